@@ -1,0 +1,1 @@
+"""Environments and what they share. Nothing here imports torch or the `rl` package."""

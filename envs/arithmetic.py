@@ -1,0 +1,105 @@
+"""Add, subtract or multiply two whole numbers: one turn, scored by exact match.
+
+    3 + 4 =   ->   7          3 - 4 =   ->   -1
+
+There are only so many questions (1323 for operands up to 20 and three operators), so the training
+split repeats them when it is longer; the eval questions are distinct and never occur in it.
+"""
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import cycle, islice
+from random import Random
+
+from envs.protocol import Environment, Episode, Example, Message, Split
+
+OPERATORS: dict[str, Callable[[int, int], int]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+}
+REWARDS = ("correct",)
+
+
+class Arithmetic(Environment):
+    """Questions `a op b =` with operands in 0..max_operand."""
+
+    name = "arithmetic"
+
+    def __init__(
+        self,
+        *,
+        max_operand: int,
+        operators: Sequence[str],
+        num_train: int,
+        num_eval: int,
+        reward_weights: Mapping[str, float],
+    ) -> None:
+        if max_operand < 0:
+            raise ValueError(f"max_operand={max_operand}: operands lie in 0..max_operand")
+        if not operators or set(operators) - set(OPERATORS) or len(set(operators)) < len(operators):
+            raise ValueError(
+                f"operators={list(operators)}: list one or more of {' '.join(OPERATORS)}, each once"
+            )
+        if num_train < 1 or num_eval < 1:
+            raise ValueError(
+                f"num_train={num_train}, num_eval={num_eval}: no split can do without a question"
+            )
+        self._num_questions = len(operators) * (max_operand + 1) ** 2
+        if num_eval >= self._num_questions:
+            raise ValueError(
+                f"num_eval={num_eval} leaves nothing to train on: max_operand={max_operand} and "
+                f"{len(operators)} operator(s) make {self._num_questions} questions; raise "
+                "max_operand or lower num_eval"
+            )
+        if unknown := set(reward_weights) - set(REWARDS):
+            raise ValueError(
+                f"reward_weights names {sorted(unknown)}, which is not scored here: use "
+                f"{' or '.join(REWARDS)}"
+            )
+        self.reward_weights = dict(reward_weights)
+        self._operators, self._max_operand = tuple(operators), max_operand
+        self._num_train, self._num_eval = num_train, num_eval
+
+    def examples(self, split: Split) -> list[Example]:
+        numbers = self._eval_numbers if split == "eval" else self._train_numbers
+        examples = []
+        for i, number in enumerate(numbers):
+            message, answer = self._question(number)
+            info = {"answer": answer}
+            examples.append(Example(id=i, env=self.name, messages=[message], info=info))
+        return examples
+
+    async def score(self, episode: Episode) -> dict[str, float]:
+        """Return correct, 1 where the answer is the number and nothing else."""
+        said = episode.text.rpartition("</think>")[2].strip()
+        return {"correct": float(said == episode.example.info["answer"])}
+
+    def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
+        """Yield questions outside the eval split with their answer, for ever."""
+        held_out = set(self._eval_numbers)
+        while True:
+            number = rng.randrange(self._num_questions)
+            if number not in held_out:
+                message, answer = self._question(number)
+                yield [message, {"role": "assistant", "content": answer}]
+
+    @cached_property
+    def _eval_numbers(self) -> list[int]:
+        return Random("arithmetic/eval").sample(range(self._num_questions), self._num_eval)
+
+    @cached_property
+    def _train_numbers(self) -> list[int]:
+        held_out = set(self._eval_numbers)
+        wanted = min(self._num_questions, self._num_train + self._num_eval)
+        drawn = Random("arithmetic/train").sample(range(self._num_questions), wanted)
+        distinct = (number for number in drawn if number not in held_out)
+        return list(islice(cycle(distinct), self._num_train))
+
+    def _question(self, number: int) -> tuple[Message, str]:
+        """Return the prompt and the answer of question `number` of all there are."""
+        number, b = divmod(number, self._max_operand + 1)
+        which, a = divmod(number, self._max_operand + 1)
+        sign = self._operators[which]
+        return {"role": "user", "content": f"{a} {sign} {b} ="}, str(OPERATORS[sign](a, b))

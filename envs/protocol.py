@@ -1,0 +1,98 @@
+"""What an environment is: examples, an optional reply to every turn, and a score.
+
+    class Reverse(Environment):
+        def examples(self, split): ...
+        async def score(self, episode): return {"exact": float(episode.text == ...)}
+
+A single-turn environment needs those two. One that answers the policy overrides `reply`. Environment
+code may raise, hang or return NaN: that costs the rollout, never the run.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from random import Random
+from typing import Any, Literal
+
+Message = dict[str, Any]
+"""One chat message in OpenAI form: `role`, `content`, and for tools `tool_calls` / `tool_call_id`."""
+
+Split = Literal["train", "eval"]
+
+
+class StopReason(StrEnum):
+    """Why an episode ended."""
+
+    STOP = "stop"  # the policy closed its turn and the environment had no reply
+    MAX_TOKENS = "max_tokens"  # one turn used up its token limit
+    CONTEXT = "context"  # the whole episode filled max_seq_len
+    MAX_TURNS = "max_turns"
+    TIMEOUT = "timeout"  # sampler.rollout_timeout
+    ENV_ERROR = "env_error"  # the environment raised
+
+    @property
+    def truncated(self) -> bool:
+        """True where the policy was cut off in mid-sentence."""
+        return self in (StopReason.MAX_TOKENS, StopReason.CONTEXT)
+
+
+@dataclass(frozen=True)
+class Example:
+    """One thing to try: the opening messages, and what the environment needs to score the attempt."""
+
+    id: int  # position in the environment's split
+    env: str  # name of the environment
+    messages: list[Message]
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Episode:
+    """One attempt at an example as the environment sees it: text, never tokens."""
+
+    example: Example
+    messages: list[Message]  # the whole conversation so far, opening messages included
+    turns: int = 0  # assistant turns so far
+    stop_reason: StopReason | None = None  # set before `score`
+    memory: dict[str, Any] = field(default_factory=dict)  # the environment's own, one per episode
+
+    @property
+    def text(self) -> str:
+        """What the policy said last; empty before its first turn."""
+        said = (m for m in reversed(self.messages) if m["role"] == "assistant")
+        return next((m.get("content") or "" for m in said), "")
+
+
+class Environment:
+    """Base of all environments. Constructors are cheap; `examples` may load data.
+
+    Attributes:
+        name: as it appears in metrics and rollout files.
+        max_turns: assistant turns after which an episode ends.
+        reward_weights: `reward` is the sum of these times the named rewards of `score`; a name
+            that is not listed is logged and does not count.
+
+    """
+
+    name: str = "environment"
+    max_turns: int = 1
+    reward_weights: Mapping[str, float]
+
+    def examples(self, split: Split) -> Sequence[Example]:
+        """All examples of a split, in an order that does not change between runs."""
+        raise NotImplementedError
+
+    async def reply(self, episode: Episode, message: Message) -> list[Message] | None:
+        """The environment's answer to the policy's `message`; None ends the episode (the default)."""
+        return None
+
+    async def score(self, episode: Episode) -> dict[str, float]:
+        """Named rewards of a finished episode. NaN marks an episode that cannot be judged."""
+        raise NotImplementedError
+
+    def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
+        """Endless whole conversations by a scripted expert, for warm starts (optional)."""
+        raise ValueError(
+            f"the environment {self.name!r} has no scripted expert, so there is nothing to imitate: "
+            "give it a demonstrations() method, or set model.warm_start=null / another sampler"
+        )

@@ -1,0 +1,116 @@
+"""Write a word backwards: one turn, scored by exact match. The first thing to run.
+
+    reverse: cat   ->   tac
+
+Words are made-up strings of a-z, all distinct, drawn by fixed seeds: the run's seed orders them and
+nothing else. The eval words depend on no other knob than the lengths and num_eval, and never occur
+in training or in demonstrations.
+"""
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from random import Random
+from string import ascii_lowercase
+
+from envs.protocol import Environment, Episode, Example, Message, Split
+
+REWARDS = ("exact", "similarity")
+BASE = len(ascii_lowercase)
+
+
+class ReverseText(Environment):
+    """Words of min_length..max_length letters, about equally many of each length."""
+
+    name = "reverse-text"
+
+    def __init__(
+        self,
+        *,
+        min_length: int,
+        max_length: int,
+        num_train: int,
+        num_eval: int,
+        reward_weights: Mapping[str, float],
+    ) -> None:
+        if not 1 <= min_length <= max_length:
+            raise ValueError(
+                f"min_length={min_length}, max_length={max_length}: a word needs at least one "
+                "letter and min_length may not exceed max_length"
+            )
+        if num_train < 1 or num_eval < 1:
+            raise ValueError(
+                f"num_train={num_train}, num_eval={num_eval}: each split needs at least one word"
+            )
+        capacity = sum(BASE**length for length in range(min_length, max_length + 1))
+        if num_train + num_eval > capacity:
+            raise ValueError(
+                f"only {capacity} words have {min_length} to {max_length} letters, but num_train + "
+                f"num_eval = {num_train + num_eval}: raise max_length or ask for fewer words"
+            )
+        if unknown := set(reward_weights) - set(REWARDS):
+            raise ValueError(
+                f"reward_weights names {sorted(unknown)}, which is not scored here: use "
+                f"{' or '.join(REWARDS)}"
+            )
+        self.reward_weights = dict(reward_weights)
+        self._lengths = range(min_length, max_length + 1)
+        self._num_train, self._num_eval = num_train, num_eval
+
+    def examples(self, split: Split) -> list[Example]:
+        words = self._eval_words if split == "eval" else self._train_words
+        return [
+            Example(id=i, env=self.name, messages=[_prompt(word)], info={"answer": word[::-1]})
+            for i, word in enumerate(words)
+        ]
+
+    async def score(self, episode: Episode) -> dict[str, float]:
+        """Return exact (0 or 1) and similarity, the share of letters in their right place."""
+        said = episode.text.rpartition("</think>")[2].strip()
+        answer = episode.example.info["answer"]
+        hits = sum(a == b for a, b in zip(said, answer, strict=False))
+        return {
+            "exact": float(said == answer),
+            "similarity": hits / max(len(said), len(answer)),
+        }
+
+    def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
+        """Yield fresh words outside the eval split with their reversal, for ever."""
+        held_out = set(self._eval_words)
+        while True:
+            length = rng.choice(self._lengths)
+            word = _word(rng.randrange(BASE**length), length)
+            if word not in held_out:
+                yield [_prompt(word), {"role": "assistant", "content": word[::-1]}]
+
+    @cached_property
+    def _eval_words(self) -> list[str]:
+        return self._draw(Random("reverse-text/eval"), self._num_eval)
+
+    @cached_property
+    def _train_words(self) -> list[str]:
+        held_out = set(self._eval_words)
+        drawn = self._draw(Random("reverse-text/train"), self._num_train + self._num_eval)
+        return [word for word in drawn if word not in held_out][: self._num_train]
+
+    def _draw(self, rng: Random, count: int) -> list[str]:
+        """Return `count` distinct words; the short lengths that run out leave more to the long."""
+        words: list[str] = []
+        for i, length in enumerate(self._lengths):
+            share = -(-(count - len(words)) // (len(self._lengths) - i))  # of what is left, up
+            numbers = rng.sample(range(BASE**length), min(share, BASE**length))
+            words += [_word(number, length) for number in numbers]
+        rng.shuffle(words)
+        return words
+
+
+def _prompt(word: str) -> Message:
+    return {"role": "user", "content": f"reverse: {word}"}
+
+
+def _word(number: int, length: int) -> str:
+    """Return the word of `length` letters that `number` spells in base 26."""
+    letters = []
+    for _ in range(length):
+        number, digit = divmod(number, BASE)
+        letters.append(ascii_lowercase[digit])
+    return "".join(letters)

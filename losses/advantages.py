@@ -1,0 +1,89 @@
+"""Advantages of the K rollouts of one group, from their rewards. No torch.
+
+    group_mean      A = R - mean
+    group_zscore    A = (R - mean) / (std + epsilon)       std with Bessel's correction
+    rloo            A = R - mean of the others = K / (K - 1) * (R - mean)
+    max_rl          A = (R - mean) / mean
+    none            A = R
+
+An unscorable rollout (reward None, NaN or infinite) stays out of mean, std and K and gets 0.
+Where a baseline is subtracted, a group with fewer than two scorable rollouts, or with a spread of
+at most 1e-6, gives zeros: a difference of rounding must not be blown up into a lesson. `none`
+compares nothing and always returns the reward itself.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeGuard
+
+SPREAD_TOLERANCE = 1e-6
+
+
+def group_mean(rewards: Sequence[float | None]) -> list[float]:
+    """Reward minus the group's mean. Dr.GRPO, arXiv:2503.20783."""
+    return _compared(rewards, _centred)
+
+
+def group_zscore(rewards: Sequence[float | None], *, epsilon: float) -> list[float]:
+    """Reward minus the mean, in standard deviations. GRPO, arXiv:2402.03300."""
+
+    def zscores(scorable: list[float]) -> list[float]:
+        centred = _centred(scorable)
+        std = math.sqrt(math.fsum(c * c for c in centred) / (len(scorable) - 1))
+        return [c / (std + epsilon) for c in centred]
+
+    return _compared(rewards, zscores)
+
+
+def rloo(rewards: Sequence[float | None]) -> list[float]:
+    """Reward minus the mean of the others, an unbiased baseline. RLOO, arXiv:2402.14740."""
+
+    def leave_one_out(scorable: list[float]) -> list[float]:
+        scale = len(scorable) / (len(scorable) - 1)
+        return [scale * c for c in _centred(scorable)]
+
+    return _compared(rewards, leave_one_out)
+
+
+def max_rl(rewards: Sequence[float | None]) -> list[float]:
+    """Reward minus the mean, relative to the mean: rare successes weigh most. arXiv:2602.02710.
+
+    Lies within -1..K-1 for rewards that are not negative; a negative one is a ValueError, for the
+    mean could then be zero or turn every sign around.
+    """
+
+    def relative(scorable: list[float]) -> list[float]:
+        if min(scorable) < 0:
+            raise ValueError(
+                f"advantage=max_rl needs rewards >= 0, got {min(scorable)}: "
+                "use advantage=group_mean or shift the rewards"
+            )
+        mean = math.fsum(scorable) / len(scorable)
+        return [c / mean for c in _centred(scorable)]
+
+    return _compared(rewards, relative)
+
+
+def none(rewards: Sequence[float | None]) -> list[float]:
+    """The reward itself, without a baseline: demonstrations with reward 1, shaped returns."""
+    return [float(r) if _is_scorable(r) else 0.0 for r in rewards]
+
+
+def _compared(
+    rewards: Sequence[float | None], formula: Callable[[list[float]], list[float]]
+) -> list[float]:
+    """The formula on the scorable rewards, 0 for the rest and for a group that compares nothing."""
+    scorable = [r for r in rewards if _is_scorable(r)]
+    if len(scorable) < 2 or max(scorable) - min(scorable) <= SPREAD_TOLERANCE:
+        return [0.0] * len(rewards)
+    advantages = iter(formula(scorable))
+    return [next(advantages) if _is_scorable(r) else 0.0 for r in rewards]
+
+
+def _centred(scorable: list[float]) -> list[float]:
+    mean = math.fsum(scorable) / len(scorable)
+    return [r - mean for r in scorable]
+
+
+def _is_scorable(reward: float | None) -> TypeGuard[float]:
+    return reward is not None and math.isfinite(reward)

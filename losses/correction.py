@@ -1,0 +1,140 @@
+"""Weights that correct for trainer and engine disagreeing on the probability of the same token.
+
+    w_t = exp(log old - log mu)          old: the trainer's own logprob, mu: the engine's
+    w_i = product of w_t over sequence i
+
+    none              1
+    tis_token         min(w_t, cap)
+    tis_sequence      min(w_i, cap)                                      for every token of i
+    icepop            w_t * 1[low <= w_t <= high]
+    mis               w_i * 1[low <= w_i <= high]                        for every token of i
+    geometric_mask    1[low <= exp(mean over i of log w_t) <= high]      for every token of i
+
+A weight multiplies its token's loss and carries no gradient. With mu as the anchor the loss's own
+ratio already corrects; correcting again would count the mismatch twice, so these go with old as
+the anchor. N: completion tokens of a micro-batch, S: its sequences, each with all its tokens. A
+log ratio is clamped to +-20 after summing, where every cap and bound has long decided.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from losses.tokens import MAX_LOG_RATIO, mean_per_sequence, ratio_to, sum_per_sequence
+
+
+@dataclass(frozen=True, eq=False)
+class Correction:
+    """What a correction returns."""
+
+    weights: Tensor  # [N] factor of each token's loss, without gradient
+    metrics: dict[str, Tensor]  # name: [N], without gradient
+
+
+def none(
+    old_logprobs: Tensor,
+    rollout_logprobs: Tensor,  # noqa: ARG001 - one signature for every correction
+    sequence_ids: Tensor,  # noqa: ARG001
+    num_sequences: int,  # noqa: ARG001
+) -> Correction:
+    """Weight 1 for every token."""
+    return Correction(torch.ones_like(old_logprobs), {})
+
+
+def tis_token(
+    old_logprobs: Tensor,
+    rollout_logprobs: Tensor,
+    sequence_ids: Tensor,  # noqa: ARG001 - one signature for every correction
+    num_sequences: int,  # noqa: ARG001
+    *,
+    cap: float,
+) -> Correction:
+    """Truncated importance sampling, by token. Yao et al. 2025, "Your Efficient RL Framework
+    Secretly Brings You Off-Policy RL Training".
+    """
+    return _truncated(_token_ratio(old_logprobs, rollout_logprobs), cap)
+
+
+def tis_sequence(
+    old_logprobs: Tensor,
+    rollout_logprobs: Tensor,
+    sequence_ids: Tensor,
+    num_sequences: int,
+    *,
+    cap: float,
+) -> Correction:
+    """Truncated importance sampling of sequences: exact up to the cap, and noisier with length."""
+    ratio = _sequence_ratio(old_logprobs, rollout_logprobs, sequence_ids, num_sequences)  # [N]
+    return _truncated(ratio, cap)
+
+
+def icepop(
+    old_logprobs: Tensor,
+    rollout_logprobs: Tensor,
+    sequence_ids: Tensor,  # noqa: ARG001 - one signature for every correction
+    num_sequences: int,  # noqa: ARG001
+    *,
+    low: float,
+    high: float,
+) -> Correction:
+    """Importance sampling that drops tokens outside a band. IcePop, arXiv:2510.18855."""
+    return _masked(_token_ratio(old_logprobs, rollout_logprobs), low, high)
+
+
+def mis(
+    old_logprobs: Tensor,
+    rollout_logprobs: Tensor,
+    sequence_ids: Tensor,
+    num_sequences: int,
+    *,
+    low: float,
+    high: float,
+) -> Correction:
+    """Importance sampling that drops sequences outside a band. Liu, Li et al. 2025, "When Speed
+    Kills Stability: Demystifying RL Collapse from the Training-Inference Mismatch".
+    """
+    ratio = _sequence_ratio(old_logprobs, rollout_logprobs, sequence_ids, num_sequences)  # [N]
+    return _masked(ratio, low, high)
+
+
+def geometric_mask(
+    old_logprobs: Tensor,
+    rollout_logprobs: Tensor,
+    sequence_ids: Tensor,
+    num_sequences: int,
+    *,
+    low: float,
+    high: float,
+) -> Correction:
+    """Drop sequences by the geometric mean of their tokens' ratios, whatever their length."""
+    difference = (old_logprobs - rollout_logprobs).detach()  # [N]
+    mean = mean_per_sequence(difference, sequence_ids, num_sequences)  # [S]
+    ratio = _exp(mean)[sequence_ids]  # [N]
+    keep = ((ratio >= low) & (ratio <= high)).to(ratio.dtype)  # [N]
+    return Correction(keep, {"correction_masked": 1 - keep})
+
+
+def _token_ratio(old_logprobs: Tensor, rollout_logprobs: Tensor) -> Tensor:
+    return ratio_to(rollout_logprobs.detach(), old_logprobs.detach())  # [N]
+
+
+def _sequence_ratio(
+    old_logprobs: Tensor, rollout_logprobs: Tensor, sequence_ids: Tensor, num_sequences: int
+) -> Tensor:
+    difference = (old_logprobs - rollout_logprobs).detach()  # [N]
+    log_product = sum_per_sequence(difference, sequence_ids, num_sequences)  # [S]
+    return _exp(log_product)[sequence_ids]  # [N]
+
+
+def _exp(log_ratio: Tensor) -> Tensor:
+    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+
+def _truncated(ratio: Tensor, cap: float) -> Correction:
+    return Correction(ratio.clamp(max=cap), {"correction_truncated": (ratio > cap).float()})
+
+
+def _masked(ratio: Tensor, low: float, high: float) -> Correction:
+    keep = (ratio >= low) & (ratio <= high)  # [N]
+    return Correction(ratio * keep, {"correction_masked": (~keep).float()})

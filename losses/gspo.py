@@ -1,0 +1,34 @@
+"""GSPO: PPO's clipped surrogate on the sequence's geometric mean ratio.
+
+    ratio_i = exp(mean over the tokens of i of (log pi - log anchor))
+    loss_t  = max(-A * ratio_i, -A * clip(ratio_i, 1 - clip_low, 1 + clip_high))   for every t of i
+
+The gradient runs through ratio_i to all tokens of the sequence, which is kept or clipped as a
+whole. The mean moves far less than a token's ratio, hence bounds of 1e-4. Weighted by
+sequence_mean only: under token_mean a sequence would count once for each of its tokens. A
+sequence's tokens must all be in one micro-batch. The clamp of the log ratio acts on the mean.
+Qwen, arXiv:2507.18071.
+"""
+
+import torch
+
+from losses.tokens import MAX_LOG_RATIO, TokenLoss, Tokens, mean_per_sequence
+
+
+def gspo(tokens: Tokens, *, clip_low: float, clip_high: float) -> TokenLoss:
+    """Sequence-clipped surrogate [N]; metrics count tokens of clipped sequences, by bound."""
+    advantages = tokens.advantages
+    difference = tokens.logprobs - tokens.anchor  # [N]
+    mean = mean_per_sequence(difference, tokens.sequence_ids, tokens.num_sequences)  # [S]
+    ratio_per_sequence = mean.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()  # [S]
+    ratio = ratio_per_sequence[tokens.sequence_ids]  # [N]
+    clipped = ratio.clamp(1 - clip_low, 1 + clip_high)  # [N]
+    loss = torch.maximum(-advantages * ratio, -advantages * clipped)  # [N]
+    low = (advantages < 0) & (ratio < 1 - clip_low)  # [N]
+    high = (advantages > 0) & (ratio > 1 + clip_high)  # [N]
+    metrics = {
+        "clip_fraction": (low | high).float(),
+        "clip_fraction_low": low.float(),
+        "clip_fraction_high": high.float(),
+    }
+    return TokenLoss(loss, metrics)

@@ -1,0 +1,24 @@
+"""Masked importance sampling: the plain surrogate, without the tokens whose ratio left a band.
+
+    ratio  = pi / anchor
+    loss_t = -1[ratio_low <= ratio <= ratio_high] * ratio * A
+
+Unlike PPO's clip a token outside the band is dropped whichever way it would have been pushed;
+inside, the gradient runs through the ratio. What the `verifiers` RLTrainer computes, [1/8, 8].
+"""
+
+from losses.tokens import TokenLoss, Tokens, ratio_to
+
+
+def masked_is(tokens: Tokens, *, ratio_low: float, ratio_high: float) -> TokenLoss:
+    """Masked surrogate [N]; metrics count the dropped tokens, by side of the band."""
+    ratio = ratio_to(tokens.anchor, tokens.logprobs)  # [N]
+    low, high = ratio < ratio_low, ratio > ratio_high  # [N], [N]
+    keep = ~(low | high)  # [N]
+    loss = -(keep * ratio * tokens.advantages)  # [N]
+    metrics = {
+        "masked_fraction": (~keep).float(),
+        "masked_fraction_low": low.float(),
+        "masked_fraction_high": high.float(),
+    }
+    return TokenLoss(loss, metrics)

@@ -1,0 +1,35 @@
+"""PPO's clipped surrogate, token by token. GRPO, DAPO and Dr.GRPO are configs of it.
+
+    ratio  = pi / anchor
+    loss_t = max(-A * ratio, -A * clip(ratio, 1 - clip_low, 1 + clip_high))
+    with dual_clip, where A < 0:  loss_t = min(that, -A * dual_clip)
+
+A clipped token has no gradient. Without dual_clip a token with A < 0 pushes ever harder the more
+probable it became; dual_clip (a ratio, > 1) is where that stops. The bounds are distances from 1.
+arXiv:1707.06347; unequal bounds after DAPO, arXiv:2503.14476; dual clip arXiv:1912.09729.
+"""
+
+import torch
+
+from losses.tokens import TokenLoss, Tokens, ratio_to
+
+
+def ppo_clip(
+    tokens: Tokens, *, clip_low: float, clip_high: float, dual_clip: float | None
+) -> TokenLoss:
+    """Clipped surrogate [N]; metrics count the tokens that lost their gradient, by bound."""
+    advantages = tokens.advantages
+    ratio = ratio_to(tokens.anchor, tokens.logprobs)  # [N]
+    clipped = ratio.clamp(1 - clip_low, 1 + clip_high)  # [N]
+    loss = torch.maximum(-advantages * ratio, -advantages * clipped)  # [N]
+    low = (advantages < 0) & (ratio < 1 - clip_low)  # [N]
+    high = (advantages > 0) & (ratio > 1 + clip_high)  # [N]
+    metrics = {"clip_fraction_low": low.float(), "clip_fraction_high": high.float()}
+    clip = low | high  # [N]
+    if dual_clip is not None:
+        dual = (advantages < 0) & (ratio > dual_clip)  # [N]
+        bounded = torch.minimum(loss, -advantages * dual_clip)  # [N]
+        loss = torch.where(advantages < 0, bounded, loss)  # [N]
+        metrics["clip_fraction_dual"] = dual.float()
+        clip = clip | dual
+    return TokenLoss(loss, {"clip_fraction": clip.float(), **metrics})

@@ -1,0 +1,23 @@
+"""SAPO: a smooth gate on the ratio in the place of PPO's clip.
+
+    ratio  = pi / anchor,   tau = tau_positive where A > 0, else tau_negative
+    loss_t = -A * sigmoid(tau * (ratio - 1)) * 4 / tau
+    gradient with respect to log pi:  -A * ratio * gate,   gate = 4 * p * (1 - p),  p = that sigmoid
+
+The gate is 1 at ratio 1, where the gradient equals PPO's, and falls off on both sides; a larger
+tau falls faster. Weighted by sequence_mean only, as published. Qwen, arXiv:2511.20347.
+"""
+
+import torch
+
+from losses.tokens import TokenLoss, Tokens, ratio_to
+
+
+def sapo(tokens: Tokens, *, tau_positive: float, tau_negative: float) -> TokenLoss:
+    """Gated surrogate [N]; gate is the share of PPO's unclipped gradient that a token kept."""
+    advantages = tokens.advantages
+    ratio = ratio_to(tokens.anchor, tokens.logprobs)  # [N]
+    tau = torch.full_like(ratio, tau_negative).masked_fill(advantages > 0, tau_positive)  # [N]
+    sigmoid = torch.sigmoid(tau * (ratio - 1))  # [N]
+    loss = -advantages * sigmoid * 4 / tau  # [N]
+    return TokenLoss(loss, {"gate": (4 * sigmoid * (1 - sigmoid)).detach()})

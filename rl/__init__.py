@@ -1,0 +1,1 @@
+"""Everything that moves data: configuration, processes, rollouts, buffer, plan, policy, weights."""

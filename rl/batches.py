@@ -1,0 +1,70 @@
+"""The trainer's end of the line to the rollouts process."""
+
+import socket
+import time
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rl.failure import RunFailed
+from rl.records import RankBatch
+from rl.wire import HEADER, Call, pack, unpack
+
+T = TypeVar("T")
+
+
+class RolloutsLink:
+    """Blocking calls of one rank; every wait has a deadline."""
+
+    def __init__(self, path: Path, rank: int) -> None:
+        self._path, self._rank = path, rank
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+
+    def connect(self, timeout: float) -> None:
+        """Wait until the rollouts process listens, at most `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                self._socket.connect(str(self._path))
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise RunFailed(
+                        f"the rollouts process did not listen within {timeout:g} s; "
+                        "see logs/rollouts.log"
+                    ) from error
+                time.sleep(0.1)
+            else:
+                return
+
+    def next_batch(self, step: int, timeout: float) -> RankBatch:
+        """Return this rank's share of a step, waiting at most `timeout` seconds for it."""
+        self._socket.settimeout(timeout)
+        try:
+            return self._call(Call(what="next_batch", rank=self._rank, step=step), RankBatch)
+        except TimeoutError as error:
+            raise RunFailed(
+                f"no batch for step {step} within trainer.wait_timeout={timeout:g} s: rollouts are "
+                "slower than that, or stuck; see logs/rollouts.log and logs/inference.log"
+            ) from error
+
+    def publish(self, version: int) -> None:
+        """Tell that these weights are live, so that more groups may start."""
+        self._call(Call(what="publish", step=version), dict)
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of the rollouts process."""
+        return self._call(Call(what="state"), dict)
+
+    def _call(self, call: Call, kind: type[T]) -> T:
+        data = pack(call)
+        self._socket.sendall(HEADER.pack(len(data)) + data)
+        return unpack(self._read(HEADER.unpack(self._read(HEADER.size))[0]), kind)
+
+    def _read(self, count: int) -> bytearray:
+        data = bytearray(count)
+        view, done = memoryview(data), 0
+        while done < count:
+            received = self._socket.recv_into(view[done:])
+            if received == 0:
+                raise RunFailed("the rollouts process hung up; see logs/rollouts.log")
+            done += received
+        return data

@@ -1,0 +1,57 @@
+"""Checkpoints that are complete or absent: written aside, then renamed.
+
+    checkpoints/step_000100/
+      state.json      step, dispatcher state (the next examples)
+      deepspeed/      weights, optimizer; one file per rank
+      hf/             the model for everybody else: transformers, vLLM
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from rl.layout import Layout
+from rl.policy import Policy
+
+
+def save_checkpoint(
+    policy: Policy,
+    layout: Layout,
+    *,
+    step: int,
+    rollouts: dict[str, Any],
+    model: Path,
+    keep: int,
+) -> Path:
+    """Write the state after `step` optimizer steps and delete all but the newest `keep`. Collective.
+
+    Args:
+        policy: weights and optimizer.
+        layout: where.
+        step: optimizer steps taken, which is the policy version.
+        rollouts: state of the dispatcher.
+        model: folder the run's model came from, for its tokenizer files.
+        keep: complete checkpoints that stay.
+
+    """
+    final = layout.checkpoint(step)
+    aside = final.with_name(f".{final.name}.incomplete")
+    if policy.ranks.first:
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+    dist.barrier()
+    policy.save(aside)
+    policy.export(aside / "hf", model)
+    dist.barrier()
+    if policy.ranks.first:
+        state = {"step": step, "rollouts": rollouts}
+        (aside / "state.json").write_text(json.dumps(state))
+        shutil.rmtree(final, ignore_errors=True)
+        aside.rename(final)
+        for old in layout.complete_checkpoints()[:-keep]:
+            shutil.rmtree(old)
+    dist.barrier()
+    return final

@@ -1,0 +1,163 @@
+"""Groups made from an environment's demonstrations instead of rollouts: supervised warm starts.
+
+A demonstration becomes exactly the tokens of a rollout in which the policy said what the expert
+says. The prompts are those that a rollout sees (`render_ids(..., add_generation_prompt=True)`, then
+the renderer's bridge from turn to turn), and only the policy's tokens are trained, stop token too.
+
+Rendering the finished conversation in one go would not do: Qwen3's format opens the last assistant
+turn with an empty think block, which the prompt does not hold, so the policy would learn to say it.
+"""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from random import Random
+from typing import ClassVar
+
+import numpy as np
+from renderers import Renderer
+
+from envs.protocol import Environment, Example, Message, StopReason
+from rl.records import Group, Rollout, Sequence
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemonstrationSampler:
+    """conf/sampler/demonstrations.yaml.
+
+    Attributes:
+        max_staleness: batches made ahead of the trainer; demonstrations themselves never age.
+
+    """
+
+    uses_engine: ClassVar[bool] = False
+    temperature: ClassVar[float] = 1.0  # the trainer's logits stay as they are
+
+    max_staleness: int
+
+    def __post_init__(self) -> None:
+        if self.max_staleness < 0:
+            raise ValueError(f"sampler.max_staleness={self.max_staleness}: at least 0, please")
+
+    def group(
+        self,
+        env: Environment,
+        renderer: Renderer,
+        rng: Random,
+        index: int,
+        group_size: int,
+        max_seq_len: int,
+    ) -> Group:
+        """Return `group_size` fresh demonstrations, each with reward and advantage 1.
+
+        `rng` must be derived from (seed, index): then no group depends on which came before it.
+        """
+        conversations = env.demonstrations(rng)
+        rollouts = []
+        for _ in range(group_size):
+            messages = next(conversations)
+            rollouts.append(
+                Rollout(
+                    sequences=tokenize(renderer, messages, max_seq_len),
+                    messages=messages,
+                    reward=1.0,
+                    rewards={},
+                    stop_reason=StopReason.STOP,
+                    turns=sum(message["role"] == "assistant" for message in messages),
+                    generation_time=0.0,
+                )
+            )
+        first = rollouts[0].messages
+        opening = first[: _first_turn(first)]
+        return Group(
+            index=index,
+            example=Example(id=index, env=env.name, messages=opening),
+            version=0,
+            rollouts=tuple(rollouts),
+            advantages=(1.0,) * group_size,
+        )
+
+
+def tokenize(renderer: Renderer, messages: Seq[Message], max_seq_len: int) -> tuple[Sequence, ...]:
+    """Return the rows of a conversation: one, unless a later prompt does not extend the last turn.
+
+    Raises:
+        ValueError: a row is longer than max_seq_len, or the format cannot express a turn.
+
+    """
+    messages = list(messages)
+    turn = _first_turn(messages)
+    if messages[-1]["role"] != "assistant":
+        raise ValueError("a demonstration must end with an assistant message")
+    rows: list[Sequence] = []
+    token_ids: list[int] = []
+    mask: list[bool] = []
+    prompt = renderer.render_ids(messages[:turn], add_generation_prompt=True)
+    while True:
+        if prompt[: len(token_ids)] != token_ids:  # history was rewritten: start another row
+            rows.append(_row(token_ids, mask, max_seq_len))
+            token_ids, mask = [], []
+        completion = completion_ids(renderer, messages[turn])
+        mask += [False] * (len(prompt) - len(mask)) + [True] * len(completion)
+        token_ids = prompt + completion
+        following = _next_turn(messages, turn)
+        if following is None:
+            return (*rows, _row(token_ids, mask, max_seq_len))
+        bridged = renderer.bridge_to_next_turn(prompt, completion, messages[turn + 1 : following])
+        turn = following
+        prompt = (
+            renderer.render_ids(messages[:turn], add_generation_prompt=True)
+            if bridged is None
+            else bridged.token_ids
+        )
+
+
+def completion_ids(renderer: Renderer, message: Message) -> list[int]:
+    """Return what the policy would have sampled to say `message`, stop token included.
+
+    Worked out beside an empty question: no format lets a turn's own tokens depend on its history.
+    """
+    question: Message = {"role": "user", "content": ""}
+    prompt = renderer.render_ids([question], add_generation_prompt=True)
+    spoken = [question, message]
+    if not _reasons(message):
+        # A further question makes the turn history: no empty think block, and formats whose stop
+        # token is the next role's marker (GLM) show it.
+        spoken.append(question)
+    rendered = renderer.render(spoken)
+    marks = zip(rendered.sampled_mask, rendered.message_indices, strict=True)
+    ours = [i for i, (sampled, owner) in enumerate(marks) if sampled and owner == 1]
+    if not ours or rendered.token_ids[: len(prompt)] != prompt:
+        raise ValueError(f"the chat format cannot show this demonstrated turn: {message}")
+    return rendered.token_ids[len(prompt) : ours[-1] + 1]
+
+
+def _reasons(message: Message) -> bool:
+    return bool(message.get("reasoning_content")) or "</think>" in (message.get("content") or "")
+
+
+def _first_turn(messages: Seq[Message]) -> int:
+    first = _next_turn(messages, 0)
+    if first is None:
+        raise ValueError("a demonstration must open with a prompt that an assistant answers")
+    return first
+
+
+def _next_turn(messages: Seq[Message], after: int) -> int | None:
+    """Return the index of the first assistant message behind `after`."""
+    later = range(after + 1, len(messages))
+    return next((i for i in later if messages[i]["role"] == "assistant"), None)
+
+
+def _row(token_ids: list[int], mask: list[bool], max_seq_len: int) -> Sequence:
+    if len(token_ids) > max_seq_len:
+        raise ValueError(
+            f"a demonstration has {len(token_ids)} tokens, but max_seq_len={max_seq_len}: raise "
+            "max_seq_len (model.max_seq_len) or make the environment's tasks shorter"
+        )
+    completion_mask = np.array(mask, dtype=np.bool_)
+    return Sequence(
+        token_ids=np.array(token_ids, dtype=np.int32),
+        completion_mask=completion_mask,
+        rollout_logprobs=np.zeros(len(token_ids), dtype=np.float32),
+        token_versions=np.full(len(token_ids), -1, dtype=np.int32),  # no policy sampled them
+    )

@@ -1,0 +1,44 @@
+"""How a part of the run says, in one message, why it cannot go on.
+
+The traceback goes to the part's own log; the message goes to <run>/failures/, where the supervisor finds
+it and shows the first one. An error of the user's making is said without a class name.
+"""
+
+import json
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+class RunFailed(RuntimeError):
+    """The run cannot go on; the message is for the user."""
+
+
+def _message(error: BaseException) -> str:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, ValueError | RunFailed):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
+
+
+@contextmanager
+def reporting(folder: Path, part: str) -> Iterator[None]:
+    """Turn whatever escapes from the block into a failure report and exit status 1."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 the outermost frame of a process
+        traceback.print_exc()
+        report = {"part": part, "time": time.time(), "message": _message(error)}
+        (folder / "failures").mkdir(parents=True, exist_ok=True)
+        (folder / "failures" / f"{part}.json").write_text(json.dumps(report))
+        sys.exit(1)
+
+
+def first_failure(folder: Path) -> dict[str, str] | None:
+    """Return the oldest report of this run: {part, time, message}."""
+    reports = [json.loads(path.read_text()) for path in (folder / "failures").glob("*.json")]
+    return min(reports, key=lambda report: report["time"], default=None)

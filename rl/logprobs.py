@@ -1,0 +1,64 @@
+"""The policy as a module: logprobs of the completion tokens, never holding all logits at once.
+
+Logits of a batch are tokens times vocabulary, often larger than the model. Here the output head runs
+over the completion tokens only, a chunk at a time, and each chunk is recomputed in the backward pass.
+
+B: rows, T: padded length, N: completion tokens, H: hidden size, V: vocabulary.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+
+class PolicyModule(nn.Module):
+    """A causal language model that returns logprobs of chosen tokens instead of logits."""
+
+    def __init__(self, model: PreTrainedModel, *, chunk: int) -> None:
+        """`chunk`: tokens whose logits exist at once."""
+        super().__init__()
+        self.model = model
+        self._chunk = chunk
+
+    def forward(
+        self, token_ids: Tensor, mask: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        """Return logprobs [N] and entropies [N, no gradient] of the masked tokens, row by row.
+
+        Rows are padded on the right. No attention mask is needed: attention is causal, so no real
+        token ever sees the padding after it.
+
+        Args:
+            token_ids: [B, T].
+            mask: [B, T]; a token at position 0 cannot be chosen, nothing precedes it.
+            temperature: logits are divided by it, as the engine did when it sampled.
+
+        """
+        hidden = self.model.base_model(input_ids=token_ids, use_cache=False).last_hidden_state
+        chosen = mask[:, 1:]
+        before = hidden[:, :-1][chosen]  # [N, H] what each chosen token was predicted from
+        targets = token_ids[:, 1:][chosen]  # [N]
+        parts = [
+            self._of_chunk(h, t, temperature)
+            for h, t in zip(before.split(self._chunk), targets.split(self._chunk), strict=True)
+        ]
+        logprobs, entropies = zip(*parts, strict=True)
+        return torch.cat(logprobs), torch.cat(entropies)
+
+    def _of_chunk(self, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        head = self.model.get_output_embeddings()
+        if torch.is_grad_enabled():
+            return checkpoint(_logprobs, head, hidden, targets, temperature, use_reentrant=False)
+        return _logprobs(head, hidden, targets, temperature)
+
+
+def _logprobs(
+    head: nn.Module, hidden: Tensor, targets: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    logits = head(hidden).float() / temperature  # [chunk, V]
+    normaliser = logits.logsumexp(-1)  # [chunk]
+    logprobs = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - normaliser
+    with torch.no_grad():
+        entropies = normaliser - ((logits - normaliser.unsqueeze(-1)).exp() * logits).sum(-1)
+    return logprobs, entropies

@@ -1,0 +1,125 @@
+"""Splits one global batch into micro-batches for every rank.
+
+The token weights are computed here, over the whole batch, before anything is split: the objective is
+the plain sum of weight times loss over all micro-batches and ranks, so neither its value nor its
+gradient can depend on the split. Every rank gets the same number of micro-batches, because ranks meet
+in collectives in every one of them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rl.records import Group, MicroBatch, RankBatch
+from rl.records import Sequence as Row
+
+Aggregation = Callable[[Sequence[int], Sequence[int]], list[float]]
+
+
+@dataclass(frozen=True, eq=False)
+class WeightedRow:
+    """A training row with what its tokens count."""
+
+    row: Row
+    advantage: float
+    token_weight: float
+
+    @property
+    def length(self) -> int:
+        """Tokens, prompt included."""
+        return len(self.row.token_ids)
+
+
+def weigh(groups: Sequence[Group], aggregation: Aggregation) -> list[WeightedRow]:
+    """Return all rows of a batch with advantage and token weight."""
+    rows = [
+        (row, advantage, position)
+        for position, group in enumerate(groups)
+        for rollout, advantage in zip(group.rollouts, group.advantages, strict=True)
+        for row in rollout.sequences
+    ]
+    lengths = [row.num_completion for row, _, _ in rows]
+    weights = aggregation(lengths, [position for _, _, position in rows])
+    return [WeightedRow(row, a, w) for (row, a, _), w in zip(rows, weights, strict=True)]
+
+
+def plan(
+    rows: Sequence[WeightedRow],
+    *,
+    step: int,
+    ranks: int,
+    tokens_per_micro_batch: int,
+    metrics: dict[str, float],
+) -> list[RankBatch]:
+    """Return one `RankBatch` per rank, balanced by tokens.
+
+    A micro-batch holds at most `tokens_per_micro_batch` tokens, padding included, and at least one row.
+    """
+    ordered = sorted(rows, key=lambda r: r.length, reverse=True)
+    shares = _deal(ordered, ranks)
+    packed = [_pack(share, tokens_per_micro_batch) for share in shares]
+    count = max(len(bins) for bins in packed)
+    for bins in packed:
+        _split_until(bins, count)
+    return [
+        RankBatch(step=step, micro_batches=tuple(_stack(bin_) for bin_ in bins), metrics=metrics)
+        for bins in packed
+    ]
+
+
+def _deal(rows: Sequence[WeightedRow], ranks: int) -> list[list[WeightedRow]]:
+    """Deal the longest first, each to the rank with the fewest tokens so far."""
+    shares: list[list[WeightedRow]] = [[] for _ in range(ranks)]
+    loads = [0] * ranks
+    for row in rows:
+        lightest = loads.index(min(loads))
+        shares[lightest].append(row)
+        loads[lightest] += row.length
+    return shares
+
+
+def _pack(rows: Sequence[WeightedRow], budget: int) -> list[list[WeightedRow]]:
+    """Fill micro-batches with neighbours in length, so that little is padding."""
+    bins: list[list[WeightedRow]] = []
+    for row in rows:
+        if bins and (len(bins[-1]) + 1) * bins[-1][0].length <= budget:
+            bins[-1].append(row)
+        else:
+            bins.append([row])
+    return bins
+
+
+def _split_until(bins: list[list[WeightedRow]], count: int) -> None:
+    """Halve the fullest micro-batch until there are `count`; an empty one when none can be halved."""
+    while len(bins) < count:
+        fullest = max(bins, key=len, default=[])
+        if len(fullest) < 2:
+            bins.append([])
+            continue
+        half = len(fullest) // 2
+        bins.append(fullest[half:])
+        del fullest[half:]
+
+
+def _stack(rows: Sequence[WeightedRow]) -> MicroBatch:
+    """Pad on the right; an empty micro-batch becomes one row that counts nothing."""
+    width = max((r.length for r in rows), default=2)
+    height = max(len(rows), 1)
+    batch = MicroBatch(
+        token_ids=np.zeros((height, width), np.int32),
+        completion_mask=np.zeros((height, width), np.bool_),
+        rollout_logprobs=np.zeros((height, width), np.float32),
+        advantages=np.zeros(height, np.float32),
+        token_weights=np.zeros(height, np.float32),
+        token_versions=np.full((height, width), -1, np.int32),
+    )
+    for i, weighted in enumerate(rows):
+        row, length = weighted.row, weighted.length
+        batch.token_ids[i, :length] = row.token_ids
+        batch.completion_mask[i, :length] = row.completion_mask
+        batch.rollout_logprobs[i, :length] = row.rollout_logprobs
+        batch.token_versions[i, :length] = row.token_versions
+        batch.advantages[i] = weighted.advantage
+        batch.token_weights[i] = weighted.token_weight
+    return batch

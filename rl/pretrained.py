@@ -1,0 +1,115 @@
+"""A causal language model in Hugging Face form: a local folder, or a name on the hub.
+
+The files stay where they are: `prepare` checks them, or has huggingface_hub fetch them into its
+cache, before vLLM and the trainer each find out in their own words that something is missing.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HFValidationError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+ALLOW = ["*.safetensors", "*.json", "*.jinja", "tokenizer*"]
+IGNORE = ["*/*"]  # subfolders hold the same weights again in other formats
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainedModel:
+    """conf/model/hf.yaml: which model, and what suits a model of its size."""
+
+    path: str
+    revision: str | None
+    renderer: str
+    dtype: Literal["bfloat16", "float32"]
+    max_seq_len: int
+    max_tokens: int
+    learning_rate: float
+    warm_start: Any
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_tokens < self.max_seq_len:
+            raise ValueError(
+                f"model.max_tokens={self.max_tokens}, model.max_seq_len={self.max_seq_len}: a turn "
+                "must be shorter than the whole row, prompt included; change one of the two"
+            )
+
+        if not self.path:
+            raise ValueError("model.path is empty: give a local folder or a name on the hub")
+
+    def prepare(self, folder: Path) -> Path:  # noqa: ARG002 (TinyModel writes there)
+        """Return the local folder of the model; `folder` stays untouched, weights are large."""
+        local = Path(self.path).expanduser()
+        is_hub_name = HUB_NAME.fullmatch(self.path) and self.path[0] not in ".~"
+        if not local.exists() and is_hub_name:
+            local = self._download()
+        self._check(local)
+        return local.absolute()
+
+    def _download(self) -> Path:
+        name = self.path if self.revision is None else f"{self.path} at revision {self.revision}"
+        try:
+            found = snapshot_download(
+                self.path, revision=self.revision, allow_patterns=ALLOW, ignore_patterns=IGNORE
+            )
+        except GatedRepoError as error:
+            raise ValueError(
+                f"{name} is gated: accept its terms on huggingface.co and set HF_TOKEN"
+            ) from error
+        except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError) as error:
+            raise ValueError(
+                f"the hub has no model {name}, nor is there such a folder here: check model.path "
+                "and model.revision (a private model needs HF_TOKEN)"
+            ) from error
+        except OSError as error:  # no network, HF_HUB_OFFLINE=1, or a full disk
+            reason = str(error).strip().split("\n")[0]
+            raise ValueError(
+                f"cannot get {name} from the hub ({type(error).__name__}: {reason}): go online "
+                "once, or point HF_HOME at a cache that holds it (HF_HUB_OFFLINE=1 then works "
+                "offline), or set model.path to a local folder"
+            ) from error
+        return Path(str(found))
+
+    def _check(self, folder: Path) -> None:
+        if not folder.is_dir():
+            raise ValueError(
+                f"model.path={self.path}: no such folder; give a folder with config.json, "
+                "tokenizer.json and *.safetensors, or a name on the hub (organisation/model)"
+            )
+        for name, remedy in (
+            ("config.json", "save the model there with save_pretrained(folder)"),
+            ("tokenizer.json", "save the tokenizer there, in its fast form, likewise"),
+        ):
+            if not (folder / name).is_file():
+                raise ValueError(f"{folder} holds no {name}: {remedy}")
+        missing = _missing_weights(folder)
+        if missing:
+            raise ValueError(
+                f"{folder} holds no {missing}: finish the download, or save the weights as "
+                "safetensors with save_pretrained(folder)"
+            )
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        longest = config.get("max_position_embeddings")
+        if isinstance(longest, int) and self.max_seq_len > longest:
+            raise ValueError(
+                f"model.max_seq_len={self.max_seq_len}, but {self.path} was built for {longest} "
+                "positions: lower model.max_seq_len"
+            )
+
+
+def _missing_weights(folder: Path) -> str | None:
+    """Return the name of a weights file that should be in the folder and is not."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        return next((name for name in sorted(shards) if not (folder / name).is_file()), None)
+    return None if any(folder.glob("*.safetensors")) else "*.safetensors"

@@ -1,0 +1,164 @@
+"""Child processes that never outlive us.
+
+Each child gets its own process group and a log file. Three things end it: leaving the context manager
+(TERM, wait, KILL, to the whole group); our death, through the kernel's parent-death signal; and the
+reaper, a tiny process holding the other end of a pipe, which sees that pipe close whatever killed us
+and then ends every group we told it about. vLLM needs the reaper: killing its parent process leaves
+its workers running for ever.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+_PR_SET_PDEATHSIG = 1
+_GRACE_S = 2.0
+
+
+def last_lines(log: Path, count: int = 20) -> str:
+    """Return the end of a log file, without the lines of progress bars."""
+    if not log.exists():
+        return "(no log yet)"
+    lines = log.read_text(errors="replace").splitlines()
+    return "\n".join(line.split("\r")[-1] for line in lines[-count:])
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def group_alive(group: int) -> bool:
+    """True while a process of the group is left that is not a zombie."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, IndexError, ValueError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[2]) == group and fields[0] != "Z":
+                return True
+    return False
+
+
+def end_groups(groups: Sequence[int], grace_s: float = _GRACE_S) -> None:
+    """TERM the process groups, wait, KILL what is left."""
+    deadline = time.monotonic() + grace_s
+    for sig in (signal.SIGTERM, signal.SIGKILL):
+        for group in groups:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, sig)
+        while time.monotonic() < deadline and any(group_alive(group) for group in groups):
+            time.sleep(0.05)
+        deadline += 1.0
+
+
+class Reaper:
+    """Outlives us just long enough to end the process groups that we started."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._groups: set[int] = set()
+
+    def __enter__(self) -> Self:
+        self._start()
+        return self
+
+    def _start(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-S", "-E", str(Path(__file__).with_name("reaper.py"))],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
+        for group in self._groups:
+            self._tell(f"+{group}")
+
+    def _tell(self, line: str) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # it was killed; `ensure_alive` starts another
+            self._process.stdin.write(f"{line}\n".encode())
+            self._process.stdin.flush()
+
+    def watch(self, group: int) -> None:
+        """End this process group if we die."""
+        self._groups.add(group)
+        self._tell(f"+{group}")
+
+    def forget(self, group: int) -> None:
+        """The group has ended; its number may soon belong to somebody else."""
+        self._groups.discard(group)
+        self._tell(f"-{group}")
+
+    def ensure_alive(self) -> None:
+        """Start another reaper if somebody killed ours."""
+        if self._process is not None and self._process.poll() is not None:
+            self._start()
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
+            self._process.wait(timeout=_GRACE_S + 5)
+
+
+class Child:
+    """One child process and everything it starts: a process group with a log file."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        log: Path,
+        reaper: Reaper,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self.name, self.command, self.log = name, list(command), log
+        self._reaper, self._env = reaper, dict(env or {})
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the process; its output is appended to the log."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **self._env},
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+        self._reaper.watch(self._process.pid)
+
+    @property
+    def group(self) -> int | None:
+        """Process group, None before the start and after the end."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit status, None while running; negative for a signal."""
+        return None if self._process is None else self._process.poll()
+
+    def end(self) -> None:
+        """End the whole group. Safe to call twice."""
+        if self._process is None:
+            return
+        end_groups([self._process.pid])
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=1)
+        self._reaper.forget(self._process.pid)
+        self._process = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()

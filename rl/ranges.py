@@ -1,0 +1,63 @@
+"""The numbers of a configuration that mean something only within a range."""
+
+import operator
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+COMPARISONS = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}
+
+RANGES = {
+    "seed": ">= 0",
+    "max_steps": ">= 1",
+    "batch_size": ">= 1",
+    "group_size": ">= 1",
+    "max_seq_len": ">= 2",
+    "sampler.max_staleness": ">= 0",
+    "sampler.max_concurrent": ">= 1",
+    "sampler.temperature": "> 0",
+    "sampler.top_p": "> 0 and <= 1",
+    "sampler.top_k": ">= -1",
+    "sampler.min_p": ">= 0 and <= 1",
+    "sampler.repetition_penalty": "> 0",
+    "sampler.max_tokens": ">= 1",
+    "sampler.rollout_timeout": "> 0",
+    "aggregation.length": ">= 1",
+    "optim.learning_rate": "> 0",
+    "optim.beta1": ">= 0 and < 1",
+    "optim.beta2": ">= 0 and < 1",
+    "optim.eps": "> 0",
+    "optim.weight_decay": ">= 0",
+    "optim.warmup_steps": ">= 0",
+    "optim.min_ratio": ">= 0 and <= 1",
+    "inference.startup_timeout": "> 0",
+    "inference.cpu_kv_cache_gib": "> 0",
+    "sync.probe_every": ">= 0",
+    "sync.probe_rows": ">= 1",
+    "sync.max_mismatch": "> 0",
+    "trainer.ranks": ">= 1",
+    "trainer.tokens_per_micro_batch": ">= 1",
+    "trainer.logprob_chunk": ">= 1",
+    "trainer.max_grad_norm": "> 0",
+    "trainer.num_threads": ">= 1",
+    "trainer.checkpoint_every": ">= 0",
+    "trainer.keep_checkpoints": ">= 1",
+    "trainer.max_nonfinite_steps": ">= 1",
+    "trainer.wait_timeout": "> 0",
+}
+
+
+def range_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """One sentence for each number outside of its range; absent and null ones are none."""
+    for key, wanted in RANGES.items():
+        value = value_of(config, key)
+        conditions = [condition.split() for condition in wanted.split(" and ")]
+        if value is not None and not all(COMPARISONS[c](value, float(x)) for c, x in conditions):
+            yield f"{key}={value}, but it must be {wanted}"
+
+
+def value_of(config: Mapping[str, Any], key: str) -> Any:
+    """The value of a dotted key, None where there is none."""
+    found: Any = config
+    for part in key.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found

@@ -1,0 +1,76 @@
+"""The records that travel between the parts. Plain data: numpy arrays and builtins, no torch.
+
+Letters: L tokens of a sequence, B sequences of a micro-batch, T its padded length.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.protocol import Example, Message, StopReason
+
+Ints = NDArray[np.int32]
+Floats = NDArray[np.float32]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Sequence:
+    """One training row: exactly the tokens the engine saw and sampled, in order."""
+
+    token_ids: Ints  # [L]
+    completion_mask: Bools  # [L] True where the policy chose the token
+    rollout_logprobs: Floats  # [L] engine logprob at sampling; 0 outside the mask
+    token_versions: Ints  # [L] policy version that sampled the token; -1 outside the mask
+
+    @property
+    def num_completion(self) -> int:
+        """Completion tokens of the row."""
+        return int(self.completion_mask.sum())
+
+
+@dataclass(frozen=True, eq=False)
+class Rollout:
+    """One attempt at an example."""
+
+    sequences: tuple[Sequence, ...]  # one, unless a later turn's prompt did not extend the last
+    messages: list[Message]  # the whole conversation as text
+    reward: float | None  # None: unscorable (the environment failed, or returned NaN)
+    rewards: dict[str, float]  # by name, unweighted
+    stop_reason: StopReason
+    turns: int
+    generation_time: float  # seconds spent waiting for the engine
+    error: str = ""  # what went wrong, one line
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """All rollouts of one example, and what each of them is worth."""
+
+    index: int  # order in which groups were started, from 0
+    example: Example
+    version: int  # policy version when the group was started
+    rollouts: tuple[Rollout, ...]
+    advantages: tuple[float, ...]  # one per rollout
+
+
+@dataclass(frozen=True, eq=False)
+class MicroBatch:
+    """Sequences of one forward pass, padded on the right to T = the longest of them."""
+
+    token_ids: Ints  # [B, T]
+    completion_mask: Bools  # [B, T]
+    rollout_logprobs: Floats  # [B, T]
+    advantages: Floats  # [B]
+    token_weights: Floats  # [B] weight of each completion token in the objective
+    token_versions: Ints  # [B, T] -1 where nothing was sampled
+
+
+@dataclass(frozen=True, eq=False)
+class RankBatch:
+    """What one trainer rank gets for one step."""
+
+    step: int
+    micro_batches: tuple[MicroBatch, ...]  # every rank gets equally many
+    metrics: dict[str, float] = field(default_factory=dict)  # of the whole batch; rank 0 logs them

@@ -1,0 +1,171 @@
+"""The rollouts process: environment, client, sampler, buffer and plan in one asyncio loop. No torch.
+
+    python -m rl.rollouts <run folder>
+
+Serves the trainer ranks over a Unix socket: `next_batch` (a rank's share of a step), `publish` (new
+weights are live), `state` (what a checkpoint keeps).
+"""
+
+import asyncio
+import json
+import random
+import sys
+from contextlib import AsyncExitStack
+from dataclasses import asdict
+from pathlib import Path
+
+import msgspec
+from renderers import Renderer
+
+from envs.protocol import Environment, Example
+from rl.client import TokenClient
+from rl.config import Run, build
+from rl.demonstrations import DemonstrationSampler
+from rl.dispatcher import Dispatcher, DispatcherState, ExampleOrder
+from rl.failure import reporting
+from rl.layout import Layout
+from rl.plan import plan, weigh
+from rl.records import Group, RankBatch, Rollout
+from rl.rollout_metrics import batch_metrics
+from rl.sampler import Player
+from rl.status import Status
+from rl.tokenizer import load_renderer
+from rl.wire import HEADER, Call, pack, unpack
+
+
+class RolloutService:
+    """Answers the trainer's calls; one instance, one loop."""
+
+    def __init__(self, run: Run, layout: Layout, dispatcher: Dispatcher, status: Status) -> None:
+        self._run, self._layout, self._dispatcher, self._status = run, layout, dispatcher, status
+        self._aggregation = build(run.aggregation)
+        self._plans: dict[int, asyncio.Task[list[RankBatch]]] = {}
+        self._rejected: list[Group] = []
+        dispatcher.on_rejected = self._rejected.append
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one rank until it hangs up."""
+        while header := await reader.read(HEADER.size):
+            data = await reader.readexactly(HEADER.unpack(header)[0])
+            answer = pack(await self._answer(unpack(data, Call)))
+            writer.write(HEADER.pack(len(answer)) + answer)
+            await writer.drain()
+        writer.close()
+
+    async def _answer(self, call: Call) -> object:
+        if call.what == "next_batch":
+            if call.step not in self._plans:
+                self._plans = {call.step: asyncio.create_task(self._plan(call.step))}
+            return (await self._plans[call.step])[call.rank]
+        if call.what == "publish":
+            await self._dispatcher.publish(call.step)
+            return {}
+        if call.what == "state":
+            return asdict(self._dispatcher.checkpoint())
+        raise AssertionError(f"unknown call {call.what}")
+
+    async def _plan(self, step: int) -> list[RankBatch]:
+        groups = await self._dispatcher.batch(step)
+        metrics = batch_metrics(groups, step) | {
+            f"buffer/rejected_{reason}": float(count)
+            for reason, count in self._dispatcher.buffer.rejected.items()
+        }
+        self._write(step, groups)
+        trainer = self._run.trainer
+        return plan(
+            weigh(groups, self._aggregation),
+            step=step,
+            ranks=trainer["ranks"],
+            tokens_per_micro_batch=trainer["tokens_per_micro_batch"],
+            metrics=metrics,
+        )
+
+    def _write(self, step: int, groups: list[Group]) -> None:
+        rejected, self._rejected[:] = list(self._rejected), []
+        lines = [
+            json.dumps(_rollout_line(group, rollout, advantage, used))
+            for chosen, used in ((groups, True), (rejected, False))
+            for group in chosen
+            for rollout, advantage in zip(group.rollouts, group.advantages, strict=True)
+        ]
+        self._layout.rollouts_of(step).write_text("\n".join(lines) + "\n")
+
+    async def report(self) -> None:
+        """Say on the screen, a few times a second, what is being waited for."""
+        while True:
+            self._status.set(self._dispatcher.progress())
+            await asyncio.sleep(0.25)
+
+
+def _rollout_line(group: Group, rollout: Rollout, advantage: float, used: bool) -> dict[str, object]:
+    versions = [row.token_versions[row.completion_mask] for row in rollout.sequences]
+    return {
+        "group": group.index,
+        "example": group.example.id,
+        "env": group.example.env,
+        "messages": rollout.messages,
+        "reward": rollout.reward,
+        "rewards": rollout.rewards,
+        "advantage": advantage,
+        "stop_reason": rollout.stop_reason,
+        "turns": rollout.turns,
+        "tokens": sum(len(v) for v in versions),
+        "versions": sorted({int(v) for row in versions for v in row}),
+        "used": used,
+        "error": rollout.error,
+    }
+
+
+def _demonstrator(run: Run, sampler: DemonstrationSampler, env: Environment, renderer: Renderer):  # noqa: ANN202
+    async def play_group(index: int, example: Example, group_size: int) -> tuple[Rollout, ...]:
+        rng = random.Random(f"{run.seed}:{index}")
+        return sampler.group(env, renderer, rng, index, group_size, run.max_seq_len).rollouts
+
+    return play_group
+
+
+async def main(folder: Path) -> None:
+    """Play groups and answer the trainer until we are ended."""
+    run, layout = Run.load(folder / "config.yaml"), Layout(folder)
+    status = Status(folder, "rollouts")
+    status.set("loading the environment")
+    env: Environment = build(run.env)()
+    examples = ExampleOrder(env.examples("train"), run.seed)
+    renderer = load_renderer(layout.model(), build(run.model)().renderer)
+    start = layout.resumed()
+    async with AsyncExitStack() as stack:
+        sampler = build(run.sampler)()
+        common = dict(
+            examples=examples,
+            advantage=build(run.advantage),
+            buffer=build(run.buffer)(),
+            group_size=run.group_size,
+            groups_per_step=run.groups_per_step,
+            max_staleness=sampler.max_staleness,
+            step=start.step if start else 0,
+            state=msgspec.convert(start.rollouts, DispatcherState) if start else DispatcherState(),
+        )
+        if isinstance(sampler, DemonstrationSampler):
+            play = _demonstrator(run, sampler, env, renderer)
+            dispatcher = Dispatcher(play_group=play, max_concurrent=run.batch_size, **common)
+        else:
+            client = TokenClient(layout.vllm_socket, timeout=sampler.rollout_timeout)
+            await stack.enter_async_context(client)
+            player = Player(
+                sampler, env, renderer, client, run.max_seq_len, lambda: dispatcher.version
+            )
+            dispatcher = Dispatcher(
+                play_group=player.play_group, max_concurrent=sampler.max_concurrent, **common
+            )
+        service = RolloutService(run, layout, dispatcher, status)
+        server = await asyncio.start_unix_server(service.serve, layout.rollouts_socket)
+        await stack.enter_async_context(server)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(dispatcher.run())
+            tasks.create_task(service.report())
+
+
+if __name__ == "__main__":
+    run_folder = Path(sys.argv[1])
+    with reporting(run_folder, "rollouts"):
+        asyncio.run(main(run_folder))

@@ -1,0 +1,64 @@
+"""Whether a run may start in its folder.
+
+One folder holds one run, and resuming continues that very run: forgetting an override of the first
+half would make the second half another experiment, so it is refused.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+Config = Mapping[str, Any]
+
+# What may differ when a run goes on: how long and how, never what is learned.
+MAY_CHANGE = ("resume", "max_steps", "trainer", "inference", "sync", "logger", "output_dir")
+
+
+def run_folder_problems(config: Config) -> Iterator[str]:
+    """A folder holds one run, and going on means going on with the same experiment."""
+    name, parent = config["run_name"], Path(config["output_dir"])
+    saved = parent / name / "config.yaml"
+    if not name or Path(name).is_absolute() or ".." in Path(name).parts:
+        yield f'run_name="{name}" is no name for a folder below output_dir={parent}'
+    elif saved.is_file() and not config["resume"]:
+        yield (
+            f"{saved.parent} already holds a run: go on with it by resume=true, or choose another "
+            "run_name"
+        )
+    elif config["resume"] and not saved.is_file():
+        known = sorted(parent.glob("*/config.yaml"), key=lambda p: p.stat().st_mtime)[-3:]
+        names = ", ".join(p.parent.name for p in reversed(known)) or "none yet"
+        yield (
+            f"resume=true, but {saved.parent} holds no run: give run_name=<one of {parent}: "
+            f"{names}>, or leave resume out"
+        )
+    elif config["resume"]:
+        yield from _changes(config, yaml.safe_load(saved.read_text()), saved)
+
+
+def _changes(config: Config, before: Config, saved: Path) -> Iterator[str]:
+    """What would make the rest of a run another experiment than its beginning."""
+    now, then = dict(_leaves(config)), dict(_leaves(before))
+    changed = [
+        key
+        for key in {**then, **now}
+        if key.split(".")[0] not in MAY_CHANGE and now.get(key) != then.get(key)
+    ]
+    if changed:
+        shown = ", ".join(f"{key} was {then.get(key)} and is {now.get(key)}" for key in changed[:3])
+        more = f" (and {len(changed) - 3} more)" if len(changed) > 3 else ""
+        yield (
+            f"resume=true would go on with another configuration than {saved}: {shown}{more}; "
+            "repeat the overrides of that run, or start a new one"
+        )
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value with its dotted key."""
+    if isinstance(value, Mapping) and value:
+        for key, item in value.items():
+            yield from _leaves(item, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, value

@@ -1,0 +1,114 @@
+"""The vLLM server: stock vLLM in a process of its own, reached through a Unix socket in the run folder.
+
+A socket needs no port, cannot collide with another run, and the folder's permissions guard it (vLLM's
+own API keys do not cover the routes that load weights).
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from rl.process import Child, last_lines
+
+SERVED_NAME = "policy"
+
+
+class ServerError(RuntimeError):
+    """vLLM did not start, died, or refused a request."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VLLMServer:
+    """How vLLM is started (conf/inference).
+
+    Attributes:
+        startup_timeout: seconds until it must answer.
+        cpu_kv_cache_gib: GiB for the key-value cache on CPU; on a GPU vLLM takes its share itself.
+        args: further vLLM flags, passed through: `{max_num_seqs: 64}` is `--max-num-seqs 64`.
+
+    """
+
+    startup_timeout: float
+    cpu_kv_cache_gib: int
+    args: dict[str, Any]
+
+    def command(self, model: Path, socket: Path, *, dtype: str, max_seq_len: int) -> list[str]:
+        """Return the command line; `vllm serve` is avoided because the CPU build lacks it."""
+        ours: dict[str, Any] = {
+            "model": model,
+            "served-model-name": SERVED_NAME,
+            "uds": socket,
+            "dtype": dtype,
+            "max-model-len": max_seq_len,
+            "logprobs-mode": "processed_logprobs",  # after temperature, as the policy sampled
+            "enable-scale-out": True,  # token-in, token-out route
+            "weight-transfer-config": '{"backend": "shm"}',
+            "disable-uvicorn-access-log": True,
+        }
+        flags: list[str] = []
+        for key, value in {**ours, **self.args}.items():
+            name = f"--{key.replace('_', '-')}"
+            if value is True:
+                flags.append(name)
+            elif value is not False and value is not None:
+                flags += [name, str(value)]
+        return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags]
+
+    def environment(self) -> dict[str, str]:
+        """Return what vLLM reads from the environment."""
+        return {
+            "VLLM_SERVER_DEV_MODE": "1",  # the routes that pause, load and resume
+            "VLLM_CPU_KVCACHE_SPACE": str(self.cpu_kv_cache_gib),
+            "VLLM_NO_USAGE_STATS": "1",
+            "DO_NOT_TRACK": "1",
+            "HF_HUB_OFFLINE": "1",  # the model folder is local by now
+            "VLLM_PLUGINS": os.environ.get("VLLM_PLUGINS", "offbyone"),
+        }
+
+
+def connect(socket: Path, timeout: float) -> httpx.Client:
+    """Return a blocking HTTP client for the server behind a Unix socket."""
+    transport = httpx.HTTPTransport(uds=str(socket))
+    return httpx.Client(transport=transport, base_url="http://vllm", timeout=timeout)
+
+
+def healthy(socket: Path) -> bool:
+    """True when the server answers on its socket."""
+    if not socket.exists():
+        return False
+    try:
+        with connect(socket, timeout=2.0) as client:
+            return client.get("/health").status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False
+
+
+def wait_until_healthy(
+    server: Child, socket: Path, timeout: float, tick: Callable[[], None] = lambda: None
+) -> None:
+    """Block until the server answers, calling `tick` meanwhile.
+
+    Raises:
+        ServerError: the process ended, or the deadline passed; quotes the end of its log.
+
+    """
+    deadline = time.monotonic() + timeout
+    while not healthy(socket):
+        if server.returncode is not None:
+            raise ServerError(
+                f"vLLM ended with status {server.returncode} while starting. The end of "
+                f"{server.log}:\n{last_lines(server.log)}"
+            )
+        if time.monotonic() > deadline:
+            raise ServerError(
+                f"vLLM did not answer within inference.startup_timeout={timeout:g} s. The end of "
+                f"{server.log}:\n{last_lines(server.log)}"
+            )
+        tick()
+        time.sleep(0.2)

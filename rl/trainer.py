@@ -1,0 +1,212 @@
+"""The trainer: one process per rank, one loop for synchronous and asynchronous training alike.
+
+    python -m rl.trainer <run folder>          RANK, LOCAL_RANK and WORLD_SIZE in the environment
+
+Step k trains policy version k into version k + 1. The loop waits for a batch, updates, pushes, tells
+the rollouts process that k + 1 is live. How far sampling may run ahead is decided there, not here.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rl.batches import RolloutsLink
+from rl.checkpoint import save_checkpoint
+from rl.config import Run, build
+from rl.failure import RunFailed, reporting
+from rl.layout import Layout
+from rl.metrics import MetricsFile
+from rl.objective import Objective
+from rl.policy import Policy, Ranks, load_model
+from rl.records import RankBatch
+from rl.server import healthy
+from rl.status import Status
+from rl.weights import WeightPusher
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trainer:
+    """Knobs of the training processes (conf/train.yaml explains them)."""
+
+    ranks: int
+    tokens_per_micro_batch: int
+    logprob_chunk: int
+    max_grad_norm: float
+    gradient_checkpointing: bool
+    num_threads: int | None
+    checkpoint_every: int
+    keep_checkpoints: int
+    max_nonfinite_steps: int
+    wait_timeout: float
+
+
+class Stopwatch:
+    """Seconds per phase of one step."""
+
+    def __init__(self, status: Status) -> None:
+        self._status = status
+        self.times: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str, doing: str) -> Iterator[None]:
+        """Count the block as time/<name> and show `doing` on the screen."""
+        self._status.set(doing)
+        began = time.monotonic()
+        yield
+        self.times[f"time/{name}"] = time.monotonic() - began
+
+
+class TrainingRun:
+    """Everything that one rank holds during a run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.run, self.layout = Run.load(folder / "config.yaml"), Layout(folder)
+        self.settings: Trainer = build(self.run.trainer)()
+        self.sampler = build(self.run.sampler)()
+        rank = int(os.environ["RANK"])
+        self.status = Status(folder, f"trainer.rank{rank}")
+        self.status.set("joining the other ranks")
+        torch.set_num_threads(self.settings.num_threads or self._spare_cores())
+        self.ranks = Ranks.join(folder / "sockets" / "rendezvous", self.settings.wait_timeout)
+        self.status.set("loading the model")
+        self.policy = self._load_policy()
+        self.objective = Objective(build(self.run.loss))
+        self.resumed = self.layout.resumed()
+        if self.resumed:
+            self.status.set(f"loading {self.resumed.folder.name}")
+            self.policy.load(self.resumed.folder)
+        self.start = self.resumed.step if self.resumed else 0
+        self.metrics = MetricsFile(folder) if self.ranks.first else None
+        self.logger = build(self.run.logger)()
+        self.nonfinite = 0
+
+    def _spare_cores(self) -> int:
+        """CPU threads for this rank: vLLM decodes on one core."""
+        cores = len(os.sched_getaffinity(0)) - (1 if self.sampler.uses_engine else 0)
+        return max(cores // self.settings.ranks, 1)
+
+    def _load_policy(self) -> Policy:
+        run, settings = self.run, self.settings
+        model = load_model(self.layout.model(), getattr(torch, run.model["dtype"]), run.seed)
+        if settings.gradient_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.train()
+        return Policy(
+            model,
+            build(run.optim)(),
+            self.ranks,
+            deepspeed_config=run.deepspeed,
+            max_steps=run.max_steps,
+            max_grad_norm=settings.max_grad_norm,
+            logprob_chunk=settings.logprob_chunk,
+            temperature=self.sampler.temperature,
+        )
+
+    def train(self) -> None:
+        """Run all steps."""
+        run, pusher = self.run, self._pusher()
+        rollouts = RolloutsLink(self.layout.rollouts_socket, self.ranks.rank)
+        rollouts.connect(self.settings.wait_timeout)
+        if self.ranks.first:
+            self.logger.start(self.layout.folder, run.run_name, asdict(run))
+            if self.metrics:
+                self.metrics.truncate_after(self.start - 1)
+        if pusher:
+            self._wait_for_vllm()
+            pusher.push(self.policy, self.start, must_differ=False)
+        self._publish(rollouts, self.start)
+        for step in range(self.start, run.max_steps):
+            began = time.monotonic()
+            watch = Stopwatch(self.status)
+            with watch.phase("wait", f"waiting for batch {step}"):
+                batch = rollouts.next_batch(step, self.settings.wait_timeout)
+            with watch.phase("update", f"training step {step}"):
+                stats = self.policy.update(batch, self.objective)
+            self._stop_if_nonfinite(stats)
+            with watch.phase("push", f"pushing version {step + 1}"):
+                if pusher:
+                    pusher.push(self.policy, step + 1, must_differ=not stats["train/skipped"])
+                self._publish(rollouts, step + 1)
+            with watch.phase("probe", f"comparing with vLLM after version {step + 1}"):
+                if pusher:
+                    stats |= pusher.probe(self.policy, batch.micro_batches[0], step + 1)
+            with watch.phase("checkpoint", f"writing the checkpoint of step {step + 1}"):
+                self._checkpoint(step + 1, rollouts)
+            self._log(step, batch, stats, watch.times, time.monotonic() - began)
+        if self.ranks.first:
+            self.logger.finish()
+        self.status.set("done")
+
+    def _pusher(self) -> WeightPusher | None:
+        """None when nothing is sampled (demonstrations): there is no vLLM to push to."""
+        if not self.sampler.uses_engine:
+            return None
+        return WeightPusher(
+            build(self.run.sync)(), self.layout.vllm_socket, timeout=self.settings.wait_timeout
+        )
+
+    def _wait_for_vllm(self) -> None:
+        """The supervisor watches the server and ends us if it fails, so this only waits."""
+        self.status.set("waiting for vLLM to start (logs/inference.log)")
+        while not healthy(self.layout.vllm_socket):
+            time.sleep(0.2)
+
+    def _publish(self, rollouts: RolloutsLink, version: int) -> None:
+        if self.ranks.first:
+            rollouts.publish(version)
+
+    def _stop_if_nonfinite(self, stats: dict[str, float]) -> None:
+        self.nonfinite = self.nonfinite + 1 if stats["train/skipped"] else 0
+        if self.nonfinite >= self.settings.max_nonfinite_steps:
+            raise RunFailed(
+                f"{self.nonfinite} steps in a row had a loss or gradient that is not finite "
+                "(trainer.max_nonfinite_steps). Lower optim.learning_rate, or look at the rollouts"
+            )
+
+    def _checkpoint(self, step: int, rollouts: RolloutsLink) -> None:
+        every = self.settings.checkpoint_every
+        if step != self.run.max_steps and (not every or step % every):
+            return
+        save_checkpoint(
+            self.policy,
+            self.layout,
+            step=step,
+            rollouts=rollouts.state() if self.ranks.first else {},
+            model=self.layout.model(),
+            keep=self.settings.keep_checkpoints,
+        )
+
+    def _log(
+        self,
+        step: int,
+        batch: RankBatch,
+        stats: dict[str, float],
+        times: dict[str, float],
+        seconds: float,
+    ) -> None:
+        if not self.metrics:
+            return
+        tokens = batch.metrics.get("train/tokens", 0.0)
+        line: dict[str, Any] = {
+            **batch.metrics,
+            **stats,
+            **times,
+            "time/step": seconds,
+            "rollout/tokens_per_s": tokens / seconds,
+            "train/policy_version": step + 1,
+        }
+        self.metrics.append(step, line)
+        self.logger.log(step, line)
+
+
+if __name__ == "__main__":
+    run_folder = Path(sys.argv[1])
+    with reporting(run_folder, f"trainer.rank{os.environ['RANK']}"):
+        TrainingRun(run_folder).train()

@@ -1,0 +1,117 @@
+"""Runs inside vLLM: takes weights from a shared-memory file and proves that the model computes with them.
+
+vLLM loads this module through the entry point group `vllm.general_plugins`. On CPU vLLM repacks every
+linear weight for its kernels and empties the original, so loading into the parameters is not enough
+and looking at them proves nothing. We reload layer by layer, repack what the reload leaves behind
+(embedding and tied output head), and then compare what each layer computes with what it should.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+from vllm.model_executor.model_loader.reload import (
+    finalize_layerwise_reload,
+    initialize_layerwise_reload,
+)
+
+from rl.fingerprint import fingerprint
+
+Weights = Mapping[str, torch.Tensor]
+
+
+def register() -> None:
+    """Entry point: make the engine `shm` known; vLLM calls this in each of its processes."""
+    WeightTransferEngineFactory.register_engine("shm", ShmWeightTransferEngine)
+
+
+@dataclass
+class ShmInitInfo(WeightTransferInitInfo):
+    """Nothing to agree on beforehand: each update names its file."""
+
+
+@dataclass
+class ShmUpdateInfo(WeightTransferUpdateInfo):
+    """One push: where the weights lie and what they must add up to."""
+
+    path: str
+    fingerprint: str
+
+
+class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
+    """Loads a safetensors file in Hugging Face naming, all weights at once.
+
+    Raises:
+        RuntimeError: the file is not what the trainer wrote, or a layer does not compute with it;
+            vLLM answers the trainer's request with it, so the push fails in the same step.
+
+    """
+
+    init_info_cls = ShmInitInfo
+    update_info_cls = ShmUpdateInfo
+
+    def init_transfer_engine(self, init_info: ShmInitInfo) -> None:
+        """Nothing to do."""
+
+    def start_weight_update(self) -> None:
+        """Give the parameters their original shapes back, so that they can be loaded."""
+        initialize_layerwise_reload(self.model)
+
+    def receive_weights(self, update_info: ShmUpdateInfo) -> None:
+        """Read the file, check it, hand it to the model's own loader."""
+        self._received = load_file(update_info.path)
+        found = fingerprint(self._received)
+        if found != update_info.fingerprint:
+            raise RuntimeError(
+                f"weight push: the trainer wrote {update_info.fingerprint}, vLLM read {found} "
+                f"from {Path(update_info.path).name}"
+            )
+        self.model.load_weights(list(self._received.items()))
+
+    def finish_weight_update(self) -> None:
+        """Repack for the CPU kernels and check every layer against the weights received."""
+        finalize_layerwise_reload(self.model, self.model_config)
+        for layer in self.model.modules():
+            weight = getattr(layer, "weight", None)
+            if hasattr(layer, "cpu_linear") and weight is not None and weight.numel() > 0:
+                dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
+        if self.device.type == "cpu" and self.parallel_config.tensor_parallel_size == 1:
+            wrong = list(layers_that_differ(self.model, self._received))
+            if wrong:
+                raise RuntimeError(f"weight push: vLLM still computes with old weights in {wrong}")
+        self._received = {}
+
+    def shutdown(self) -> None:
+        """Nothing is held open."""
+
+
+def layers_that_differ(model: torch.nn.Module, weights: Weights) -> Iterator[str]:
+    """Names of linear layers whose output on a fixed input is not the one `weights` give.
+
+    vLLM fuses layers (q, k and v into one); `packed_modules_mapping` of the model says which.
+    """
+    packed: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", {})
+    for name, layer in model.named_modules():
+        if not hasattr(layer, "cpu_linear"):
+            continue
+        prefix, _, leaf = name.rpartition(".")
+        parts = [f"{prefix}.{part}.weight".lstrip(".") for part in packed.get(leaf, [leaf])]
+        if not all(part in weights for part in parts):
+            continue  # tied head: the embedding it shares is checked under its own name
+        weight = torch.cat([weights[part] for part in parts])  # [out, in]
+        probe = torch.linspace(-1, 1, weight.shape[1], dtype=weight.dtype).unsqueeze(0)  # [1, in]
+        bias = getattr(layer, "bias", None)
+        found = layer.cpu_linear(probe, layer.weight, bias)[0, : weight.shape[0]]
+        wanted = torch.nn.functional.linear(probe, weight, bias)[0]
+        scale = wanted.float().abs().max().clamp_min(1e-6)
+        if float((found.float() - wanted.float()).abs().max() / scale) > 0.02:
+            yield name

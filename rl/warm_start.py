@@ -1,0 +1,102 @@
+"""Supervised steps on an environment's demonstrations before a run, done once and cached.
+
+The warm start is a run like any other (loss=sft sampler=demonstrations), so supervised fine-tuning is a
+use of the loop and not a second program. Its result is a model folder named by a hash of everything
+it depends on.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from rl.config import Node, Run
+
+# Changing one of these changes what a warm start yields.
+_SOURCES = ("losses.cross_entropy", "rl.demonstrations", "rl.tiny", "rl.policy", "rl.logprobs")
+_PACKAGES = ("torch", "transformers", "deepspeed", "renderers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmStart:
+    """How long and how hard to imitate (conf/model)."""
+
+    steps: int
+    batch_size: int
+    learning_rate: float
+
+
+def cache_folder() -> Path:
+    """Return where models are kept between runs: OFFBYONE_CACHE, or ~/.cache/offbyone."""
+    return Path(os.environ.get("OFFBYONE_CACHE", "~/.cache/offbyone")).expanduser()
+
+
+def warm_start_key(run: Run) -> str:
+    """Return 16 hex digits that change with anything the warm start's result depends on."""
+    sources = [*_SOURCES, run.env["_target_"].rpartition(".")[0]]
+    content: dict[str, Any] = {
+        "model": {k: v for k, v in run.model.items() if k not in ("learning_rate", "max_tokens")},
+        "env": run.env,
+        "sources": [_source(name) for name in sources],
+        "versions": [version(name) for name in _PACKAGES],
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def warm_start_run(run: Run, supervised: dict[str, Any], folder: Path) -> Run:
+    """Return the supervised run that makes the model `run` starts from.
+
+    Args:
+        run: the run to be; its model and environment are used.
+        supervised: a configuration composed with loss=sft sampler=demonstrations, whose groups
+            replace those that differ.
+        folder: where the supervised run lies.
+
+    """
+    recipe = WarmStart(**{k: v for k, v in run.model["warm_start"].items() if k != "_target_"})
+    changed: dict[str, Node] = {
+        group: supervised[group] for group in ("loss", "advantage", "aggregation", "sampler", "buffer")
+    }
+    return replace(
+        run,
+        **changed,
+        # The same for every seed: runs that are compared start from the same policy.
+        seed=0,
+        max_steps=recipe.steps,
+        batch_size=recipe.batch_size,
+        group_size=1,
+        model={**run.model, "warm_start": None},
+        optim={
+            **supervised["optim"],
+            "learning_rate": recipe.learning_rate,
+            "schedule": "cosine",
+            "warmup_steps": min(5, recipe.steps),
+        },
+        logger={"_target_": "rl.metrics.ConsoleLogger"},
+        trainer={**run.trainer, "checkpoint_every": 0},
+        deepspeed={"zero_optimization": {"stage": 0}},
+        output_dir=str(folder.parent),
+        run_name=folder.name,
+        resume=False,
+    )
+
+
+def keep_result(run: Run, target: Path) -> None:
+    """Move the model that a finished supervised run exported to `target`, whole or not at all."""
+    (exported,) = run.folder.glob("checkpoints/step_*/hf")
+    try:
+        exported.rename(target)
+    except OSError:  # another run was faster; its result is the same
+        if not target.is_dir():
+            raise
+    shutil.rmtree(run.folder)
+
+
+def _source(module: str) -> str:
+    spec = find_spec(module)
+    return Path(spec.origin).read_text() if spec and spec.origin else ""

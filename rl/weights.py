@@ -1,0 +1,160 @@
+"""New weights for vLLM after every step, and the proof that they arrived.
+
+    pause(keep) -> start -> update -> finish(version) -> resume          running requests go on after it
+
+The weights lie in an anonymous file in memory (memfd): vLLM reads it through our /proc entry, and it
+vanishes with us however we end. Three things can go wrong unseen, and each is an error here: the push
+changed nothing, vLLM loaded something else (our plugin compares fingerprints and what every layer
+computes), or trainer and engine disagree although the weights are the same (the probe).
+"""
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+import numpy as np
+import torch
+from safetensors.torch import save
+
+from rl.failure import RunFailed
+from rl.fingerprint import fingerprint
+from rl.policy import Policy
+from rl.records import MicroBatch
+from rl.server import connect
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightSync:
+    """How weights travel (conf/sync)."""
+
+    strategy: Literal["auto", "shm"]
+    probe_every: int
+    probe_rows: int
+    max_mismatch: float
+
+
+class WeightPusher:
+    """Pushes weights and probes the result. Rank 0 talks to vLLM; all ranks call every method."""
+
+    def __init__(self, sync: WeightSync, socket: Path, *, timeout: float) -> None:
+        self._sync, self._timeout = sync, timeout
+        self._http = connect(socket, timeout)
+        self._last = ""
+        self._first_probe = True
+
+    def connect(self) -> None:
+        """Open the transfer engine inside vLLM."""
+        self._post("/init_weight_transfer_engine", {"init_info": {}})
+
+    def push(self, policy: Policy, version: int, *, must_differ: bool) -> dict[str, float]:
+        """Make vLLM sample with the policy's present weights as `version`. Returns seconds spent.
+
+        Args:
+            policy: whose weights.
+            version: what vLLM reports as the version of every token from now on.
+            must_differ: the optimizer took a step, so equal weights would be an error.
+
+        """
+        began = time.monotonic()
+        weights = policy.weights()
+        if not policy.ranks.first:
+            return {}
+        mark = fingerprint(weights)
+        if must_differ and mark == self._last:
+            raise RunFailed(
+                f"the optimizer step before version {version} changed no weight in "
+                f"{next(iter(weights.values())).dtype}: raise optim.learning_rate, or use "
+                "model.dtype=float32"
+            )
+        self._last = mark
+        descriptor = os.memfd_create("offbyone-weights")
+        try:
+            path = f"/proc/{os.getpid()}/fd/{descriptor}"
+            content = save({name: tensor.contiguous() for name, tensor in weights.items()})
+            os.write(descriptor, content)
+            self._post("/pause?mode=keep&clear_cache=false")
+            self._post("/start_weight_update")
+            self._post("/update_weights", {"update_info": {"path": path, "fingerprint": mark}})
+            self._post("/finish_weight_update", {"weight_version": str(version)})
+            self._post("/resume")
+        finally:
+            os.close(descriptor)
+        return {"time/push": time.monotonic() - began}
+
+    def probe(self, policy: Policy, batch: MicroBatch, version: int) -> dict[str, float]:
+        """Compare vLLM's logprobs with the trainer's on rows of a batch, right after a push.
+
+        Both score given text at temperature 1, so nothing but the weights and the arithmetic counts.
+
+        Raises:
+            RunFailed: the first probe of a run lies above `max_mismatch`.
+
+        """
+        if self._sync.probe_every == 0 or version % self._sync.probe_every:
+            return {}
+        rows = slice(0, self._sync.probe_rows)
+        width = int(_lengths(batch)[rows].max(initial=2))
+        few = MicroBatch(
+            **{name: getattr(batch, name)[rows] for name in batch.__dataclass_fields__}
+        )
+        few = MicroBatch(
+            **{**few.__dict__, "token_ids": few.token_ids[:, :width]}
+        )
+        ours = policy.logprobs(few)
+        if not policy.ranks.first:
+            return {}
+        began = time.monotonic()
+        gaps = [
+            (torch.tensor(self._score(row[:length].tolist())) - ours[i, 1:length]).abs()
+            for i, (row, length) in enumerate(zip(few.token_ids, _lengths(few), strict=True))
+        ]
+        gap = torch.cat(gaps)
+        mean = float(gap.mean())
+        if self._first_probe and mean > self._sync.max_mismatch:
+            raise RunFailed(
+                f"trainer and vLLM disagree on the same weights: mean |logprob difference| "
+                f"{mean:.4f} > sync.max_mismatch={self._sync.max_mismatch:g}. Every importance "
+                "ratio would be wrong. Compare model.dtype, attention and rope settings of both"
+            )
+        self._first_probe = False
+        return {
+            "mismatch/mean_abs": mean,
+            "mismatch/max_abs": float(gap.max()),
+            "time/probe": time.monotonic() - began,
+        }
+
+    def _score(self, token_ids: list[int]) -> list[float]:
+        """Return vLLM's logprob of each token but the first."""
+        sampling = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, "detokenize": False}
+        answer = self._post(
+            "/inference/v1/generate", {"token_ids": token_ids, "sampling_params": sampling}
+        )
+        entries = answer["prompt_logprobs"][1:]
+        return [
+            entry[str(token)]["logprob"] for entry, token in zip(entries, token_ids[1:], strict=True)
+        ]
+
+    def _post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        phase = path.partition("?")[0].strip("/")
+        try:
+            response = self._http.post(path, json=body)
+        except httpx.TimeoutException as error:
+            raise RunFailed(
+                f"vLLM did not answer `{phase}` within trainer.wait_timeout={self._timeout:g} s; "
+                "see logs/inference.log"
+            ) from error
+        except httpx.HTTPError as error:
+            raise RunFailed(f"vLLM is out of reach for `{phase}` ({error})") from error
+        if response.status_code != httpx.codes.OK:
+            raise RunFailed(f"vLLM refused `{phase}`: {response.text[:500]}; see logs/inference.log")
+        return response.json()
+
+
+def _lengths(batch: MicroBatch) -> np.ndarray:
+    """Tokens of each row up to its last completion token. [B]"""
+    width = batch.completion_mask.shape[1]
+    from_the_end = batch.completion_mask[:, ::-1].argmax(axis=1)  # [B]
+    return np.where(batch.completion_mask.any(axis=1), width - from_the_end, 2)

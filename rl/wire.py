@@ -1,0 +1,46 @@
+"""Length-prefixed messages between the rollouts process and the trainer ranks.
+
+A message is msgpack; numpy arrays travel as (dtype, shape, raw bytes), never as pickles. The asyncio
+side lives in `rl/rollouts.py`, the blocking side in `rl/batches.py`.
+"""
+
+import struct
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+T = TypeVar("T")
+HEADER = struct.Struct("<Q")
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """A trainer rank asks the rollouts process for something."""
+
+    what: str  # next_batch | publish | state
+    rank: int = 0
+    step: int = 0
+
+
+def _encode(value: object) -> object:
+    if isinstance(value, np.ndarray):
+        return (value.dtype.str, value.shape, np.ascontiguousarray(value).data)
+    raise NotImplementedError(f"cannot send a {type(value).__name__}")
+
+
+def _decode(kind: type, value: Any) -> Any:
+    dtype, shape, data = value
+    return np.frombuffer(data, dtype=dtype).reshape(shape)
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode)
+
+
+def pack(value: object) -> bytes:
+    """Return the bytes of a record."""
+    return _ENCODER.encode(value)
+
+
+def unpack(data: bytes, kind: type[T]) -> T:
+    """Return the record in `data`; `kind` must be the type that was packed."""
+    return msgspec.msgpack.decode(data, type=kind, dec_hook=_decode)

@@ -1,0 +1,94 @@
+"""Advantages against tables worked by hand, and what must hold for any group."""
+
+import math
+import random
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+
+import pytest
+
+from losses import advantages
+
+NAN, INF = float("nan"), float("inf")
+Advantage = Callable[..., list[float]]
+group_zscore = partial(advantages.group_zscore, epsilon=1e-4)
+BASELINED = {
+    "group_mean": advantages.group_mean,
+    "group_zscore": group_zscore,
+    "rloo": advantages.rloo,
+    "max_rl": advantages.max_rl,
+}
+
+TABLE = [
+    # mean 1/4
+    (advantages.group_mean, [1, 0, 0, 0], [0.75, -0.25, -0.25, -0.25]),
+    # scorable 1, 0, 0.5: mean 0.5; the rest gets 0
+    (advantages.group_mean, [1, None, 0, NAN, 0.5, INF, -INF], [0.5, 0, -0.5, 0, 0, 0, 0]),
+    # mean 1, deviations 2, -1, -1, variance (4 + 1 + 1) / (3 - 1) = 3; epsilon 0
+    (
+        partial(advantages.group_zscore, epsilon=0.0),
+        [3, 0, 0],
+        [2 / math.sqrt(3), -1 / math.sqrt(3), -1 / math.sqrt(3)],
+    ),
+    # mean 0.5, std sqrt(1/2 / 1) = 0.70710678; 0.5 / 0.70720678 = 0.70700679
+    (group_zscore, [1, 0], [0.7070067953, -0.7070067953]),
+    # the unscorable one is in neither mean nor std nor K
+    (group_zscore, [1, None, 0], [0.7070067953, 0, -0.7070067953]),
+    # others' means: 0, 1/3, 1/3, 1/3
+    (advantages.rloo, [1, 0, 0, 0], [1, -1 / 3, -1 / 3, -1 / 3]),
+    # two scorable: each against the other
+    (advantages.rloo, [3, NAN, 1], [2, 0, -2]),
+    # mean 1/4: (1 - 1/4) / (1/4) = 3, (0 - 1/4) / (1/4) = -1
+    (advantages.max_rl, [1, 0, 0, 0], [3, -1, -1, -1]),
+    (advantages.max_rl, [1, 0, None, 1], [0.5, -1, 0, 0.5]),  # mean 2/3
+    (advantages.none, [1, -2.5, None, NAN], [1, -2.5, 0, 0]),
+    # `none` has no baseline, so one rollout or equal rewards are no reason for zeros
+    (advantages.none, [1], [1]),
+    (advantages.none, [1, 1], [1, 1]),
+]
+
+
+@pytest.mark.parametrize(("advantage", "rewards", "expected"), TABLE)
+def test_advantages_match_the_table(
+    advantage: Advantage, rewards: list[float | None], expected: list[float]
+) -> None:
+    assert advantage(rewards) == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", BASELINED)
+def test_a_group_that_compares_nothing_teaches_nothing(name: str) -> None:
+    advantage = BASELINED[name]
+    assert advantage([]) == []
+    assert advantage([1.0]) == [0.0]
+    assert advantage([1.0, None, NAN]) == [0.0, 0.0, 0.0]
+    assert advantage([None, None]) == [0.0, 0.0]
+    assert advantage([0.0, 0.0, 0.0]) == [0.0, 0.0, 0.0]
+    third = 0.1 + 0.2  # 0.30000000000000004
+    assert advantage([0.3, third, 0.3]) == [0.0, 0.0, 0.0]
+    assert advantage([1.0, 1.0 + 9e-7]) == [0.0, 0.0]
+    assert advantage([1.0, 1.0 + 2e-6])[0] < 0 < advantage([1.0, 1.0 + 2e-6])[1]
+
+
+@pytest.mark.parametrize("name", BASELINED)
+def test_advantages_sum_to_zero_follow_the_rewards_and_ignore_their_order(name: str) -> None:
+    rng = random.Random(0)
+    for _ in range(50):
+        rewards = [rng.choice([0.0, 0.5, 1.0, rng.random()]) for _ in range(rng.randint(2, 16))]
+        order = rng.sample(range(len(rewards)), len(rewards))
+        worth = BASELINED[name](rewards)
+        assert math.fsum(worth) == pytest.approx(0.0, abs=1e-12)
+        shuffled = BASELINED[name]([rewards[i] for i in order])
+        assert shuffled == pytest.approx([worth[i] for i in order], abs=1e-12)
+        for i, j in pairwise(order):
+            assert (rewards[i] > rewards[j]) == (worth[i] > worth[j])
+
+
+def test_unscorable_rollouts_do_not_touch_the_others() -> None:
+    for advantage in BASELINED.values():
+        assert advantage([None, 1.0, NAN, 0.25, 0.5])[1::2] == advantage([1.0, 0.25, 0.5])[:2]
+
+
+def test_max_rl_refuses_negative_rewards_and_says_what_to_do() -> None:
+    with pytest.raises(ValueError, match=r"got -1.*use advantage=group_mean or shift"):
+        advantages.max_rl([1.0, -1.0])

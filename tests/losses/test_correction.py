@@ -1,0 +1,82 @@
+"""Correction weights against numbers worked by hand."""
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+
+from losses import correction
+from losses.correction import Correction
+
+# Sequence 0: ratios 4 and 1/2, product 2, geometric mean sqrt 2 = 1.414
+# Sequence 1: ratios 1/4 and 1/4, product 1/16, geometric mean 1/4
+# Sequence 2: ratio 8. Sequence 3 has no token.
+OLD = (1 / 2, 1 / 8, 1 / 4, 1 / 8, 1 / 2)
+MU = (1 / 8, 1 / 2, 1 / 2, 1 / 2, 1 / 16)
+IDS = (0, 1, 0, 1, 2)
+
+TABLE = [
+    (correction.none, (1.0, 1.0, 1.0, 1.0, 1.0), {}),
+    (
+        partial(correction.tis_token, cap=2.0),
+        (2.0, 0.25, 0.5, 0.25, 2.0),
+        {"correction_truncated": (1, 0, 0, 0, 1)},
+    ),
+    (
+        partial(correction.tis_sequence, cap=3.0),
+        (2.0, 1 / 16, 2.0, 1 / 16, 3.0),
+        {"correction_truncated": (0, 0, 0, 0, 1)},
+    ),
+    (
+        partial(correction.icepop, low=0.3, high=5.0),
+        (4.0, 0.0, 0.5, 0.0, 0.0),
+        {"correction_masked": (0, 1, 0, 1, 1)},
+    ),
+    (
+        partial(correction.mis, low=0.1, high=5.0),
+        (2.0, 0.0, 2.0, 0.0, 0.0),
+        {"correction_masked": (0, 1, 0, 1, 1)},
+    ),
+    (  # sequence 1 stays: its mean 1/4 is above 0.2 though its product 1/16 is not
+        partial(correction.geometric_mask, low=0.2, high=1.5),
+        (1.0, 1.0, 1.0, 1.0, 0.0),
+        {"correction_masked": (0, 0, 0, 0, 1)},
+    ),
+    (  # and from below
+        partial(correction.geometric_mask, low=0.5, high=9.0),
+        (1.0, 0.0, 1.0, 0.0, 1.0),
+        {"correction_masked": (0, 1, 0, 1, 0)},
+    ),
+]
+NAMES = ["none", "tis_token", "tis_sequence", "icepop", "mis", "geometric_high", "geometric_low"]
+
+
+@pytest.mark.parametrize(("function", "weights", "metrics"), TABLE, ids=NAMES)
+def test_correction_weights(
+    function: Callable[..., Correction],
+    weights: tuple[float, ...],
+    metrics: dict[str, tuple[int, ...]],
+) -> None:
+    old_logprobs = torch.tensor(OLD, dtype=torch.float64).log().requires_grad_()
+    rollout_logprobs = torch.tensor(MU, dtype=torch.float64).log()
+    out = function(old_logprobs, rollout_logprobs, torch.tensor(IDS), 4)
+    assert not out.weights.requires_grad
+    torch.testing.assert_close(out.weights, torch.tensor(weights, dtype=torch.float64))
+    assert set(out.metrics) == set(metrics)
+    for name, values in metrics.items():
+        got = out.metrics[name].double()
+        torch.testing.assert_close(got, torch.tensor(values, dtype=torch.float64))
+
+
+def test_a_token_of_impossible_probability_keeps_every_weight_finite() -> None:
+    old_logprobs, rollout_logprobs = torch.tensor([-900.0, -1.0]), torch.tensor([-1.0, -900.0])
+    for function in (
+        partial(correction.tis_token, cap=1e30),
+        partial(correction.tis_sequence, cap=1e30),
+        partial(correction.icepop, low=0.0, high=1e30),
+        partial(correction.mis, low=0.0, high=1e30),
+    ):
+        out = function(old_logprobs, rollout_logprobs, torch.tensor([0, 1]), 2)
+        expected = torch.tensor([2.061153622438558e-9, 485165195.4097903])  # e^-20, e^20
+        torch.testing.assert_close(out.weights, expected)

@@ -1,0 +1,108 @@
+"""The YAMLs of loss, advantage and aggregation: knobs equal signatures, companions compose."""
+
+import inspect
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+CONF = Path(__file__).parents[2] / "conf"
+OWN_GROUPS = ("loss", "advantage", "aggregation")
+FILES = sorted(path for group in OWN_GROUPS for path in (CONF / group).glob("*.yaml"))
+
+# loss: function, advantage, aggregation
+ALGORITHMS = {
+    "cispo": ("cispo", "group_mean", "token_mean"),
+    "grpo": ("ppo_clip", "group_zscore", "sequence_mean"),
+    "dr_grpo": ("ppo_clip", "group_mean", "constant_length"),
+    "ppo_clip": ("ppo_clip", "group_zscore", "token_mean"),
+    "gspo": ("gspo", "group_zscore", "sequence_mean"),
+    "sapo": ("sapo", "group_zscore", "sequence_mean"),
+    "rloo": ("reinforce", "rloo", "token_mean"),
+    "reinforce": ("reinforce", "group_mean", "token_mean"),
+    "masked_is": ("masked_is", "group_mean", "token_mean"),
+    "dppo": ("dppo", "group_mean", "token_mean"),
+    "sft": ("cross_entropy", "none", "token_mean"),
+}
+
+
+@pytest.fixture(scope="module")
+def primary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A primary config of these three groups alone, in the order that train.yaml must keep."""
+    folder = tmp_path_factory.mktemp("primary")
+    config = {
+        "defaults": [
+            {"advantage": "group_mean"},
+            {"aggregation": "token_mean"},
+            {"loss": "cispo"},
+            "_self_",
+        ],
+        "max_seq_len": 512,
+        "hydra": {"searchpath": [f"file://{CONF}"]},
+    }
+    (folder / "three_groups.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    return folder
+
+
+def composed(primary: Path, *overrides: str) -> dict[str, Any]:
+    with initialize_config_dir(str(primary), version_base="1.3"):
+        config = OmegaConf.to_container(compose("three_groups", list(overrides)), resolve=True)
+    assert isinstance(config, dict)
+    return {str(key): value for key, value in config.items()}
+
+
+def names(config: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(config[group]["_target_"].rpartition(".")[2] for group in OWN_GROUPS)
+
+
+@pytest.mark.parametrize("path", FILES, ids=[f"{p.parent.name}/{p.stem}" for p in FILES])
+def test_a_yaml_sets_every_knob_of_its_function_and_no_other(path: Path) -> None:
+    node = yaml.safe_load(path.read_text())
+    node.pop("defaults", None)
+    module, _, name = node.pop("_target_").rpartition(".")
+    parameters = inspect.signature(getattr(import_module(module), name)).parameters.values()
+    knobs = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+    assert set(node) == {p.name for p in knobs}
+    assert all(p.default is p.empty for p in knobs)
+
+
+@pytest.mark.parametrize("path", FILES, ids=[f"{p.parent.name}/{p.stem}" for p in FILES])
+def test_a_yaml_says_what_it_is_and_what_each_knob_does(path: Path) -> None:
+    lines = path.read_text().splitlines()
+    assert lines[0].startswith("# ")
+    start = next(i for i, line in enumerate(lines) if line.startswith("_target_"))
+    for i in range(start + 1, len(lines)):
+        if not lines[i].startswith("#"):
+            assert lines[i - 1].startswith("# "), f"{lines[i]} has no comment above it"
+
+
+@pytest.mark.parametrize("loss", ALGORITHMS)
+def test_a_loss_brings_its_advantage_and_aggregation(primary: Path, loss: str) -> None:
+    assert names(composed(primary, f"loss={loss}")) == ALGORITHMS[loss]
+
+
+def test_the_command_line_wins_over_the_companions_of_a_loss(primary: Path) -> None:
+    config = composed(primary, "loss=grpo", "advantage=rloo")
+    assert names(config) == ("ppo_clip", "rloo", "sequence_mean")
+    config = composed(primary, "aggregation=token_mean", "loss=grpo", "advantage.epsilon=0.5")
+    assert names(config) == ("ppo_clip", "group_zscore", "token_mean")
+    assert config["advantage"]["epsilon"] == 0.5
+    assert composed(primary, "loss=dr_grpo")["aggregation"]["length"] == 512
+
+
+def test_shipped_bounds_are_the_published_ones(primary: Path) -> None:
+    published = {  # CISPO's are absolute: a cap of 0.2 or 1.2 is the field's most repeated mistake
+        "cispo": {"clip_low": 0.0, "clip_high": 5.0},
+        "grpo": {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None},
+        "gspo": {"clip_low": 3e-4, "clip_high": 4e-4},
+        "sapo": {"tau_positive": 1.0, "tau_negative": 1.05},
+        "masked_is": {"ratio_low": 0.125, "ratio_high": 8.0},
+        "dppo": {"delta_low": 0.2, "delta_high": 0.2, "tau": 1e-3},
+    }
+    for loss, knobs in published.items():
+        node = composed(primary, f"loss={loss}")["loss"]
+        assert {key: value for key, value in node.items() if key != "_target_"} == knobs

@@ -1,0 +1,61 @@
+"""The ratio shared by the losses: its anchor, its clamp, and means over sequences."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from losses.ppo_clip import ppo_clip
+from losses.tokens import Tokens, log_ratio, mean_per_sequence, ratio_to, sum_per_sequence
+
+
+def vector(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def tokens_of(logprobs: Tensor, rollout_logprobs: Tensor) -> Tokens:
+    advantages = -torch.ones_like(rollout_logprobs)
+    return Tokens(
+        logprobs, rollout_logprobs, advantages, torch.arange(len(logprobs)), len(logprobs)
+    )
+
+
+def test_the_anchor_is_the_sampling_policy_unless_an_older_one_is_given() -> None:
+    tokens = tokens_of(vector(-1.0), vector(-2.0))
+    torch.testing.assert_close(tokens.anchor, vector(-2.0))
+    torch.testing.assert_close(replace(tokens, old_logprobs=vector(-3.0)).anchor, vector(-3.0))
+
+
+def test_the_anchor_carries_no_gradient() -> None:
+    tokens = tokens_of(vector(-1.0), vector(-2.0).requires_grad_())
+    assert not tokens.anchor.requires_grad
+    assert not replace(tokens, old_logprobs=vector(-3.0).requires_grad_()).anchor.requires_grad
+
+
+def test_a_clamped_ratio_is_bounded_has_no_gradient_and_is_counted() -> None:
+    logprobs = vector(-1.0, -31.0, -1.0).requires_grad_()
+    tokens = tokens_of(logprobs, vector(-31.0, -1.0, -2.0))  # log ratios 30, -30, 1
+    torch.testing.assert_close(log_ratio(tokens.anchor, logprobs), vector(20.0, -20.0, 1.0))
+    ratio = ratio_to(tokens.anchor, logprobs)
+    e = 2.718281828459045
+    torch.testing.assert_close(ratio, vector(485165195.4097903, 2.061153622438558e-9, e))
+    ratio.sum().backward()
+    torch.testing.assert_close(logprobs.grad, vector(0.0, 0.0, e))
+    torch.testing.assert_close(tokens.ratio_clamped, torch.tensor([1.0, 1.0, 0.0]))
+
+
+def test_a_broken_token_cannot_become_the_whole_step() -> None:
+    logprobs = vector(-1.0, -1.0).requires_grad_()
+    tokens = tokens_of(logprobs, vector(-31.0, -1.0))  # A = -1: PPO would not clip e^30
+    ppo_clip(tokens, clip_low=0.2, clip_high=0.2, dual_clip=None).loss.sum().backward()
+    torch.testing.assert_close(logprobs.grad, vector(0.0, 1.0))
+
+
+def test_sums_and_means_per_sequence_take_tokens_in_any_order_and_empty_sequences() -> None:
+    ids = torch.tensor([2, 0, 2, 2])  # sequence 1 has no token
+    values = vector(1.0, 5.0, 2.0, 6.0).requires_grad_()
+    torch.testing.assert_close(sum_per_sequence(values, ids, 3), vector(5.0, 0.0, 9.0))
+    means = mean_per_sequence(values, ids, 3)
+    torch.testing.assert_close(means, vector(5.0, 0.0, 3.0))
+    (means * vector(1.0, 1.0, 6.0)).sum().backward()
+    torch.testing.assert_close(values.grad, vector(2.0, 1.0, 2.0, 2.0))

@@ -1,0 +1,20 @@
+"""Train a policy: python train.py loss=grpo env=arithmetic optim.learning_rate=1e-4
+
+`python train.py --help` lists the choices of every group and all keys.
+"""
+
+import hydra
+
+from rl.launch import Job, compose, launch, task
+from rl.supervisor import run
+
+
+@hydra.main(version_base=None, config_path="conf", config_name="train")
+@task
+def main(job: Job) -> float | None:
+    """The mean reward of the last steps, which is what a sweeper maximises."""
+    return run(job.config, overrides=job.overrides, choices=job.choices, compose=compose)
+
+
+if __name__ == "__main__":
+    launch(main)
