@@ -170,7 +170,8 @@ def _node_problems(node: Mapping[str, Any], path: str) -> Iterator[str]:
         known = f": it has {', '.join(signature.knobs) or 'none'}"
         yield f"{prefix}{key} is no key of {owner}{hint or known}"
     for key in missing:
-        if not path and "Node" in ast.dump(signature.knobs[key].annotation):
+        kind = signature.knobs[key].annotation
+        if not path and isinstance(kind, ast.Name) and kind.id == "Node":
             yield f"{key} is missing: choose one with {key}=<name of a file in conf/{key}>"
         else:
             yield f"{prefix}{key} is missing: add it to the YAML that sets {path or 'the run'}"

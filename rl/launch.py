@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -68,7 +69,7 @@ def _as_hydra_config(config: DictConfig) -> Iterator[None]:
 
 def resolved(config: DictConfig) -> dict[str, Any]:
     """Every key but Hydra's own, interpolations worked out. ConfigError where one leads nowhere."""
-    keys = [key for key in config if key != "hydra"]
+    keys = [str(key) for key in config if key != "hydra"]
     try:
         plain = OmegaConf.to_container(OmegaConf.masked_copy(config, keys), resolve=True)
     except OmegaConfBaseException as error:
@@ -158,6 +159,8 @@ def _problems_of(config: DictConfig, overrides: list[str]) -> list[str]:
         check(_composed(config.hydra, overrides))
     except ConfigError as error:
         return error.problems
+    except HydraException as error:
+        return explain(error, overrides).problems
     return []
 
 

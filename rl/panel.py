@@ -214,7 +214,7 @@ class SplitBar:
         done, drawn = 0.0, 0
         for name, share in self.shares.items():
             done += share
-            end = drawn + int(share * options.max_width)  # rounding the ends keeps the whole exact
+            end = round(done * options.max_width)  # rounding the ends keeps the whole exact
             yield Segment("━" * (end - drawn), Style.parse(ACTIVITIES[name]))
             drawn = end
         yield Segment.line()

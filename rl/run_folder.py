@@ -46,6 +46,11 @@ def _changes(config: Config, before: Config, saved: Path) -> Iterator[str]:
         for key in {**then, **now}
         if key.split(".")[0] not in MAY_CHANGE and now.get(key) != then.get(key)
     ]
+    # Another callable has other knobs: it is enough to say that it is another.
+    others = {key.removesuffix("_target_") for key in changed if key.endswith("._target_")}
+    changed = [
+        key for key in changed if key.endswith("._target_") or not key.startswith(tuple(others))
+    ]
     if changed:
         shown = ", ".join(f"{key} was {then.get(key)} and is {now.get(key)}" for key in changed[:3])
         more = f" (and {len(changed) - 3} more)" if len(changed) > 3 else ""

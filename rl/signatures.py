@@ -35,7 +35,7 @@ class Module:
 
     def statements(self) -> Iterator[ast.stmt]:
         """Top-level statements, those inside `if` and `try` included."""
-        stack: list[ast.stmt] = list(reversed(self.tree.body))
+        stack = self.tree.body[::-1]
         while stack:
             statement = stack.pop()
             yield statement
@@ -95,11 +95,9 @@ def _spec(name: str) -> ModuleSpec | None:
 def resolve(module: Module, name: str) -> tuple[Module, ast.stmt] | None:
     """The statement that gives a top-level name its meaning, followed through imports."""
     for statement in module.statements():
+        if isinstance(statement, Definition) and statement.name == name:
+            return module, statement
         match statement:
-            case ast.FunctionDef(name=target) | ast.ClassDef(name=target) if target == name:
-                return module, statement
-            case ast.AsyncFunctionDef(name=target) if target == name:
-                return module, statement
             case ast.Assign(targets=[ast.Name(id=target)]) if target == name:
                 return module, statement
             case ast.AnnAssign(target=ast.Name(id=target)) if target == name:
@@ -131,21 +129,21 @@ def read(target: str) -> Signature:
     if module is None:
         raise LookupError(f"there is no module {name}{did_you_mean(name, _siblings(name))}")
     found = resolve(module, attribute)
-    if found is None or not isinstance(found[1], Definition):
-        known = [s.name for s in module.statements() if isinstance(s, Definition)]
+    definition = found and found[1]
+    if not found or not isinstance(definition, Definition):
+        known = (s.name for s in module.statements() if isinstance(s, Definition))
         hint = did_you_mean(attribute, known)
         raise LookupError(f"{name} has no function or class {attribute!r}{hint}")
-    module, definition = found
     if isinstance(definition, ast.ClassDef):
-        return _init(module, definition) or Signature({}, (), True)
-    return _parameters(module, definition.args, skip=0, is_class=False)
+        return _init(found[0], definition) or Signature({}, (), True)
+    return _parameters(found[0], definition.args, skip=0, is_class=False)
 
 
 def _siblings(name: str) -> list[str]:
     """Modules of the package that a module was looked for in."""
     package = name.rpartition(".")[0]
     spec = _spec(package) if package else None
-    folders = (spec.submodule_search_locations or []) if spec else []
+    folders = spec.submodule_search_locations or [] if spec else []
     return [f"{package}.{p.stem}" for folder in folders for p in Path(folder).glob("*.py")]
 
 

@@ -142,7 +142,7 @@ class TinyModel:
             "head_dim": self.head_dim,
             "hidden_act": "silu",
             "rms_norm_eps": 1e-6,
-            "initializer_range": 0.02,
+            "initializer_range": 0.1,
             "attention_bias": False,
             "attention_dropout": 0.0,
             "tie_word_embeddings": True,

@@ -132,7 +132,7 @@ class TrainingRun:
             self._stop_if_nonfinite(stats)
             with watch.phase("push", f"pushing version {step + 1}"):
                 if pusher:
-                    pusher.push(self.policy, step + 1, must_differ=not stats["train/skipped"])
+                    pusher.push(self.policy, step + 1, must_differ=stats["train/grad_norm"] > 0)
                 self._publish(rollouts, step + 1)
             with watch.phase("probe", f"comparing with vLLM after version {step + 1}"):
                 if pusher:

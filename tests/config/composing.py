@@ -1,8 +1,11 @@
-"""The configuration of a command line, composed in this process."""
+"""Configurations for tests: of a command line, of one file, and with some values changed."""
 
+from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 
@@ -10,6 +13,7 @@ from rl.launch import resolved
 
 REPO = Path(__file__).parents[2]
 CONF, SWEEPS = REPO / "conf", REPO / "sweeps"
+Changes = Mapping[str, Any]
 
 
 def composed(*overrides: str, sweep: str | None = None) -> dict[str, Any]:
@@ -20,3 +24,22 @@ def composed(*overrides: str, sweep: str | None = None) -> dict[str, Any]:
         config = compose(primary, [search, *overrides], return_hydra_config=True)
         HydraConfig.instance().set_config(config)
         return resolved(config)
+
+
+def changed(config: dict[str, Any], changes: Changes) -> dict[str, Any]:
+    """The configuration with dotted keys set, and nodes replaced by the choice of a YAML file."""
+    config = deepcopy(config)
+    for key, value in changes.items():
+        *parents, last = key.split(".")
+        node = config
+        for parent in parents:
+            node = node[parent]
+        node[last] = value
+    return config
+
+
+def chosen(group: str, choice: str) -> dict[str, Any]:
+    """A node as its YAML file says, without Hydra's part."""
+    node = yaml.safe_load((CONF / group / f"{choice}.yaml").read_text())
+    node.pop("defaults", None)
+    return node

@@ -1,37 +1,11 @@
 """Each senseless combination is refused in one sentence; its neighbours that make sense are not."""
 
-from collections.abc import Mapping
-from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from composing import CONF
+from composing import Changes, changed, chosen
 
-from rl.config import ConfigError, Run, check
-
-Changes = Mapping[str, Any]
-
-
-def changed(config: dict[str, Any], changes: Changes) -> dict[str, Any]:
-    """The configuration with dotted keys set, and nodes replaced by the choice of a YAML file."""
-    config = deepcopy(config)
-    for key, value in changes.items():
-        *parents, last = key.split(".")
-        node = config
-        for parent in parents:
-            node = node[parent]
-        node[last] = value
-    return config
-
-
-def chosen(group: str, choice: str) -> dict[str, Any]:
-    """A node as its YAML file says, without Hydra's part."""
-    node = yaml.safe_load((CONF / group / f"{choice}.yaml").read_text())
-    node.pop("defaults", None)
-    return node
-
+from rl.config import ConfigError, check
 
 NONE = chosen("advantage", "none")
 SFT = {
@@ -165,67 +139,3 @@ def test_a_ratio_to_truncated_sampling_needs_a_yes(
     assert problem.startswith(f"sampler.{knob}={value} changes what is sampled")
     assert problem.endswith("accept that with sampler.allow_biased_ratio=true")
     check(changed(config, {**changes, "sampler.allow_biased_ratio": True}))
-
-
-def hf(path: Path | str) -> Changes:
-    node = chosen("model", "hf") | {"path": str(path), "max_seq_len": 256, "max_tokens": 32}
-    return {"model": node}
-
-
-@pytest.mark.parametrize("path", ["/nowhere/at/all", "./nowhere", "~/nowhere", "a/b/c"])
-def test_a_local_model_that_is_not_there_is_refused(path: str, config: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="no such folder"):
-        check(changed(config, hf(path)))
-
-
-def test_a_model_folder_needs_a_config(config: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"holds no config\.json"):
-        check(changed(config, hf(tmp_path)))
-    (tmp_path / "config.json").write_text("{}")
-    check(changed(config, hf(tmp_path)))
-
-
-def test_a_name_on_the_hub_is_left_to_the_download(config: dict[str, Any]) -> None:
-    check(changed(config, hf("Qwen/Qwen3-0.6B")))
-
-
-class Folder:
-    """A run folder as an earlier run has left it."""
-
-    def __init__(self, config: dict[str, Any]) -> None:
-        self.path = Path(config["output_dir"]) / config["run_name"]
-        self.path.mkdir(parents=True)
-        Run(**config).save(self.path / "config.yaml")
-
-
-def test_a_folder_that_holds_a_run_is_refused_with_both_ways_out(config: dict[str, Any]) -> None:
-    folder = Folder(config)
-    with pytest.raises(ConfigError) as caught:
-        check(config)
-    assert caught.value.problems == [
-        f"{folder.path} already holds a run: go on with it by resume=true, or choose another "
-        "run_name"
-    ]
-    check(changed(config, {"run_name": "other"}))
-
-
-def test_resuming_needs_a_run_and_names_those_there_are(config: dict[str, Any]) -> None:
-    Folder(changed(config, {"run_name": "yesterday"}))
-    with pytest.raises(ConfigError) as caught:
-        check(changed(config, {"resume": True}))
-    (problem,) = caught.value.problems
-    assert "here holds no run" in problem
-    assert "outputs: yesterday>" in problem
-
-
-def test_resuming_may_change_how_long_and_how_but_not_what_is_learned(
-    config: dict[str, Any],
-) -> None:
-    Folder(config)
-    check(changed(config, {"resume": True, "max_steps": 500, "trainer.checkpoint_every": 5}))
-    with pytest.raises(ConfigError) as caught:
-        check(changed(config, {"resume": True, "optim.beta1": 0.5, "loss": chosen("loss", "grpo")}))
-    (problem,) = caught.value.problems
-    assert "optim.beta1 was 0.9 and is 0.5" in problem
-    assert "loss._target_ was losses.cispo.cispo and is losses.ppo_clip.ppo_clip" in problem
-    assert problem.endswith("repeat the overrides of that run, or start a new one")

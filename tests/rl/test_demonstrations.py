@@ -49,7 +49,7 @@ def test_the_mask_covers_the_answer_and_its_end_behind_the_prompt_of_a_rollout(r
         assert said == rollout.messages[1]["content"] + "<|im_end|>"
 
 
-def test_a_group_is_worth_one_everywhere_and_stems_from_version_0(renderer):
+def test_a_group_is_worth_one_everywhere_and_no_policy_sampled_it(renderer):
     group = SAMPLER.group(ENV, renderer, Random(5), 3, 4, 256)
     assert (group.index, group.version, group.advantages) == (3, 0, (1.0,) * 4)
     assert (group.example.id, group.example.env) == (3, "reverse-text")
@@ -57,7 +57,7 @@ def test_a_group_is_worth_one_everywhere_and_stems_from_version_0(renderer):
     for rollout in group.rollouts:
         assert (rollout.reward, rollout.turns, rollout.stop_reason) == (1.0, 1, StopReason.STOP)
         (row,) = rollout.sequences
-        np.testing.assert_array_equal(row.token_versions, np.where(row.completion_mask, 0, -1))
+        np.testing.assert_array_equal(row.token_versions, np.full(len(row.token_ids), -1))
         np.testing.assert_array_equal(row.rollout_logprobs, np.zeros(len(row.token_ids)))
         dtypes = (row.token_ids.dtype, row.completion_mask.dtype, row.rollout_logprobs.dtype)
         assert (*dtypes, row.token_versions.dtype) == (np.int32, np.bool_, np.float32, np.int32)

@@ -126,6 +126,12 @@ def test_a_chart_rises_with_its_values_and_never_leaves_its_width():
     console.print(Chart([], rows=2), Chart([1.0], rows=2))
 
 
+def test_a_column_of_a_chart_is_the_mean_of_its_values():
+    console = Console(file=io.StringIO(), width=2)
+    console.print(Chart([0.0, 1.0, 0.5, 0.5], rows=1))
+    assert console.file.getvalue() == "▁▁\n"
+
+
 def test_the_parts_of_a_split_bar_fill_it_exactly():
     console = Console(file=io.StringIO(), width=37)
     console.print(SplitBar({"wait": 1 / 3, "update": 1 / 3, "push": 1 / 6, "other": 1 / 6}))

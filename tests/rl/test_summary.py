@@ -24,6 +24,7 @@ def make_run(folder, overrides, reward, *, steps=20, seed=0, **settings):
         metrics.append(step, {"train/reward": value, "time/step": 3.0})
     metrics.close()
     names = {"seed": seed, "run_name": folder.name, "max_steps": 20, "env": {"seed": seed}}
+    names["log"] = f"elsewhere/{folder.name}/log"
     OmegaConf.save(OmegaConf.create({**names, **settings}), folder / "config.yaml")
     record = {"overrides": [*overrides, f"seed={seed}"], "choices": {}}
     (folder / "overrides.yaml").write_text(json.dumps(record))
