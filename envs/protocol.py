@@ -4,8 +4,8 @@
         def examples(self, split): ...
         async def score(self, episode): return {"exact": float(episode.text == ...)}
 
-A single-turn environment needs those two. One that answers the policy overrides `reply`. Environment
-code may raise, hang or return NaN: that costs the rollout, never the run.
+A single-turn environment needs those two. One that answers the policy overrides `reply`.
+Environment code may raise, hang or return NaN: that costs the rollout, never the run.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ from random import Random
 from typing import Any, Literal
 
 Message = dict[str, Any]
-"""One chat message in OpenAI form: `role`, `content`, and for tools `tool_calls` / `tool_call_id`."""
+"""One chat message in OpenAI form: `role`, `content`; for tools `tool_calls`, `tool_call_id`."""
 
 Split = Literal["train", "eval"]
 
@@ -38,7 +38,7 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True)
 class Example:
-    """One thing to try: the opening messages, and what the environment needs to score the attempt."""
+    """One thing to try: the opening messages, and what is needed to score the attempt."""
 
     id: int  # position in the environment's split
     env: str  # name of the environment
@@ -82,17 +82,24 @@ class Environment:
         """All examples of a split, in an order that does not change between runs."""
         raise NotImplementedError
 
-    async def reply(self, episode: Episode, message: Message) -> list[Message] | None:
-        """The environment's answer to the policy's `message`; None ends the episode (the default)."""
+    async def reply(
+        self,
+        episode: Episode,  # noqa: ARG002 for those that override it
+        message: Message,  # noqa: ARG002
+    ) -> list[Message] | None:
+        """The answer to the policy's `message`; None ends the episode (the default)."""
         return None
 
     async def score(self, episode: Episode) -> dict[str, float]:
         """Named rewards of a finished episode. NaN marks an episode that cannot be judged."""
         raise NotImplementedError
 
-    def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
+    def demonstrations(
+        self,
+        rng: Random,  # noqa: ARG002 for those that override it
+    ) -> Iterator[list[Message]]:
         """Endless whole conversations by a scripted expert, for warm starts (optional)."""
         raise ValueError(
             f"the environment {self.name!r} has no scripted expert, so there is nothing to imitate: "
-            "give it a demonstrations() method, or set model.warm_start=null / another sampler"
+            "give it a demonstrations() method, or set model.warm_start=null, or another sampler"
         )

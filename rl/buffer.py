@@ -1,9 +1,9 @@
 """Finished groups wait here until a batch is drawn. The staleness guarantee lives in `draw`.
 
-A group started under version v must be trained at step v + max_staleness at the latest. The sampler
-never starts more groups under versions up to v than the batches up to that step can hold, so drawing
-the oldest first and waiting for the groups that are due keeps the promise without discarding anything,
-and without favouring short rollouts.
+A group started under version v must be trained at step v + max_staleness at the latest. The
+sampler never starts more groups under versions up to v than the batches up to that step can hold,
+so drawing the oldest first and waiting for the groups that are due keeps the promise without
+discarding anything, and without favouring short rollouts.
 """
 
 from collections import Counter

@@ -1,9 +1,9 @@
 """Checkpoints that are complete or absent: written aside, then renamed.
 
-    checkpoints/step_000100/
-      state.json      step, dispatcher state (the next examples)
-      deepspeed/      weights, optimizer; one file per rank
-      hf/             the model for everybody else: transformers, vLLM
+checkpoints/step_000100/
+  state.json      step, dispatcher state (the next examples)
+  deepspeed/      weights, optimizer; one file per rank
+  hf/             the model for everybody else: transformers, vLLM
 """
 
 import json
@@ -26,7 +26,7 @@ def save_checkpoint(
     model: Path,
     keep: int,
 ) -> Path:
-    """Write the state after `step` optimizer steps and delete all but the newest `keep`. Collective.
+    """Write the state after `step` steps and delete all but the newest `keep`. Collective.
 
     Args:
         policy: weights and optimizer.

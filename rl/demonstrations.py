@@ -31,6 +31,7 @@ class DemonstrationSampler:
 
     uses_engine: ClassVar[bool] = False
     temperature: ClassVar[float] = 1.0  # the trainer's logits stay as they are
+    max_concurrent: ClassVar[int] = 4096
 
     max_staleness: int
 

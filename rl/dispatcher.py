@@ -25,6 +25,10 @@ PlayGroup = Callable[[int, Example, int], Awaitable[tuple[Rollout, ...]]]
 Advantage = Callable[[Sequence[float | None]], list[float]]
 
 
+def _ignore(group: Group) -> None:  # noqa: ARG001
+    """Nobody wants to know of rejected groups."""
+
+
 class RolloutsFailed(RunFailed):
     """No usable rollouts come any more; the message says why."""
 
@@ -74,7 +78,7 @@ class Dispatcher:
     state: DispatcherState
     step: int = 0
     version: int = -1
-    on_rejected: Callable[[Group], None] = lambda group: None
+    on_rejected: Callable[[Group], None] = _ignore
 
     def __post_init__(self) -> None:
         self._changed = asyncio.Condition()
@@ -82,6 +86,7 @@ class Dispatcher:
         self._next = self.state.next_index
         self._started = self.step * self.groups_per_step
         self._rejected = 0
+        self._next_step = self.step
         self._running: dict[int, int] = {}  # group index -> version it was started under
         self._untrained: set[int] = set(self.state.pending)
         self._failures: deque[str] = deque(maxlen=self.group_size * self.groups_per_step)
@@ -149,13 +154,15 @@ class Dispatcher:
             await self._changed.wait_for(ready)
         assert drawn is not None
         self._untrained -= {group.index for group in drawn}
+        self._next_step = step + 1
         return drawn
 
     def progress(self) -> str:
         """Return what is being waited for, for the screen."""
         done = min(len(self.buffer), self.groups_per_step) * self.group_size
         wanted = self.groups_per_step * self.group_size
-        return f"{done} of {wanted} rollouts, {len(self._running) * self.group_size} in flight"
+        flying = len(self._running) * self.group_size
+        return f"batch {self._next_step}: {done} of {wanted} rollouts, {flying} in flight"
 
     def checkpoint(self) -> DispatcherState:
         """Return what a resumed run needs to go on with the next examples."""

@@ -1,7 +1,8 @@
 """How a part of the run says, in one message, why it cannot go on.
 
-The traceback goes to the part's own log; the message goes to <run>/failures/, where the supervisor finds
-it and shows the first one. An error of the user's making is said without a class name.
+The traceback goes to the part's own log; the message goes to <run>/failures/, where the
+supervisor finds it and shows the first one. An error of the user's making is said without a class
+name.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A short name for a set of weights: equal exactly when names, shapes, dtypes and bytes are equal."""
+"""A short name for a set of weights: equal when names, shapes, dtypes and bytes are equal."""
 
 from collections.abc import Mapping
 

@@ -1,7 +1,8 @@
 """The policy as a module: logprobs of the completion tokens, never holding all logits at once.
 
-Logits of a batch are tokens times vocabulary, often larger than the model. Here the output head runs
-over the completion tokens only, a chunk at a time, and each chunk is recomputed in the backward pass.
+Logits of a batch are tokens times vocabulary, often larger than the model. Here the output head
+runs over the completion tokens only, a chunk at a time, and each chunk is recomputed in the
+backward pass.
 
 B: rows, T: padded length, N: completion tokens, H: hidden size, V: vocabulary.
 """
@@ -21,9 +22,7 @@ class PolicyModule(nn.Module):
         self.model = model
         self._chunk = chunk
 
-    def forward(
-        self, token_ids: Tensor, mask: Tensor, temperature: float
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, token_ids: Tensor, mask: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         """Return logprobs [N] and entropies [N, no gradient] of the masked tokens, row by row.
 
         Rows are padded on the right. No attention mask is needed: attention is causal, so no real
@@ -46,7 +45,9 @@ class PolicyModule(nn.Module):
         logprobs, entropies = zip(*parts, strict=True)
         return torch.cat(logprobs), torch.cat(entropies)
 
-    def _of_chunk(self, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    def _of_chunk(
+        self, hidden: Tensor, targets: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
         head = self.model.get_output_embeddings()
         if torch.is_grad_enabled():
             return checkpoint(_logprobs, head, hidden, targets, temperature, use_reentrant=False)
@@ -56,7 +57,8 @@ class PolicyModule(nn.Module):
 def _logprobs(
     head: nn.Module, hidden: Tensor, targets: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    logits = head(hidden).float() / temperature  # [chunk, V]
+    logits = head(hidden)  # [chunk, V]
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
     normaliser = logits.logsumexp(-1)  # [chunk]
     logprobs = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - normaliser
     with torch.no_grad():

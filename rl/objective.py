@@ -1,7 +1,8 @@
 """The number that is minimised: sum over all completion tokens of token_weight * loss.
 
-The weights come with the batch and were computed over the whole of it (`rl/plan.py`), so the objective is
-a plain sum: micro-batches and ranks add up to the same value and gradient however they were split.
+The weights come with the batch and were computed over the whole of it (`rl/plan.py`), so the
+objective is a plain sum: micro-batches and ranks add up to the same value and gradient however
+they were split.
 
 B: rows, T: padded length, N: completion tokens of the micro-batch.
 """

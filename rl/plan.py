@@ -1,9 +1,9 @@
 """Splits one global batch into micro-batches for every rank.
 
-The token weights are computed here, over the whole batch, before anything is split: the objective is
-the plain sum of weight times loss over all micro-batches and ranks, so neither its value nor its
-gradient can depend on the split. Every rank gets the same number of micro-batches, because ranks meet
-in collectives in every one of them.
+The token weights are computed here, over the whole batch, before anything is split: the objective
+is the plain sum of weight times loss over all micro-batches and ranks, so neither its value nor
+its gradient can depend on the split. Every rank gets the same number of micro-batches, because
+ranks meet in collectives in every one of them.
 """
 
 from collections.abc import Callable, Sequence
@@ -54,7 +54,8 @@ def plan(
 ) -> list[RankBatch]:
     """Return one `RankBatch` per rank, balanced by tokens.
 
-    A micro-batch holds at most `tokens_per_micro_batch` tokens, padding included, and at least one row.
+    A micro-batch holds at most `tokens_per_micro_batch` tokens, padding included, and at least
+    one row.
     """
     ordered = sorted(rows, key=lambda r: r.length, reverse=True)
     shares = _deal(ordered, ranks)
@@ -91,7 +92,7 @@ def _pack(rows: Sequence[WeightedRow], budget: int) -> list[list[WeightedRow]]:
 
 
 def _split_until(bins: list[list[WeightedRow]], count: int) -> None:
-    """Halve the fullest micro-batch until there are `count`; an empty one when none can be halved."""
+    """Halve the fullest micro-batch until there are `count`; else add an empty one."""
     while len(bins) < count:
         fullest = max(bins, key=len, default=[])
         if len(fullest) < 2:

@@ -1,4 +1,4 @@
-"""The policy in training: a Hugging Face model in a DeepSpeed engine. The only module that knows DeepSpeed."""
+"""The policy in training: a Hugging Face model in a DeepSpeed engine, which only we know."""
 
 import os
 import shutil
@@ -12,12 +12,13 @@ import deepspeed
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from rl.logprobs import PolicyModule
 from rl.objective import Batch, Objective
 from rl.optim import AdamW
-from rl.records import MicroBatch, RankBatch
+from rl.records import Ints, RankBatch
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,9 @@ class Policy:
     ) -> None:
         self.ranks, self._optim, self._max_steps = ranks, optim, max_steps
         self._temperature = temperature
+        self._max_grad_norm = max_grad_norm
         module = PolicyModule(model, chunk=logprob_chunk)
+        half = model.dtype == torch.bfloat16
         config = {
             **deepspeed_config,
             "train_micro_batch_size_per_gpu": 1,  # required, unused: the plan decides
@@ -86,13 +89,16 @@ class Policy:
             # Gradients add up over any number of backward passes until we call step().
             "managed_gradient_accumulation": False,
             "gradient_clipping": max_grad_norm,
-            "bf16": {"enabled": model.dtype == torch.bfloat16},
+            "bf16": {"enabled": half},
             "zero_allow_untested_optimizer": True,
         }
         self.engine, *_ = deepspeed.initialize(
             model=module, optimizer=optim.optimizer(module.parameters()), config=config
         )
         self.zero_stage: int = self.engine.zero_optimization_stage()
+        if self.zero_stage == 0 and not half:
+            # Here DeepSpeed keeps the norm to itself, and steps on gradients that are not finite.
+            self.engine.clip_fp32_gradients = self._clip
 
     def update(self, batch: RankBatch, objective: Objective) -> dict[str, float]:
         """Take one optimizer step on this rank's share of a batch.
@@ -108,7 +114,7 @@ class Policy:
             )
             value, metrics = objective(on_device, logprobs)
             # DeepSpeed averages gradients over ranks; the objective is a sum over them.
-            self.engine.backward(value * self.ranks.world)
+            self.engine.backward(_minimised(value, logprobs) * self.ranks.world)
             fresh = on_device.token_versions == batch.step  # sampled by the very same weights
             gap = (logprobs.detach() - on_device.rollout_logprobs).abs()
             _add(sums, "loss", value.detach())
@@ -119,21 +125,25 @@ class Policy:
                 _add(sums, f"mean/{name}", values.sum())
         totals = self._sum_over_ranks(sums)
         rate = self._optim.rate(batch.step, self._max_steps)
-        return {**_means(totals), **self._step(rate, finite=_finite(totals["loss"]))}
+        return {**_means(totals), **self._step(rate)}
 
-    def _step(self, rate: float, *, finite: bool) -> dict[str, float]:
+    def _step(self, rate: float) -> dict[str, float]:
         for group in self.engine.optimizer.param_groups:
             group["lr"] = rate
-        if not finite:
-            self.engine.optimizer.zero_grad()
-            return {"train/learning_rate": rate, "train/grad_norm": float("nan"), "train/skipped": 1.0}
-        self.engine.step()
-        norm = float(self.engine.get_global_grad_norm() or 0.0)
+        self.engine.step()  # skips, and forgets the gradient, if its norm is not finite
+        norm = float(self.engine.get_global_grad_norm())
         return {
             "train/learning_rate": rate,
-            "train/grad_norm": norm,
+            "train/grad_norm": norm if _finite(norm) else float("nan"),
             "train/skipped": float(not _finite(norm)),
         }
+
+    def _clip(self) -> None:
+        """Clip as every other stage does; without gradients the optimizer steps nowhere."""
+        norm = clip_grad_norm_(self.engine.module.parameters(), self._max_grad_norm)
+        self.engine._global_grad_norm = norm  # what get_global_grad_norm returns
+        if not norm.isfinite():
+            self.engine.zero_grad()
 
     def _sum_over_ranks(self, sums: dict[str, Tensor]) -> dict[str, float]:
         names = sorted(sums)
@@ -142,16 +152,16 @@ class Policy:
         return dict(zip(names, values.tolist(), strict=True))
 
     @torch.no_grad()
-    def logprobs(self, micro: MicroBatch, temperature: float = 1.0) -> Tensor:
-        """Return [B, T] logprobs of every token given those before it (0 at position 0).
+    def logprobs(self, token_ids: Ints, temperature: float = 1.0) -> Tensor:
+        """Return logprobs [B, T] of all `token_ids` [B, T] given those before (0 at position 0).
 
         All ranks must call it together.
         """
-        token_ids = torch.tensor(micro.token_ids, dtype=torch.int64, device=self.ranks.device)
-        mask = torch.ones_like(token_ids, dtype=torch.bool)
+        tokens = torch.tensor(token_ids, dtype=torch.int64, device=self.ranks.device)
+        mask = torch.ones_like(tokens, dtype=torch.bool)
         mask[:, 0] = False
-        flat, _ = self.engine(token_ids, mask, temperature)
-        result = flat.new_zeros(token_ids.shape)
+        flat, _ = self.engine(tokens, mask, temperature)
+        result = flat.new_zeros(tokens.shape)
         result[mask] = flat
         return result.cpu()
 
@@ -174,14 +184,17 @@ class Policy:
         return collected
 
     def export(self, folder: Path, source: Path) -> None:
-        """Write the model in Hugging Face form, with the tokenizer files of `source`. Collective."""
+        """Write the model in Hugging Face form with the tokenizer of `source`. Collective."""
         weights = self.weights()
         if not self.ranks.first:
             return
         model: PreTrainedModel = self.engine.module.model
         model.save_pretrained(folder, state_dict=weights)
         for path in source.iterdir():
-            if path.suffix in (".json", ".jinja", ".txt", ".model") and not (folder / path.name).exists():
+            if (
+                path.suffix in (".json", ".jinja", ".txt", ".model")
+                and not (folder / path.name).exists()
+            ):
                 shutil.copy2(path, folder)
 
     def save(self, folder: Path) -> None:
@@ -197,6 +210,16 @@ class Policy:
 
 def _add(sums: dict[str, Tensor], name: str, value: Tensor) -> None:
     sums[name] = sums[name] + value if name in sums else value
+
+
+def _minimised(value: Tensor, logprobs: Tensor) -> Tensor:
+    """`value`, or something with a gradient of NaN if it is not finite.
+
+    DeepSpeed looks at gradients only. A NaN in one of them reaches every rank, and each ZeRO
+    stage then skips the step and empties its own buffers, which `zero_grad` does not do under all
+    of them.
+    """
+    return value if value.isfinite() else logprobs.sum() * float("nan")
 
 
 def _finite(value: float) -> bool:

@@ -1,10 +1,10 @@
 """Child processes that never outlive us.
 
-Each child gets its own process group and a log file. Three things end it: leaving the context manager
-(TERM, wait, KILL, to the whole group); our death, through the kernel's parent-death signal; and the
-reaper, a tiny process holding the other end of a pipe, which sees that pipe close whatever killed us
-and then ends every group we told it about. vLLM needs the reaper: killing its parent process leaves
-its workers running for ever.
+Each child gets its own process group and a log file. Three things end it: leaving the context
+manager (TERM, wait, KILL, to the whole group); our death, through the kernel's parent-death
+signal; and the reaper, a tiny process holding the other end of a pipe, which sees that pipe close
+whatever killed us and then ends every group we told it about. vLLM needs the reaper: killing its
+parent process leaves its workers running for ever.
 """
 
 import ctypes

@@ -11,7 +11,7 @@ _SPREAD = 1e-6
 
 
 def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
-    """Return the metrics of one batch that `step` trains; lengths are completion tokens per rollout."""
+    """Return the metrics of the batch that `step` trains; lengths are completion tokens."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     scored = [rollout.reward for rollout in rollouts if rollout.reward is not None]
     lengths = [sum(row.num_completion for row in rollout.sequences) for rollout in rollouts]

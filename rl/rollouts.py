@@ -1,4 +1,4 @@
-"""The rollouts process: environment, client, sampler, buffer and plan in one asyncio loop. No torch.
+"""The rollouts process: environment, client, sampler, buffer, plan in one asyncio loop. No torch.
 
     python -m rl.rollouts <run folder>
 
@@ -21,7 +21,7 @@ from envs.protocol import Environment, Example
 from rl.client import TokenClient
 from rl.config import Run, build
 from rl.demonstrations import DemonstrationSampler
-from rl.dispatcher import Dispatcher, DispatcherState, ExampleOrder
+from rl.dispatcher import Dispatcher, DispatcherState, ExampleOrder, PlayGroup
 from rl.failure import reporting
 from rl.layout import Layout
 from rl.plan import plan, weigh
@@ -97,7 +97,9 @@ class RolloutService:
             await asyncio.sleep(0.25)
 
 
-def _rollout_line(group: Group, rollout: Rollout, advantage: float, used: bool) -> dict[str, object]:
+def _rollout_line(
+    group: Group, rollout: Rollout, advantage: float, used: bool
+) -> dict[str, object]:
     versions = [row.token_versions[row.completion_mask] for row in rollout.sequences]
     return {
         "group": group.index,
@@ -116,8 +118,14 @@ def _rollout_line(group: Group, rollout: Rollout, advantage: float, used: bool) 
     }
 
 
-def _demonstrator(run: Run, sampler: DemonstrationSampler, env: Environment, renderer: Renderer):  # noqa: ANN202
-    async def play_group(index: int, example: Example, group_size: int) -> tuple[Rollout, ...]:
+def _imitate(
+    run: Run, sampler: DemonstrationSampler, env: Environment, renderer: Renderer
+) -> PlayGroup:
+    async def play_group(
+        index: int,
+        example: Example,  # noqa: ARG001 the expert chooses what to show
+        group_size: int,
+    ) -> tuple[Rollout, ...]:
         rng = random.Random(f"{run.seed}:{index}")
         return sampler.group(env, renderer, rng, index, group_size, run.max_seq_len).rollouts
 
@@ -132,31 +140,30 @@ async def main(folder: Path) -> None:
     env: Environment = build(run.env)()
     examples = ExampleOrder(env.examples("train"), run.seed)
     renderer = load_renderer(layout.model(), build(run.model)().renderer)
+    sampler = build(run.sampler)()
     start = layout.resumed()
     async with AsyncExitStack() as stack:
-        sampler = build(run.sampler)()
-        common = dict(
+        if sampler.uses_engine:
+            client = TokenClient(layout.vllm_socket, timeout=sampler.rollout_timeout)
+            await stack.enter_async_context(client)
+            player = Player(
+                sampler, env, renderer, client, run.max_seq_len, lambda: dispatcher.version
+            )
+            play_group = player.play_group
+        else:
+            play_group = _imitate(run, sampler, env, renderer)
+        dispatcher = Dispatcher(
+            play_group=play_group,
             examples=examples,
             advantage=build(run.advantage),
             buffer=build(run.buffer)(),
             group_size=run.group_size,
             groups_per_step=run.groups_per_step,
             max_staleness=sampler.max_staleness,
+            max_concurrent=sampler.max_concurrent,
             step=start.step if start else 0,
             state=msgspec.convert(start.rollouts, DispatcherState) if start else DispatcherState(),
         )
-        if isinstance(sampler, DemonstrationSampler):
-            play = _demonstrator(run, sampler, env, renderer)
-            dispatcher = Dispatcher(play_group=play, max_concurrent=run.batch_size, **common)
-        else:
-            client = TokenClient(layout.vllm_socket, timeout=sampler.rollout_timeout)
-            await stack.enter_async_context(client)
-            player = Player(
-                sampler, env, renderer, client, run.max_seq_len, lambda: dispatcher.version
-            )
-            dispatcher = Dispatcher(
-                play_group=player.play_group, max_concurrent=sampler.max_concurrent, **common
-            )
         service = RolloutService(run, layout, dispatcher, status)
         server = await asyncio.start_unix_server(service.serve, layout.rollouts_socket)
         await stack.enter_async_context(server)

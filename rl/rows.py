@@ -1,8 +1,8 @@
 """Builds training rows out of the turns of one rollout, so that each row is what the engine saw.
 
-Turn by turn the engine gets a prompt and samples a completion. While every prompt starts with all the
-tokens so far, the rollout stays one row and its cost grows with its length; a prompt that rewrites
-history starts a new row (a fork, counted).
+Turn by turn the engine gets a prompt and samples a completion. While every prompt starts with all
+the tokens so far, the rollout stays one row and its cost grows with its length; a prompt that
+rewrites history starts a new row (a fork, counted).
 """
 
 from collections.abc import Sequence as Items

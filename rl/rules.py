@@ -127,12 +127,6 @@ def uses_ratio(target: str) -> bool:
 
 def steps_and_waits(config: Config) -> Iterator[str]:
     """Durations that contradict each other."""
-    warmup, steps = value_of(config, "optim.warmup_steps"), config["max_steps"]
-    if warmup is not None and warmup > steps:
-        yield (
-            f"optim.warmup_steps={warmup} is more than max_steps={steps}, so the learning rate is "
-            f"never reached: use optim.warmup_steps={steps // 10}"
-        )
     episode, wait = value_of(config, "sampler.rollout_timeout"), config["trainer"]["wait_timeout"]
     if episode is not None and episode >= wait:
         yield (

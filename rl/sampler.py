@@ -1,7 +1,7 @@
-"""Plays one group of episodes: the policy answers through the engine, the environment replies and scores.
+"""Plays a group of episodes: the policy answers through the engine, the environment replies.
 
-Whatever an environment does wrong (raise, hang, return NaN) costs that rollout: it gets no reward, is
-counted by cause, and the rest of its group goes on.
+Whatever an environment does wrong (raise, hang, return NaN) costs that rollout: it gets no
+reward, is counted by cause, and the rest of its group goes on.
 """
 
 import asyncio
@@ -71,7 +71,10 @@ class Player:
     version: Callable[[], int]
 
     async def play_group(
-        self, index: int, example: Example, group_size: int
+        self,
+        index: int,  # noqa: ARG002 the engine draws at random
+        example: Example,
+        group_size: int,
     ) -> tuple[Rollout, ...]:
         """Return `group_size` rollouts of one example, played concurrently.
 
@@ -138,7 +141,7 @@ class Player:
             clock.seconds += 0.0 if opening else time.monotonic() - began
             opening = None
             rows.completion(done.token_ids, done.logprobs, done.versions)
-            message = self._parse(prompt, done)
+            message = self._parse(done)
             episode.messages.append(message)
             episode.turns += 1
             if done.cut_off:
@@ -160,7 +163,7 @@ class Player:
             return bridged.token_ids
         return self.renderer.render_ids(episode.messages, add_generation_prompt=True)
 
-    def _parse(self, prompt: list[int], done: Completion) -> Message:
+    def _parse(self, done: Completion) -> Message:
         parsed = self.renderer.parse_response(done.token_ids)
         message: Message = {"role": "assistant", "content": parsed.content}
         if parsed.reasoning_content:
@@ -197,7 +200,7 @@ class EnvironmentFailed(Exception):
 async def _guard(env: Environment, method: str, call: Awaitable[T]) -> T:
     try:
         return await call
-    except Exception as error:  # noqa: BLE001 user code may raise anything; it is reported
+    except Exception as error:  # user code may raise anything
         place = traceback.extract_tb(error.__traceback__)[-1]
         raise EnvironmentFailed(
             f"{type(env).__name__}.{method} raised {type(error).__name__}: {error} "

@@ -1,7 +1,7 @@
-"""The vLLM server: stock vLLM in a process of its own, reached through a Unix socket in the run folder.
+"""The vLLM server: stock vLLM in a process of its own, behind a Unix socket in the run folder.
 
-A socket needs no port, cannot collide with another run, and the folder's permissions guard it (vLLM's
-own API keys do not cover the routes that load weights).
+A socket needs no port, cannot collide with another run, and the folder's permissions guard it
+(vLLM's own API keys do not cover the routes that load weights).
 """
 
 import os

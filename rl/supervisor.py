@@ -1,15 +1,15 @@
-"""The process on the terminal: checks, prepares, starts, watches, shows, cleans up. Imports no torch.
+"""The process on the terminal: checks, prepares, starts, watches, cleans up. Imports no torch.
 
-    check ---> model folder (built or fetched, warm-started once) ---> inference, rollouts, trainer ranks
+    check ---> model folder (built or fetched, warm-started once) ---> inference, rollouts,
+    trainer ranks
                                                                           |
     screen <--- status/*.json, metrics.jsonl ---- watch: a part that ends too early ends the run
 
-Each part is a process group of its own with its own log. Whatever ends this process, the reaper ends
-theirs.
+Each part is a process group of its own with its own log. Whatever ends this process, the reaper
+ends theirs.
 """
 
 import json
-import os
 import shutil
 import signal
 import sys
@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 import yaml
 
-from rl.config import Run, build, check
+from rl.config import ConfigError, Run, build, check
 from rl.failure import RunFailed, first_failure
 from rl.layout import Layout
 from rl.metrics import column, read_metrics
@@ -58,6 +58,7 @@ def run(
     """
     check(config)
     main = Run(**config)
+    _construct(main)
     with _signals(), Reaper() as reaper:
         main.folder.mkdir(parents=True, exist_ok=True)
         record = {"overrides": overrides, "choices": choices}
@@ -66,6 +67,19 @@ def run(
         _execute(main, model, reaper)
     rewards = column(read_metrics(main.folder), "train/reward")[-10:]
     return sum(rewards) / len(rewards) if rewards else None
+
+
+def _construct(run: Run) -> None:
+    """Let every constructor object before anything is started; they are cheap."""
+    problems: list[str] = []
+    for group in ("model", "env", "sampler", "buffer", "optim", "inference", "logger"):
+        try:
+            build(getattr(run, group))()
+        except Exception as error:  # noqa: BLE001 an environment is user code and may raise anything
+            kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+            problems.append(f"{group}: {kind}{error}")
+    if problems:
+        raise ConfigError(problems)
 
 
 def _prepare_model(
@@ -82,7 +96,9 @@ def _prepare_model(
         shutil.rmtree(folder, ignore_errors=True)
         supervised = compose(["loss=sft", "sampler=demonstrations"])
         first = warm_start_run(run, supervised, folder)
-        print(f"warm start: {first.max_steps} supervised steps, once for this model and environment")
+        print(
+            f"warm start: {first.max_steps} supervised steps, once for this model and environment"
+        )
         _execute(first, source.prepare(folder / "model"), reaper)
         keep_result(first, kept)
     return kept
@@ -104,7 +120,11 @@ def _execute(run: Run, model: Path, reaper: Reaper) -> None:
         parts.start()
         with Screen(run.folder, run.max_steps) as screen:
             parts.watch(screen.update)
-    print(final_summary(run.folder))
+    _say(final_summary(run.folder))
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)  # noqa: T201 this process owns the terminal
 
 
 class Parts:
@@ -170,7 +190,9 @@ class Parts:
             self._ready, self._checked = True, now
             self._status.set("serving")
         elif not self._ready and now - self._began > limit:
-            self._explain("inference", f"did not answer within inference.startup_timeout={limit:g} s")
+            self._explain(
+                "inference", f"did not answer within inference.startup_timeout={limit:g} s"
+            )
         elif self._ready and now - self._checked > self._run.trainer["wait_timeout"]:
             self._explain("inference", "has stopped answering")
 
@@ -182,7 +204,9 @@ class Parts:
         if failure:
             log = self._layout.logs / f"{failure['part']}.log"
             raise RunFailed(f"{failure['part']}: {failure['message']}\n(details: {log})")
-        name = next(n for n, status in ended.items() if not (n.startswith("trainer") and status == 0))
+        name = next(
+            n for n, status in ended.items() if not (n.startswith("trainer") and status == 0)
+        )
         self._explain(name, f"ended with status {ended[name]}")
 
     def _explain(self, name: str, what: str) -> NoReturn:
@@ -218,7 +242,7 @@ def _remove(path: Path) -> None:
 def _signals() -> Iterator[None]:
     """TERM and HUP stop the run as Ctrl-C does."""
 
-    def stop(number: int, frame: object) -> NoReturn:
+    def stop(*_: object) -> NoReturn:
         raise KeyboardInterrupt
 
     before = {s: signal.signal(s, stop) for s in (signal.SIGTERM, signal.SIGHUP)}

@@ -2,8 +2,9 @@
 
     python -m rl.trainer <run folder>          RANK, LOCAL_RANK and WORLD_SIZE in the environment
 
-Step k trains policy version k into version k + 1. The loop waits for a batch, updates, pushes, tells
-the rollouts process that k + 1 is live. How far sampling may run ahead is decided there, not here.
+Step k trains policy version k into version k + 1. The loop waits for a batch, updates, pushes,
+tells the rollouts process that k + 1 is live. How far sampling may run ahead is decided there,
+not here.
 """
 
 import os

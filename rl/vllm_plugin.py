@@ -1,9 +1,10 @@
-"""Runs inside vLLM: takes weights from a shared-memory file and proves that the model computes with them.
+"""Runs inside vLLM: loads weights from a file in memory and proves that it computes with them.
 
-vLLM loads this module through the entry point group `vllm.general_plugins`. On CPU vLLM repacks every
-linear weight for its kernels and empties the original, so loading into the parameters is not enough
-and looking at them proves nothing. We reload layer by layer, repack what the reload leaves behind
-(embedding and tied output head), and then compare what each layer computes with what it should.
+vLLM loads this module through the entry point group `vllm.general_plugins`. On CPU vLLM repacks
+every linear weight for its kernels and empties the original, so loading into the parameters is
+not enough and looking at them proves nothing. We reload layer by layer, repack what the reload
+leaves behind (embedding and tied output head), and then compare what each layer computes with
+what it should.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,8 +1,8 @@
 """Supervised steps on an environment's demonstrations before a run, done once and cached.
 
-The warm start is a run like any other (loss=sft sampler=demonstrations), so supervised fine-tuning is a
-use of the loop and not a second program. Its result is a model folder named by a hash of everything
-it depends on.
+The warm start is a run like any other (loss=sft sampler=demonstrations), so supervised fine-
+tuning is a use of the loop and not a second program. Its result is a model folder named by a hash
+of everything it depends on.
 """
 
 import hashlib
@@ -60,7 +60,8 @@ def warm_start_run(run: Run, supervised: dict[str, Any], folder: Path) -> Run:
     """
     recipe = WarmStart(**{k: v for k, v in run.model["warm_start"].items() if k != "_target_"})
     changed: dict[str, Node] = {
-        group: supervised[group] for group in ("loss", "advantage", "aggregation", "sampler", "buffer")
+        group: supervised[group]
+        for group in ("loss", "advantage", "aggregation", "sampler", "buffer")
     }
     return replace(
         run,

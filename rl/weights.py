@@ -1,15 +1,15 @@
 """New weights for vLLM after every step, and the proof that they arrived.
 
-    pause(keep) -> start -> update -> finish(version) -> resume          running requests go on after it
+    pause(keep) -> start -> update -> finish(version) -> resume       running requests go on
 
-The weights lie in an anonymous file in memory (memfd): vLLM reads it through our /proc entry, and it
-vanishes with us however we end. Three things can go wrong unseen, and each is an error here: the push
-changed nothing, vLLM loaded something else (our plugin compares fingerprints and what every layer
-computes), or trainer and engine disagree although the weights are the same (the probe).
+The weights lie in an anonymous file in memory (memfd): vLLM reads it through our /proc entry, and
+it vanishes with us however we end. Three things can go wrong unseen, and each is an error here:
+the push changed nothing, vLLM loaded something else (our plugin compares fingerprints and what
+every layer computes), or trainer and engine disagree although the weights are the same (the
+probe).
 """
 
 import os
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -49,8 +49,8 @@ class WeightPusher:
         """Open the transfer engine inside vLLM."""
         self._post("/init_weight_transfer_engine", {"init_info": {}})
 
-    def push(self, policy: Policy, version: int, *, must_differ: bool) -> dict[str, float]:
-        """Make vLLM sample with the policy's present weights as `version`. Returns seconds spent.
+    def push(self, policy: Policy, version: int, *, must_differ: bool) -> None:
+        """Make vLLM sample with the policy's present weights, as `version`.
 
         Args:
             policy: whose weights.
@@ -58,10 +58,9 @@ class WeightPusher:
             must_differ: the optimizer took a step, so equal weights would be an error.
 
         """
-        began = time.monotonic()
         weights = policy.weights()
         if not policy.ranks.first:
-            return {}
+            return
         mark = fingerprint(weights)
         if must_differ and mark == self._last:
             raise RunFailed(
@@ -82,12 +81,12 @@ class WeightPusher:
             self._post("/resume")
         finally:
             os.close(descriptor)
-        return {"time/push": time.monotonic() - began}
 
     def probe(self, policy: Policy, batch: MicroBatch, version: int) -> dict[str, float]:
         """Compare vLLM's logprobs with the trainer's on rows of a batch, right after a push.
 
-        Both score given text at temperature 1, so nothing but the weights and the arithmetic counts.
+        Both score given text at temperature 1, so nothing but the weights and the arithmetic
+        counts.
 
         Raises:
             RunFailed: the first probe of a run lies above `max_mismatch`.
@@ -95,21 +94,14 @@ class WeightPusher:
         """
         if self._sync.probe_every == 0 or version % self._sync.probe_every:
             return {}
-        rows = slice(0, self._sync.probe_rows)
-        width = int(_lengths(batch)[rows].max(initial=2))
-        few = MicroBatch(
-            **{name: getattr(batch, name)[rows] for name in batch.__dataclass_fields__}
-        )
-        few = MicroBatch(
-            **{**few.__dict__, "token_ids": few.token_ids[:, :width]}
-        )
-        ours = policy.logprobs(few)
+        lengths = _lengths(batch)[: self._sync.probe_rows]
+        token_ids = batch.token_ids[: self._sync.probe_rows, : lengths.max()]
+        ours = policy.logprobs(token_ids)
         if not policy.ranks.first:
             return {}
-        began = time.monotonic()
         gaps = [
             (torch.tensor(self._score(row[:length].tolist())) - ours[i, 1:length]).abs()
-            for i, (row, length) in enumerate(zip(few.token_ids, _lengths(few), strict=True))
+            for i, (row, length) in enumerate(zip(token_ids, lengths, strict=True))
         ]
         gap = torch.cat(gaps)
         mean = float(gap.mean())
@@ -120,11 +112,7 @@ class WeightPusher:
                 "ratio would be wrong. Compare model.dtype, attention and rope settings of both"
             )
         self._first_probe = False
-        return {
-            "mismatch/mean_abs": mean,
-            "mismatch/max_abs": float(gap.max()),
-            "time/probe": time.monotonic() - began,
-        }
+        return {"mismatch/mean_abs": mean, "mismatch/max_abs": float(gap.max())}
 
     def _score(self, token_ids: list[int]) -> list[float]:
         """Return vLLM's logprob of each token but the first."""
@@ -134,7 +122,8 @@ class WeightPusher:
         )
         entries = answer["prompt_logprobs"][1:]
         return [
-            entry[str(token)]["logprob"] for entry, token in zip(entries, token_ids[1:], strict=True)
+            entry[str(token)]["logprob"]
+            for entry, token in zip(entries, token_ids[1:], strict=True)
         ]
 
     def _post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -149,7 +138,9 @@ class WeightPusher:
         except httpx.HTTPError as error:
             raise RunFailed(f"vLLM is out of reach for `{phase}` ({error})") from error
         if response.status_code != httpx.codes.OK:
-            raise RunFailed(f"vLLM refused `{phase}`: {response.text[:500]}; see logs/inference.log")
+            raise RunFailed(
+                f"vLLM refused `{phase}`: {response.text[:500]}; see logs/inference.log"
+            )
         return response.json()
 
 

@@ -1,7 +1,7 @@
 """Length-prefixed messages between the rollouts process and the trainer ranks.
 
-A message is msgpack; numpy arrays travel as (dtype, shape, raw bytes), never as pickles. The asyncio
-side lives in `rl/rollouts.py`, the blocking side in `rl/batches.py`.
+A message is msgpack; numpy arrays travel as (dtype, shape, raw bytes), never as pickles. The
+asyncio side lives in `rl/rollouts.py`, the blocking side in `rl/batches.py`.
 """
 
 import struct
@@ -28,7 +28,7 @@ def _encode(value: object) -> object:
     raise NotImplementedError(f"cannot send a {type(value).__name__}")
 
 
-def _decode(kind: type, value: Any) -> Any:
+def _decode(kind: type, value: Any) -> Any:  # noqa: ARG001 msgspec's signature
     dtype, shape, data = value
     return np.frombuffer(data, dtype=dtype).reshape(shape)
 

@@ -61,10 +61,6 @@ REFUSED: dict[str, tuple[Changes, str]] = {
     ),
     "imitating oneself": ({"loss": SFT["loss"]}, "add sampler=demonstrations, or choose another"),
     "rewarding demonstrations": ({"sampler": SFT["sampler"]}, "add loss=sft, or choose"),
-    "warm-up longer than the run": (
-        {"max_steps": 4},
-        "optim.warmup_steps=5 is more than max_steps=4, so the learning rate is never reached",
-    ),
     "patience": (
         {"sampler.rollout_timeout": 700.0},
         "one slow rollout (sampler.rollout_timeout=700.0 s) would stop the run",
@@ -88,7 +84,7 @@ ALLOWED: dict[str, Changes] = {
         "sampler.top_p": 0.9,
     },
     "truncated sampling, knowingly": {"sampler.top_p": 0.9, "sampler.allow_biased_ratio": True},
-    "short run": {"max_steps": 2, "optim.warmup_steps": 2},
+    "short run": {"max_steps": 2},
     "one of several rewards": {"env.reward_weights": {"exact": 0.0, "similarity": 1.0}},
 }
 

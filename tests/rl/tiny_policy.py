@@ -1,0 +1,135 @@
+"""A policy of 35 thousand parameters, batches for it, and the gradient by plain torch.
+
+`reference` knows nothing of chunks, padding, plans or ranks: row after row, the logits of the whole
+row, log_softmax, the token loss, times the token weight.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from envs.protocol import Example, StopReason
+from losses.tokens import TokenLoss, Tokens
+from rl.plan import Aggregation, WeightedRow, weigh
+from rl.records import Group, Rollout
+from rl.records import Sequence as Row
+from rl.tiny import TinyModel
+
+TEMPERATURE = 0.8
+
+
+def model_folder(folder: Path, dtype: str = "float32") -> Path:
+    return TinyModel(
+        hidden_size=32,
+        num_layers=2,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=16,
+        dtype=dtype,
+        max_seq_len=64,
+        max_tokens=16,
+        learning_rate=1e-3,
+        warm_start=None,
+    ).prepare(folder)
+
+
+def exact_model(folder: Path, seed: int = 0) -> PreTrainedModel:
+    """In float64 throughout: transformers computes norms in float32 whatever the dtype."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.from_pretrained(folder), dtype=torch.float32
+    )
+    for name, module in list(model.named_modules()):
+        if type(module).__name__ == "Qwen3RMSNorm":
+            norm = torch.nn.RMSNorm(module.weight.shape, eps=module.variance_epsilon)
+            norm.weight = module.weight
+            model.set_submodule(name, norm)
+    return model.double()
+
+
+def groups(model: PreTrainedModel, *, num_groups: int = 4, seed: int = 0) -> list[Group]:
+    """Groups of three rollouts; the last one's second rollout has no completion token.
+
+    Rollout logprobs lie 0, 1e-4 or 0.3 from the model's own: within and beyond the clips.
+    """
+    rng = np.random.default_rng(seed)
+    made = []
+    for index in range(num_groups):
+        rollouts = []
+        for member in range(3):
+            prompt, completion = rng.integers(2, 7), rng.integers(1, 12)
+            length = prompt + completion
+            token_ids = rng.integers(0, 256, length).astype(np.int32)
+            chosen = np.arange(length) >= prompt
+            chosen[prompt + 2 : prompt + 4] = False  # a tool's reply inside of the completion
+            chosen &= not (index == num_groups - 1 and member == 1)
+            own = _row_logprobs(model, torch.tensor(token_ids)).numpy()
+            noise = rng.choice([0.0, 1e-4, 0.3]) * rng.standard_normal(length)
+            row = Row(
+                token_ids=token_ids,
+                completion_mask=chosen,
+                rollout_logprobs=np.where(chosen, own + noise, 0).astype(np.float32),
+                token_versions=np.where(chosen, 0, -1).astype(np.int32),
+            )
+            rollouts.append(
+                Rollout((row,), [], 0.0, {}, StopReason.STOP, turns=1, generation_time=0.0)
+            )
+        example = Example(id=index, env="none", messages=[])
+        advantages = tuple(float(a) for a in 3 * rng.standard_normal(3))
+        made.append(Group(index, example, 0, tuple(rollouts), advantages))
+    return made
+
+
+def weighted(model: PreTrainedModel, aggregation: Aggregation, seed: int = 0) -> list[WeightedRow]:
+    return weigh(groups(model, seed=seed), aggregation)
+
+
+@torch.no_grad()
+def _row_logprobs(model: PreTrainedModel, token_ids: Tensor) -> Tensor:
+    logits = model(input_ids=token_ids[None], use_cache=False).logits[0, :-1].double()
+    logprobs = torch.log_softmax(logits / TEMPERATURE, -1)
+    own = logprobs.gather(-1, token_ids[1:, None].long())[:, 0]
+    return torch.cat([own.new_zeros(1), own])
+
+
+def reference(
+    model: PreTrainedModel, rows: Sequence[WeightedRow], token_loss: Callable[[Tokens], TokenLoss]
+) -> tuple[float, dict[str, Tensor]]:
+    """Value and gradient by name of the whole batch."""
+    model.zero_grad()
+    total = 0.0
+    for weighted_row in rows:
+        row = weighted_row.row
+        mask = torch.tensor(row.completion_mask)
+        if not mask.any():
+            continue
+        token_ids = torch.tensor(row.token_ids, dtype=torch.int64)
+        logits = model(input_ids=token_ids[None], use_cache=False).logits[0, :-1]
+        logprobs = torch.log_softmax(logits / TEMPERATURE, -1)
+        own = logprobs.gather(-1, token_ids[1:, None])[:, 0][mask[1:]]
+        tokens = Tokens(
+            logprobs=own,
+            rollout_logprobs=torch.tensor(row.rollout_logprobs)[mask].to(own.dtype),
+            advantages=torch.full_like(own, float(np.float32(weighted_row.advantage))),
+            sequence_ids=torch.zeros(len(own), dtype=torch.int64),
+            num_sequences=1,
+        )
+        value = (float(np.float32(weighted_row.token_weight)) * token_loss(tokens).loss).sum()
+        value.backward()
+        total += float(value)
+    gradient = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    return total, gradient
+
+
+def flat(tensors: dict[str, Tensor]) -> Tensor:
+    return torch.cat([tensors[name].double().flatten() for name in sorted(tensors)])
+
+
+def relative_error(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    assert found.keys() == expected.keys()
+    return float((flat(found) - flat(expected)).norm() / flat(expected).norm())
