@@ -33,31 +33,40 @@ class RolloutsLink:
                     ) from error
                 time.sleep(0.1)
             else:
+                self._socket.settimeout(timeout)
                 return
 
     def next_batch(self, step: int, timeout: float) -> RankBatch:
         """Return this rank's share of a step, waiting at most `timeout` seconds for it."""
         self._socket.settimeout(timeout)
-        try:
-            return self._call(Call(what="next_batch", rank=self._rank, step=step), RankBatch)
-        except TimeoutError as error:
-            raise RunFailed(
-                f"no batch for step {step} within trainer.wait_timeout={timeout:g} s: rollouts are "
-                "slower than that, or stuck; see logs/rollouts.log and logs/inference.log"
-            ) from error
+        late = (
+            f"no batch for step {step} within trainer.wait_timeout={timeout:g} s: rollouts are "
+            "slower than that, or stuck; see logs/rollouts.log and logs/inference.log"
+        )
+        return self._call(Call(what="next_batch", rank=self._rank, step=step), RankBatch, late)
 
     def publish(self, version: int) -> None:
         """Tell that these weights are live, so that more groups may start."""
-        self._call(Call(what="publish", step=version), dict)
+        self._call(Call(what="publish", step=version), dict, self._silent)
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps of the rollouts process."""
-        return self._call(Call(what="state"), dict)
+        return self._call(Call(what="state"), dict, self._silent)
 
-    def _call(self, call: Call, kind: type[T]) -> T:
+    @property
+    def _silent(self) -> str:
+        waited = self._socket.gettimeout()
+        return f"the rollouts process did not answer within {waited:g} s; see logs/rollouts.log"
+
+    def _call(self, call: Call, kind: type[T], late: str) -> T:
         data = pack(call)
-        self._socket.sendall(HEADER.pack(len(data)) + data)
-        return unpack(self._read(HEADER.unpack(self._read(HEADER.size))[0]), kind)
+        try:
+            self._socket.sendall(HEADER.pack(len(data)) + data)
+            return unpack(self._read(HEADER.unpack(self._read(HEADER.size))[0]), kind)
+        except TimeoutError as error:
+            raise RunFailed(late) from error
+        except ConnectionError as error:
+            raise RunFailed("the rollouts process hung up; see logs/rollouts.log") from error
 
     def _read(self, count: int) -> bytearray:
         data = bytearray(count)
@@ -65,6 +74,6 @@ class RolloutsLink:
         while done < count:
             received = self._socket.recv_into(view[done:])
             if received == 0:
-                raise RunFailed("the rollouts process hung up; see logs/rollouts.log")
+                raise ConnectionError("end of file")
             done += received
         return data

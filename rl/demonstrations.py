@@ -11,7 +11,7 @@ turn with an empty think block, which the prompt does not hold, so the policy wo
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from random import Random
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from renderers import Renderer
@@ -78,7 +78,7 @@ class DemonstrationSampler:
         )
 
 
-def tokenize(renderer: Renderer, messages: Seq[Message], max_seq_len: int) -> tuple[Sequence, ...]:
+def tokenize(renderer: Renderer, messages: Seq[Any], max_seq_len: int) -> tuple[Sequence, ...]:
     """Return the rows of a conversation: one, unless a later prompt does not extend the last turn.
 
     Raises:
@@ -112,12 +112,12 @@ def tokenize(renderer: Renderer, messages: Seq[Message], max_seq_len: int) -> tu
         )
 
 
-def completion_ids(renderer: Renderer, message: Message) -> list[int]:
+def completion_ids(renderer: Renderer, message: Any) -> list[int]:
     """Return what the policy would have sampled to say `message`, stop token included.
 
     Worked out beside an empty question: no format lets a turn's own tokens depend on its history.
     """
-    question: Message = {"role": "user", "content": ""}
+    question: Any = {"role": "user", "content": ""}
     prompt = renderer.render_ids([question], add_generation_prompt=True)
     spoken = [question, message]
     if not _reasons(message):

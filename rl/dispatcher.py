@@ -25,7 +25,7 @@ PlayGroup = Callable[[int, Example, int], Awaitable[tuple[Rollout, ...]]]
 Advantage = Callable[[Sequence[float | None]], list[float]]
 
 
-def _ignore(group: Group) -> None:  # noqa: ARG001
+def _ignore(group: Group) -> None:
     """Nobody wants to know of rejected groups."""
 
 

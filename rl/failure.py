@@ -34,8 +34,10 @@ def reporting(folder: Path, part: str) -> Iterator[None]:
     except Exception as error:  # noqa: BLE001 the outermost frame of a process
         traceback.print_exc()
         report = {"part": part, "time": time.time(), "message": _message(error)}
-        (folder / "failures").mkdir(parents=True, exist_ok=True)
-        (folder / "failures" / f"{part}.json").write_text(json.dumps(report))
+        path = folder / "failures" / f"{part}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.with_suffix(".new").write_text(json.dumps(report))
+        path.with_suffix(".new").rename(path)  # the supervisor never sees half of it
         sys.exit(1)
 
 

@@ -64,9 +64,10 @@ class Layout:
         folder = self.folder / "sockets"
         if folder.is_symlink():
             folder.unlink()
-        if len(os.fsencode(folder.absolute())) + 16 <= _LONGEST_SOCKET:
+        if len(os.fsencode(folder.resolve())) + 16 <= _LONGEST_SOCKET:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         else:
+            self.folder.mkdir(parents=True, exist_ok=True)
             folder.symlink_to(tempfile.mkdtemp(prefix="offbyone-"))
         for path in (self.vllm_socket, self.rollouts_socket):
             path.unlink(missing_ok=True)

@@ -21,6 +21,16 @@ class PolicyModule(nn.Module):
         super().__init__()
         self.model = model
         self._chunk = chunk
+        if not isinstance(self.head, nn.Linear):
+            raise ValueError(
+                f"the output head is a {type(self.head).__name__}, and only a plain linear one can "
+                "be applied chunk by chunk: leave lm_head out of the adapter's target modules"
+            )
+
+    @property
+    def head(self) -> nn.Linear:
+        """The output head, which turns hidden states into logits."""
+        return self.model.get_output_embeddings()
 
     def forward(self, token_ids: Tensor, mask: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         """Return logprobs [N] and entropies [N, no gradient] of the masked tokens, row by row.
@@ -48,16 +58,17 @@ class PolicyModule(nn.Module):
     def _of_chunk(
         self, hidden: Tensor, targets: Tensor, temperature: float
     ) -> tuple[Tensor, Tensor]:
-        head = self.model.get_output_embeddings()
+        arguments = self.head, hidden, targets, temperature
         if torch.is_grad_enabled():
-            return checkpoint(_logprobs, head, hidden, targets, temperature, use_reentrant=False)
-        return _logprobs(head, hidden, targets, temperature)
+            return checkpoint(_logprobs, *arguments, use_reentrant=False)
+        return _logprobs(*arguments)
 
 
 def _logprobs(
-    head: nn.Module, hidden: Tensor, targets: Tensor, temperature: float
+    head: nn.Linear, hidden: Tensor, targets: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    logits = head(hidden)  # [chunk, V]
+    # Not head(hidden): under ZeRO-3 a module call is a collective, and ranks differ in chunks.
+    logits = nn.functional.linear(hidden, head.weight, head.bias)  # [chunk, V]
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
     normaliser = logits.logsumexp(-1)  # [chunk]
     logprobs = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - normaliser

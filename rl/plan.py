@@ -60,7 +60,7 @@ def plan(
     ordered = sorted(rows, key=lambda r: r.length, reverse=True)
     shares = _deal(ordered, ranks)
     packed = [_pack(share, tokens_per_micro_batch) for share in shares]
-    count = max(len(bins) for bins in packed)
+    count = max(1, *(len(bins) for bins in packed))  # a batch without any row still is a step
     for bins in packed:
         _split_until(bins, count)
     return [

@@ -59,7 +59,10 @@ def load_model(folder: Path, dtype: torch.dtype, seed: int) -> PreTrainedModel:
         return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
     torch.manual_seed(seed)
     config = AutoConfig.from_pretrained(folder)
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).to(dtype)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for parameter in model.parameters():  # not the buffers: rotary frequencies stay in float32
+        parameter.data = parameter.data.to(dtype)
+    return model
 
 
 class Policy:
@@ -96,6 +99,10 @@ class Policy:
             model=module, optimizer=optim.optimizer(module.parameters()), config=config
         )
         self.zero_stage: int = self.engine.zero_optimization_stage()
+        if self.zero_stage == 3:
+            # The head's weight is used outside of the head (rl/logprobs.py): whole for all of a pass.
+            for parameter in module.head.parameters():
+                deepspeed.zero.register_external_parameter(module, parameter)
         if self.zero_stage == 0 and not half:
             # Here DeepSpeed keeps the norm to itself, and steps on gradients that are not finite.
             self.engine.clip_fp32_gradients = self._clip

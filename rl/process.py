@@ -15,23 +15,31 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Self
 
 _PR_SET_PDEATHSIG = 1
 _GRACE_S = 2.0
+_TAIL_BYTES = 1 << 18
+_LIBC = ctypes.CDLL(None)
 
 
 def last_lines(log: Path, count: int = 20) -> str:
-    """Return the end of a log file, without the lines of progress bars."""
+    """Return the end of a log file; of a progress bar, its last state."""
     if not log.exists():
         return "(no log yet)"
-    lines = log.read_text(errors="replace").splitlines()
-    return "\n".join(line.split("\r")[-1] for line in lines[-count:])
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+        lines = file.read().decode(errors="replace").rstrip().split("\n")
+    return "\n".join(line.rstrip("\r").split("\r")[-1] for line in lines[-count:])
 
 
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def _die_with_parent(parent: int) -> None:
+    """Run in the child, between fork and exec: nothing here may take a lock."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before we asked
+        os._exit(1)
 
 
 def group_alive(group: int) -> bool:
@@ -71,6 +79,7 @@ class Reaper:
         self._process = subprocess.Popen(
             [sys.executable, "-S", "-E", str(Path(__file__).with_name("reaper.py"))],
             stdin=subprocess.PIPE,
+            bufsize=0,  # nothing may be left unwritten when it is killed
             start_new_session=True,
         )
         for group in self._groups:
@@ -81,7 +90,6 @@ class Reaper:
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # it was killed; `ensure_alive` starts another
             self._process.stdin.write(f"{line}\n".encode())
-            self._process.stdin.flush()
 
     def watch(self, group: int) -> None:
         """End this process group if we die."""
@@ -132,7 +140,7 @@ class Child:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **self._env},
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=partial(_die_with_parent, os.getpid()),
             )
         self._reaper.watch(self._process.pid)
 

@@ -7,19 +7,18 @@ reward, is counted by cause, and the rest of its group goes on.
 import asyncio
 import math
 import time
-import traceback
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from renderers import Renderer
 
 from envs.protocol import Environment, Episode, Example, Message, StopReason
+from rl.blame import EnvironmentFailed, blaming
 from rl.client import Client, Completion
 from rl.records import Rollout
 from rl.rows import Rows
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,26 +80,29 @@ class Player:
         In a single-turn environment all share one request: the prompt is the same and the engine
         is some 20 % faster that way.
         """
-        prompt = self.renderer.render_ids(example.messages, add_generation_prompt=True)
+        clock = _Clock(asyncio.get_running_loop().time() + self.sampler.rollout_timeout)
+        prompt: list[int] = []
         openings: list[Completion | None] = [None] * group_size
-        began = time.monotonic()
-        if self.env.max_turns == 1 and self._room(prompt) > 0:
-            openings = [*await self._generate(prompt, group_size)]
-        waited = time.monotonic() - began
-        return tuple(
-            await asyncio.gather(*(self._play(example, prompt, o, waited) for o in openings))
-        )
+        # A broken example, or no time left: each rollout finds that out for itself.
+        with suppress(EnvironmentFailed, TimeoutError):
+            prompt = self._opening(example)
+            if self.env.max_turns == 1 and self._room(prompt) > 0:
+                async with asyncio.timeout_at(clock.deadline):
+                    with clock.waiting():
+                        openings = [*await self._generate(prompt, group_size)]
+        plays = (self._play(example, prompt, o, replace(clock)) for o in openings)
+        return tuple(await asyncio.gather(*plays))
 
     async def _play(
-        self, example: Example, prompt: list[int], opening: Completion | None, waited: float
+        self, example: Example, prompt: list[int], opening: Completion | None, clock: "_Clock"
     ) -> Rollout:
         episode = Episode(example=example, messages=list(example.messages))
         rows = Rows()
         rewards: dict[str, float] = {}
         error = ""
-        clock = _Clock(waited)
         try:
-            async with asyncio.timeout(self.sampler.rollout_timeout):
+            async with asyncio.timeout_at(clock.deadline):
+                prompt = prompt or self._opening(example)
                 episode.stop_reason = await self._converse(episode, rows, prompt, opening, clock)
                 rewards = await self._score(episode)
         except TimeoutError:
@@ -136,10 +138,10 @@ class Player:
             if self._room(prompt) <= 0:
                 return StopReason.CONTEXT
             rows.prompt(prompt)
-            began = time.monotonic()
-            done = opening or (await self._generate(prompt, 1))[0]
-            clock.seconds += 0.0 if opening else time.monotonic() - began
-            opening = None
+            if opening is None:
+                with clock.waiting():
+                    opening = (await self._generate(prompt, 1))[0]
+            done, opening = opening, None
             rows.completion(done.token_ids, done.logprobs, done.versions)
             message = self._parse(done)
             episode.messages.append(message)
@@ -147,13 +149,19 @@ class Player:
             if done.cut_off:
                 full = len(prompt) + len(done.token_ids) >= self.max_seq_len
                 return StopReason.CONTEXT if full else StopReason.MAX_TOKENS
-            reply = await _guard(self.env, "reply", self.env.reply(episode, message))
+            with blaming(self.env, "reply"):
+                reply = await self.env.reply(episode, message)
             if reply is None:
                 return StopReason.STOP
             if episode.turns >= self.env.max_turns:
                 return StopReason.MAX_TURNS
-            episode.messages += reply
-            prompt = self._next_prompt(episode, prompt, done, reply)
+            with blaming(self.env, "reply"):  # its messages may be malformed
+                episode.messages += reply
+                prompt = self._next_prompt(episode, prompt, done, reply)
+
+    def _opening(self, example: Example) -> list[int]:
+        with blaming(self.env, f"examples (id {example.id})"):
+            return self.renderer.render_ids(example.messages, add_generation_prompt=True)
 
     def _next_prompt(
         self, episode: Episode, prompt: list[int], done: Completion, reply: list[Message]
@@ -178,8 +186,9 @@ class Player:
         return await self.client.generate(prompt, sampling, n=n, version=self.version())
 
     async def _score(self, episode: Episode) -> dict[str, float]:
-        scored = await _guard(self.env, "score", self.env.score(episode))
-        return {name: float(value) for name, value in scored.items()}
+        with blaming(self.env, "score"):
+            scored = await self.env.score(episode)
+            return {name: float(value) for name, value in scored.items()}
 
     def _reward(self, rewards: dict[str, float]) -> float | None:
         total = sum(w * rewards.get(name, 0.0) for name, w in self.env.reward_weights.items())
@@ -188,21 +197,15 @@ class Player:
 
 @dataclass
 class _Clock:
-    """Seconds that a rollout spent waiting for the engine."""
+    """When a rollout must be done, and how long it has waited for the engine."""
 
-    seconds: float
+    deadline: float  # in the loop's time
+    seconds: float = 0.0
 
-
-class EnvironmentFailed(Exception):
-    """The environment's own code raised; the message says where, on one line."""
-
-
-async def _guard(env: Environment, method: str, call: Awaitable[T]) -> T:
-    try:
-        return await call
-    except Exception as error:  # user code may raise anything
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        raise EnvironmentFailed(
-            f"{type(env).__name__}.{method} raised {type(error).__name__}: {error} "
-            f"({place.filename.rsplit('/', 1)[-1]}:{place.lineno})"
-        ) from error
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds += time.monotonic() - began

@@ -6,11 +6,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 import yaml
 from huggingface_hub import snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.utils import filter_repo_objects
 
-from rl.pretrained import PretrainedModel
+from rl.pretrained import ALLOW, IGNORE, PretrainedModel
 
 ROOT = Path(__file__).parents[2]
 CONF = yaml.safe_load((ROOT / "conf/model/hf.yaml").read_text())
@@ -116,3 +123,28 @@ def test_a_cached_download_is_used_without_a_network(folder, tmp_path, monkeypat
 
     monkeypatch.setattr("rl.pretrained.snapshot_download", from_cache)
     assert model("some/model").prepare(tmp_path) == repo / "snapshots" / "0123abc"
+
+
+def test_only_the_files_that_are_used_are_fetched():
+    files = ["config.json", "model-1-of-2.safetensors", "chat_template.jinja", "tokenizer.model"]
+    others = ["pytorch_model.bin", "original/model.safetensors", "onnx/config.json", "README.md"]
+    kept = filter_repo_objects([*files, *others], allow_patterns=ALLOW, ignore_patterns=IGNORE)
+    assert list(kept) == files
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (GatedRepoError, "some/model at revision v2 is gated: accept its terms"),
+        (RepositoryNotFoundError, "the hub has no model some/model at revision v2"),
+        (RevisionNotFoundError, r"check model\.path and model\.revision"),
+    ],
+)
+def test_a_refusal_by_the_hub_says_what_to_do(tmp_path, monkeypatch, error, message):
+    def refuse(*args, **options):
+        request = httpx.Request("GET", "https://hub")
+        raise error("many\nlines", response=httpx.Response(404, request=request))
+
+    monkeypatch.setattr("rl.pretrained.snapshot_download", refuse)
+    with pytest.raises(ValueError, match=message):
+        model("some/model", revision="v2").prepare(tmp_path)

@@ -74,7 +74,7 @@ def test_transformers_builds_a_small_qwen3_from_it(folder):
     assert str(model.dtype) == "torch.bfloat16"
     assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
     assert (config.vocab_size, config.max_position_embeddings) == (320, 2048)
-    assert config.rope_parameters["rope_theta"] == 10000.0
+    assert config.rope_parameters["rope_theta"] == 100.0
     assert GenerationConfig.from_pretrained(folder).eos_token_id == [258, 256]
 
 

@@ -1,0 +1,115 @@
+"""The child processes of one run: started at once, watched until the trainer has finished."""
+
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from typing import NoReturn
+
+from rl.config import Run, build
+from rl.failure import RunFailed, first_failure
+from rl.layout import Layout
+from rl.process import Child, Reaper, end_groups, last_lines
+from rl.server import VLLMServer, healthy
+from rl.status import Status
+
+_TICK_S = 0.25
+_HEALTH_EVERY_S = 5.0
+
+
+class Parts:
+    """The child processes of one run."""
+
+    def __init__(self, run: Run, layout: Layout, reaper: Reaper) -> None:
+        self._run, self._layout, self._reaper = run, layout, reaper
+        self._children: dict[str, Child] = {}
+        self._server: VLLMServer = build(run.inference)()
+        self._status = Status(run.folder, "inference")
+        self._ready = not self._uses_engine
+        self._began = self._checked = time.monotonic()
+
+    @property
+    def _uses_engine(self) -> bool:
+        return build(self._run.sampler)().uses_engine
+
+    def start(self) -> None:
+        """Start everything at once; the parts wait for each other."""
+        folder, run = str(self._run.folder), self._run
+        if self._uses_engine:
+            self._status.set("starting vLLM (logs/inference.log)")
+            command = self._server.command(
+                self._layout.model(),
+                self._layout.vllm_socket,
+                dtype=run.model["dtype"],
+                max_seq_len=run.max_seq_len,
+            )
+            self._start("inference", command, self._server.environment())
+        self._start("rollouts", [sys.executable, "-m", "rl.rollouts", folder], {})
+        world = run.trainer["ranks"]
+        for rank in range(world):
+            where = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+            command = [sys.executable, "-m", "rl.trainer", folder]
+            self._start(f"trainer.rank{rank}", command, {**where, **_accelerator()})
+
+    def _start(self, name: str, command: list[str], env: dict[str, str]) -> None:
+        log = self._layout.logs / f"{name}.log"
+        child = Child(name, command, log=log, reaper=self._reaper, env=env)
+        self._children[name] = child
+        child.start()
+
+    def watch(self, tick: Callable[[], None]) -> None:
+        """Return when every trainer rank has finished; raise RunFailed when anything else ends."""
+        trainers = [child for name, child in self._children.items() if name.startswith("trainer")]
+        while True:
+            tick()
+            ended = {n: c.returncode for n, c in self._children.items() if c.returncode is not None}
+            if all(trainer.returncode == 0 for trainer in trainers):
+                return
+            if any(not (n.startswith("trainer") and status == 0) for n, status in ended.items()):
+                self._fail(ended)
+            self._watch_server()
+            self._reaper.ensure_alive()
+            time.sleep(_TICK_S)
+
+    def _watch_server(self) -> None:
+        """A server can hang while its process lives, so the URL is watched too."""
+        now, limit = time.monotonic(), self._server.startup_timeout
+        if not self._uses_engine or (self._ready and now - self._checked < _HEALTH_EVERY_S):
+            return
+        if healthy(self._layout.vllm_socket):
+            self._ready, self._checked = True, now
+            self._status.set("serving")
+        elif not self._ready and now - self._began > limit:
+            self._explain(
+                "inference", f"did not answer within inference.startup_timeout={limit:g} s"
+            )
+        elif self._ready and now - self._checked > self._run.trainer["wait_timeout"]:
+            self._explain("inference", "has stopped answering")
+
+    def _fail(self, ended: dict[str, int | None]) -> NoReturn:
+        if ended.get("inference") is not None:  # the others only notice that it is gone
+            self._explain("inference", f"ended with status {ended['inference']}")
+        time.sleep(2 * _TICK_S)  # the first to fail may not be the first to end
+        failure = first_failure(self._run.folder)
+        if failure:
+            log = self._layout.logs / f"{failure['part']}.log"
+            raise RunFailed(f"{failure['part']}: {failure['message']}\n(details: {log})")
+        name = next(
+            n for n, status in ended.items() if not (n.startswith("trainer") and status == 0)
+        )
+        self._explain(name, f"ended with status {ended[name]}")
+
+    def _explain(self, name: str, what: str) -> NoReturn:
+        log = self._layout.logs / f"{name}.log"
+        raise RunFailed(f"{name} {what}. The end of {log}:\n{last_lines(log)}")
+
+    def end(self) -> None:
+        """End all of them at once, with everything they started."""
+        end_groups([child.group for child in self._children.values() if child.group is not None])
+        for child in self._children.values():
+            child.end()
+
+
+def _accelerator() -> dict[str, str]:
+    """DeepSpeed must be told that there is no GPU."""
+    return {} if shutil.which("nvidia-smi") else {"DS_ACCELERATOR": "cpu"}

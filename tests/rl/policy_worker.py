@@ -1,0 +1,432 @@
+"""One rank of the policy tests: goes through all cases, rank 0 writes what came out.
+
+    python tests/rl/policy_worker.py <folder>          RANK, WORLD_SIZE and LOCAL_RANK in the environment
+
+A process per case would spend its time importing. Nothing is judged here: `measurements` starts the
+ranks once a session and the tests read <folder>/measured.json.
+"""
+
+import dataclasses
+import functools
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+REPO = Path(__file__).parents[2]
+MODES = {
+    "float32": ("zero0", "zero1", "zero2", "zero3", "zero3 scattered", "zero0 checkpointing"),
+    "bfloat16": ("zero0", "zero1", "zero2", "zero3", "zero1 sums", "zero2 sums", "zero3 sums"),
+}
+ALL_MODES = [(dtype, mode) for dtype, modes in MODES.items() for mode in modes]
+BUDGETS = {"one": 10_000, "several": 60, "rows": 1}
+RATE = 0.01
+
+
+@functools.cache
+def measurements(world: int) -> dict[str, Any]:
+    """What `world` ranks measured; they are started at the first call."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        with log.open("w") as output:
+            ranks = [
+                subprocess.Popen(
+                    [sys.executable, __file__, folder],
+                    cwd=REPO,
+                    env={
+                        **os.environ,
+                        "RANK": str(rank),
+                        "LOCAL_RANK": str(rank),
+                        "WORLD_SIZE": str(world),
+                        "DS_ACCELERATOR": "cpu",
+                        "CUDA_VISIBLE_DEVICES": "",
+                        "OMP_NUM_THREADS": "1",
+                        "PYTHONPATH": str(REPO),
+                    },
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                )
+                for rank in range(world)
+            ]
+            try:
+                codes = [process.wait(timeout=240) for process in ranks]
+            finally:
+                for process in ranks:
+                    process.kill()
+        assert not any(codes), f"ranks ended with {codes}:\n{log.read_text()[-8000:]}"
+        return json.loads((Path(folder) / "measured.json").read_text())
+
+
+def main(folder: Path) -> None:
+    # Imported by the ranks only: the tests that read results need none of it.
+    from rl.policy import Ranks
+
+    torch.set_num_threads(1)
+    ranks = Ranks.join(folder / "rendezvous", 60.0)
+    cases = Cases(folder, ranks)
+    measured = {
+        **{f"{dtype} {mode}": cases.steps(dtype, mode) for dtype, mode in ALL_MODES},
+        **{f"gradient {mode}": cases.gradients(mode) for mode in MODES["float32"]},
+        "checkpoints": cases.checkpoints(),
+    }
+    if ranks.first:
+        (folder / "measured.json").write_text(json.dumps(measured))
+
+
+class CountingSGD(torch.optim.SGD):
+    """Weights before minus weights after are the gradient itself."""
+
+    steps = 0
+
+    def step(self, closure: Any = None) -> None:
+        self.steps += 1
+        super().step(closure)
+
+
+class PlainSteps:
+    """Stands in for rl.optim.AdamW."""
+
+    def optimizer(self, parameters: Any) -> torch.optim.Optimizer:
+        self.made = CountingSGD(list(parameters), lr=123.0)
+        return self.made
+
+    def rate(self, step: int, max_steps: int) -> float:
+        return 1.0
+
+
+class Cases:
+    """Policies under all ZeRO stages, and what is done with them."""
+
+    def __init__(self, folder: Path, ranks: Any) -> None:
+        import tiny_policy as tiny
+
+        from losses.aggregation import token_mean
+        from losses.cispo import cispo
+        from rl.objective import Objective
+
+        self.folder, self.ranks = folder, ranks
+        # Every rank writes a folder of its own: they would race for a shared one.
+        sources = folder / f"models{ranks.rank}"
+        self.sources = {d: tiny.model_folder(sources / d, d) for d in MODES}
+        self.loss = functools.partial(cispo, clip_low=0.0, clip_high=5.0)
+        self.objective = Objective(self.loss)
+        self.twin = tiny.exact_model(self.sources["float32"])
+        self.batches = [tiny.weighted(self.twin, token_mean, seed) for seed in range(2)]
+        self.rows = self.batches[0]
+
+    def policy(self, dtype: str, mode: str, optim: Any, seed: int = 0, **changes: Any) -> Any:
+        from tiny_policy import TEMPERATURE
+
+        from rl.policy import Policy, load_model
+
+        model = load_model(self.sources[dtype], getattr(torch, dtype), seed)
+        if "checkpointing" in mode:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.train()
+        settings = {"max_steps": 10, "max_grad_norm": 1e9, "logprob_chunk": 7, **changes}
+        return Policy(
+            model,
+            optim,
+            self.ranks,
+            deepspeed_config=deepspeed_config(mode),
+            temperature=TEMPERATURE,
+            **settings,
+        )
+
+    def adamw(self, **changes: Any) -> Any:
+        from rl.optim import AdamW
+
+        knobs = {
+            "learning_rate": RATE,
+            "beta1": 0.9,
+            "beta2": 0.99,
+            "eps": 1e-12,
+            "weight_decay": 0.0,
+            "schedule": "constant",
+            "warmup_steps": 0,
+            "min_ratio": 0.1,
+        }
+        return AdamW(**{**knobs, **changes})
+
+    def batch(self, rows: Any, split: str = "several", step: int = 0) -> Any:
+        from rl.plan import plan
+
+        shares = plan(
+            rows,
+            step=step,
+            ranks=self.ranks.world,
+            tokens_per_micro_batch=BUDGETS[split],
+            metrics={},
+        )
+        return shares[self.ranks.rank]
+
+    def everywhere(self, policy: Any) -> dict[str, Tensor]:
+        """A copy of the weights, on every rank."""
+        found = [{name: tensor.clone() for name, tensor in policy.weights().items()}]
+        dist.broadcast_object_list(found, src=0)
+        return found[0]
+
+    def gradients(self, mode: str) -> dict[str, Any]:
+        """One step of plain SGD for each split, from wherever the last one led."""
+        from tiny_policy import flat, reference, relative_error
+
+        optim = PlainSteps()
+        policy = self.policy("float32", mode, optim)
+        result: dict[str, Any] = {}
+        before = self.everywhere(policy)
+        for split in BUDGETS:
+            self.twin.load_state_dict(before, strict=False)
+            value, gradient = reference(self.twin, self.rows, self.loss)
+            batch, steps = self.batch(self.rows, split), optim.made.steps
+            stats = policy.update(batch, self.objective)
+            after = self.everywhere(policy)
+            update = {name: before[name].double() - after[name].double() for name in before}
+            before = after
+            result[split] = {
+                "micro_batches": len(batch.micro_batches),
+                "error": relative_error(update, gradient),
+                "norm": float(flat(gradient).norm()),
+                "grad_norm": stats["train/grad_norm"],
+                "value": value,
+                "loss": stats["train/loss"],
+                "steps": optim.made.steps - steps,
+            }
+        return {**result, "clipped": self.clipped(mode)}
+
+    def clipped(self, mode: str) -> dict[str, float]:
+        from tiny_policy import flat
+
+        policy = self.policy("float32", mode, PlainSteps(), max_grad_norm=0.5)
+        before = self.everywhere(policy)
+        stats = policy.update(self.batch(self.rows), self.objective)
+        update = flat(self.everywhere(policy)) - flat(before)
+        return {"update": float(update.norm()), "grad_norm": stats["train/grad_norm"]}
+
+    def steps(self, dtype: str, mode: str) -> dict[str, Any]:
+        """Two updates in one go; the same with a break; the same with bad batches between."""
+        first, second = (self.batch(rows) for rows in self.batches)
+        policy = self.policy(dtype, mode, self.adamw())
+        result: dict[str, Any] = {"weights": self.named(policy, dtype)}
+        policy.update(first, self.objective)
+        middle = self.everywhere(policy)
+        saved = self.folder / f"{dtype} {mode}"
+        policy.save(saved)
+        result["export"] = self.exported(policy, dtype, saved / "hf")
+        policy.update(second, self.objective)
+        end = self.everywhere(policy)
+        result["resumed"] = self.resumed(dtype, mode, saved, second, middle, end)
+        result["bad"] = self.bad(dtype, mode, middle, end)
+        result["rates"] = self.rates(dtype, mode)
+        if dtype == "bfloat16":
+            result["small"] = self.small(mode)
+        return result
+
+    def named(self, policy: Any, dtype: str) -> dict[str, Any]:
+        from rl.policy import load_model
+
+        model = load_model(self.sources[dtype], getattr(torch, dtype), 0)
+        expected, found = dict(model.named_parameters()), policy.weights()
+        elsewhere = [None] * self.ranks.world
+        dist.all_gather_object(elsewhere, len(found))
+        return {
+            "missing": sorted(expected.keys() - found.keys()),
+            "more": sorted(found.keys() - expected.keys()),
+            "equal": all(same(found[name], expected[name]) for name in found),
+            "per_rank": elsewhere,
+            "head": "lm_head.weight" in found,
+        }
+
+    def exported(self, policy: Any, dtype: str, folder: Path) -> dict[str, Any]:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        from rl.policy import load_model
+
+        policy.export(folder, self.sources[dtype])
+        token_ids = self.batch(self.rows).micro_batches[0].token_ids
+        weights, logprobs = self.everywhere(policy), policy.logprobs(token_ids)
+        if not self.ranks.first:
+            return {}
+        twin = load_model(self.sources[dtype], getattr(torch, dtype), 1)
+        twin.load_state_dict(weights, strict=False)
+        loaded, report = AutoModelForCausalLM.from_pretrained(
+            folder, dtype="auto", output_loading_info=True
+        )
+        token_ids = torch.tensor(token_ids).long()
+        with torch.no_grad():
+            expected, found = (m(token_ids).logits for m in (twin.eval(), loaded.eval()))
+        plain = torch.log_softmax(found[:, :-1].float(), -1).gather(-1, token_ids[:, 1:, None])[..., 0]
+        return {
+            "identical": same(expected, found),
+            "dtype": str(found.dtype),
+            "complaints": sum(len(found) for found in report.values() if found),
+            "logprobs": float((plain - logprobs[:, 1:]).abs().max()),
+            "first": float(logprobs[:, 0].abs().max()),
+            "text": AutoTokenizer.from_pretrained(folder).decode([104, 105]),
+        }
+
+    def resumed(
+        self, dtype: str, mode: str, saved: Path, second: Any, middle: Any, end: Any
+    ) -> dict[str, Any]:
+        policy = self.policy(dtype, mode, self.adamw(), seed=1)
+        policy.load(saved)
+        loaded = self.everywhere(policy)
+        policy.update(second, self.objective)
+        return {
+            "weights": all_same(loaded, middle),
+            "next": all_same(self.everywhere(policy), end),
+        }
+
+    def bad(self, dtype: str, mode: str, middle: Any, end: Any) -> dict[str, Any]:
+        """Batches that must change nothing, and then the batch that would have come next."""
+        from losses.tokens import TokenLoss
+        from rl.objective import Objective
+
+        first, second = (self.batch(rows) for rows in self.batches)
+        policy = self.policy(dtype, mode, self.adamw())
+        policy.update(first, self.objective)
+        # Finite, with an infinite gradient; infinite, with a finite one.
+        steep = Objective(lambda t: TokenLoss((t.logprobs - t.logprobs.detach()).sqrt(), {}))
+        high = Objective(lambda t: TokenLoss(t.logprobs + math.inf, {}))
+        counted = [i for i, r in enumerate(self.rows) if r.row.num_completion]
+        lengths = sorted(counted, key=lambda i: self.rows[i].length)
+        nan = {
+            name: [
+                dataclasses.replace(row, advantage=math.nan) if i == spoilt else row
+                for i, row in enumerate(self.rows)
+            ]
+            for name, spoilt in {"nan short": lengths[3], "nan long": lengths[-1]}.items()
+        }
+        trials = {
+            **{name: (self.batch(rows), self.objective) for name, rows in nan.items()},
+            **{f"{name} rows": (self.batch(rows, "rows"), self.objective) for name, rows in nan.items()},
+            "steep": (first, steep),
+            "high": (first, high),
+        }
+        result: dict[str, Any] = {}
+        for name, (batch, objective) in trials.items():
+            stats = policy.update(batch, objective)
+            unchanged = all_same(self.everywhere(policy), middle)
+            result[name] = {
+                "unchanged": unchanged,
+                "skipped": stats["train/skipped"],
+                "grad_norm": stats["train/grad_norm"],
+                "loss": stats["train/loss"],
+            }
+        stats = policy.update(second, self.objective)
+        result["next"] = {
+            "same": all_same(self.everywhere(policy), end),
+            "skipped": stats["train/skipped"],
+        }
+        return result
+
+    def rates(self, dtype: str, mode: str) -> list[dict[str, float]]:
+        """Adam's first updates are as long as the rate, in every direction."""
+        from tiny_policy import flat
+
+        optim = self.adamw(warmup_steps=2, schedule="linear", min_ratio=0.0)
+        policy = self.policy(dtype, mode, optim)
+        before, result = self.everywhere(policy), []
+        for step in (0, 1):
+            stats = policy.update(self.batch(self.rows, step=step), self.objective)
+            after = self.everywhere(policy)
+            moved = (flat(after) - flat(before)).abs()
+            result.append({"moved": float(moved.median()), "rate": stats["train/learning_rate"]})
+            before = after
+        last = policy.update(self.batch(self.rows, step=9), self.objective)
+        unmoved = all_same(before, self.everywhere(policy))
+        return [*result, {"moved": float(not unmoved), "rate": last["train/learning_rate"]}]
+
+    def small(self, mode: str) -> dict[str, Any]:
+        """Updates of 1e-3 to weights of 1, whose neighbours in bfloat16 are 4e-3 and 8e-3 away."""
+        policy = self.policy("bfloat16", mode, self.adamw(learning_rate=1e-3))
+        moved = []
+        for _ in range(8):
+            policy.update(self.batch(self.rows), self.objective)
+            norms = [w for name, w in self.everywhere(policy).items() if "norm" in name]
+            moved.append(sum(int((w != 1).sum()) for w in norms) / sum(w.numel() for w in norms))
+        return {"moved": moved}
+
+    def checkpoints(self) -> dict[str, Any]:
+        from rl.checkpoint import save_checkpoint
+        from rl.layout import Layout
+
+        layout = Layout(self.folder / "run")
+        policy = self.policy("float32", "zero1", self.adamw())
+        source = self.sources["float32"]
+
+        def names() -> list[str]:
+            return sorted(path.name for path in layout.checkpoints.iterdir())
+
+        def save(step: int, **changes: Any) -> Path:
+            given = {"rollouts": {"next": step}, "model": source, "keep": 2, **changes}
+            return save_checkpoint(policy, layout, step=step, **given)
+
+        result: dict[str, Any] = {"none": layout.resumed() is None}
+        result["returned"] = [save(step).name for step in (1, 2, 10)]
+        result["kept"] = names()
+        with_failure = _failing(policy)
+        try:
+            save_checkpoint(
+                with_failure, layout, step=11, rollouts={}, model=source, keep=2
+            )
+        except OSError:
+            result["failed"] = True
+        result["complete after failure"] = [path.name for path in layout.complete_checkpoints()]
+        save(11)
+        save(11, rollouts={"next": "again"})
+        result["kept at last"] = names()
+        found = layout.resumed()
+        result["resumed"] = [found.step, found.folder.name, found.rollouts] if found else None
+        result["files"] = sorted(path.name for path in found.folder.iterdir()) if found else []
+        policy.load(layout.checkpoint(11))
+        return result
+
+
+def _failing(policy: Any) -> Any:
+    """The policy, on a disk that is full by the time the export starts."""
+
+    class Failing:
+        ranks, save = policy.ranks, policy.save
+
+        def export(self, folder: Path, source: Path) -> None:
+            raise OSError("no space left on device")
+
+    return Failing()
+
+
+def deepspeed_config(mode: str) -> dict[str, Any]:
+    import yaml
+
+    stage, *how = mode.split()
+    config = yaml.safe_load((REPO / f"conf/deepspeed/{stage}.yaml").read_text())
+    if "scattered" in how:  # the weights of so small a model would stay whole on every rank
+        config["zero_optimization"] |= {
+            "stage3_param_persistence_threshold": 0,
+            "stage3_model_persistence_threshold": 0,
+        }
+    if "sums" in how:
+        config["data_types"] = {"grad_accum_dtype": "fp32"}
+    return config
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and torch.equal(one, other)
+
+
+def all_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
+
+
+_Case = Callable[..., dict[str, Any]]
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
