@@ -1,9 +1,11 @@
 """Finished groups wait here until a batch is drawn. The staleness guarantee lives in `draw`.
 
-A group started under version v must be trained at step v + max_staleness at the latest. The
-sampler never starts more groups under versions up to v than the batches up to that step can hold,
-so drawing the oldest first and waiting for the groups that are due keeps the promise without
-discarding anything, and without favouring short rollouts.
+A group started under version v must be trained at step v + max_staleness at the latest. Admission
+never starts more groups than the batches up to their last step can hold, so the promise is kept
+without discarding anything, and without favouring short rollouts, by two rules: the oldest are
+drawn first, and a batch waits for a running group if the later batches could not hold all that it
+would leave behind. To wait only for the groups that are due by now would not do: with max_staleness
+4, five batches of groups start under version 0, and the first five batches must be just those.
 """
 
 from collections import Counter
@@ -33,7 +35,7 @@ class FifoBuffer:
     def draw(
         self, step: int, count: int, max_staleness: int, running: Collection[int]
     ) -> list[Group] | None:
-        """Return `count` groups for this step, or None while one that is due has not finished.
+        """Return `count` groups for this step, or None while one that must be in it still runs.
 
         Args:
             step: the step they train, which is the policy version that will train them.
@@ -42,9 +44,14 @@ class FifoBuffer:
             running: the versions under which the unfinished groups were started.
 
         """
-        if len(self._groups) < count or any(v <= step - max_staleness for v in running):
+        if len(self._groups) < count:
             return None
         self._groups.sort(key=lambda group: (group.version, group.index))
-        drawn, self._groups = self._groups[:count], self._groups[count:]
+        drawn, kept = self._groups[:count], self._groups[count:]
+        left = sorted([*running, *(group.version for group in kept)])
+        # At best the i-th of them is trained i // count steps after the next.
+        if any(step + 1 + i // count > v + max_staleness for i, v in enumerate(left)):
+            return None
+        self._groups = kept
         assert all(step - group.version <= max_staleness for group in drawn)
         return drawn

@@ -49,9 +49,18 @@ def save_checkpoint(
     if policy.ranks.first:
         state = {"step": step, "rollouts": rollouts}
         (aside / "state.json").write_text(json.dumps(state))
-        shutil.rmtree(final, ignore_errors=True)
+        if final.exists():
+            _delete(final)
         aside.rename(final)
         for old in layout.complete_checkpoints()[:-keep]:
-            shutil.rmtree(old)
+            _delete(old)
     dist.barrier()
     return final
+
+
+def _delete(checkpoint: Path) -> None:
+    """Rename first: what is half deleted must not pass for complete."""
+    doomed = checkpoint.with_name(f".{checkpoint.name}.deleted")
+    shutil.rmtree(doomed, ignore_errors=True)
+    checkpoint.rename(doomed)
+    shutil.rmtree(doomed)

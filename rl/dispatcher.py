@@ -24,6 +24,8 @@ PlayGroup = Callable[[int, Example, int], Awaitable[tuple[Rollout, ...]]]
 """(group index, example, group size) -> its rollouts"""
 Advantage = Callable[[Sequence[float | None]], list[float]]
 
+_HOPELESS_GROUPS = 16  # without one scorable rollout: not bad luck, however small the batch is
+
 
 def _ignore(group: Group) -> None:
     """Nobody wants to know of rejected groups."""
@@ -89,7 +91,8 @@ class Dispatcher:
         self._next_step = self.step
         self._running: dict[int, int] = {}  # group index -> version it was started under
         self._untrained: set[int] = set(self.state.pending)
-        self._failures: deque[str] = deque(maxlen=self.group_size * self.groups_per_step)
+        window = max(self.groups_per_step, _HOPELESS_GROUPS) * self.group_size
+        self._failures: deque[str] = deque(maxlen=window)
 
     async def run(self) -> None:
         """Start groups as they are admitted, for ever. Raises what a group raised."""

@@ -95,15 +95,18 @@ class Policy:
             "bf16": {"enabled": half},
             "zero_allow_untested_optimizer": True,
         }
-        self.engine, *_ = deepspeed.initialize(
-            model=module, optimizer=optim.optimizer(module.parameters()), config=config
-        )
+        optimizer = optim.optimizer(module.parameters())
+        _set_rate(optimizer, 0.0)  # DeepSpeed may take a step of its own on the way
+        self.engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config)
         self.zero_stage: int = self.engine.zero_optimization_stage()
         if self.zero_stage == 3:
-            # The head's weight is used outside of the head (rl/logprobs.py): whole for all of a pass.
+            # Used outside of the head's own forward (rl/logprobs.py): gathered once for a pass.
             for parameter in module.head.parameters():
                 deepspeed.zero.register_external_parameter(module, parameter)
-        if self.zero_stage == 0 and not half:
+        if self.zero_stage == 0 and half:
+            # DeepSpeed has taken a step without gradients, which would make Adam's first too short.
+            self.engine.optimizer.state.clear()
+        elif self.zero_stage == 0:
             # Here DeepSpeed keeps the norm to itself, and steps on gradients that are not finite.
             self.engine.clip_fp32_gradients = self._clip
 
@@ -135,8 +138,7 @@ class Policy:
         return {**_means(totals), **self._step(rate)}
 
     def _step(self, rate: float) -> dict[str, float]:
-        for group in self.engine.optimizer.param_groups:
-            group["lr"] = rate
+        _set_rate(self.engine.optimizer, rate)
         self.engine.step()  # skips, and forgets the gradient, if its norm is not finite
         norm = float(self.engine.get_global_grad_norm())
         return {
@@ -213,6 +215,11 @@ class Policy:
         found, _ = self.engine.load_checkpoint(str(folder), tag="deepspeed")
         if found is None:
             raise ValueError(f"{folder} holds no DeepSpeed state that can be loaded")
+
+
+def _set_rate(optimizer: Any, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate
 
 
 def _add(sums: dict[str, Tensor], name: str, value: Tensor) -> None:

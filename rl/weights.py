@@ -10,6 +10,7 @@ probe).
 """
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -99,9 +100,12 @@ class WeightPusher:
         ours = policy.logprobs(token_ids)
         if not policy.ranks.first:
             return {}
+        texts = [row[:n].tolist() for row, n in zip(token_ids, lengths, strict=True)]
+        with ThreadPoolExecutor(len(texts)) as pool:  # each waits for vLLM's next step
+            theirs = list(pool.map(self._score, texts))
         gaps = [
-            (torch.tensor(self._score(row[:length].tolist())) - ours[i, 1:length]).abs()
-            for i, (row, length) in enumerate(zip(token_ids, lengths, strict=True))
+            (torch.tensor(scores) - row[1:n]).abs()
+            for scores, row, n in zip(theirs, ours, lengths, strict=True)
         ]
         gap = torch.cat(gaps)
         mean = float(gap.mean())

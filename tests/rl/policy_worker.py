@@ -1,6 +1,6 @@
 """One rank of the policy tests: goes through all cases, rank 0 writes what came out.
 
-    python tests/rl/policy_worker.py <folder>          RANK, WORLD_SIZE and LOCAL_RANK in the environment
+    python tests/rl/policy_worker.py <folder>       RANK, LOCAL_RANK, WORLD_SIZE in the environment
 
 A process per case would spend its time importing. Nothing is judged here: `measurements` starts the
 ranks once a session and the tests read <folder>/measured.json.
@@ -8,13 +8,13 @@ ranks once a session and the tests read <folder>/measured.json.
 
 import dataclasses
 import functools
+import gc
 import json
 import math
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,19 @@ import torch.distributed as dist
 from torch import Tensor
 
 REPO = Path(__file__).parents[2]
-MODES = {
-    "float32": ("zero0", "zero1", "zero2", "zero3", "zero3 scattered", "zero0 checkpointing"),
-    "bfloat16": ("zero0", "zero1", "zero2", "zero3", "zero1 sums", "zero2 sums", "zero3 sums"),
+STAGES = ("zero0", "zero1", "zero2", "zero3", "zero3 scattered")
+GRADIENTS = (*STAGES, "zero0 checkpointing", "zero3 checkpointing")
+STEPS = {
+    1: (
+        *(("float32", mode) for mode in ("zero0", "zero2", "zero3")),
+        *(("bfloat16", mode) for mode in ("zero0", "zero1 sums", "zero2")),
+    ),
+    2: (
+        *(("float32", mode) for mode in STAGES),
+        *(("bfloat16", mode) for mode in ("zero0", "zero2", "zero3", "zero1 sums", "zero3 sums")),
+    ),
 }
-ALL_MODES = [(dtype, mode) for dtype, modes in MODES.items() for mode in modes]
-BUDGETS = {"one": 10_000, "several": 60, "rows": 1}
+BUDGETS = {"one": 10_000, "several": 60, "rows": 1}  # tokens of a micro-batch
 RATE = 0.01
 
 
@@ -73,9 +80,10 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     ranks = Ranks.join(folder / "rendezvous", 60.0)
     cases = Cases(folder, ranks)
+    gc.freeze()  # DeepSpeed collects garbage at every start: half a second of looking at imports
     measured = {
-        **{f"{dtype} {mode}": cases.steps(dtype, mode) for dtype, mode in ALL_MODES},
-        **{f"gradient {mode}": cases.gradients(mode) for mode in MODES["float32"]},
+        **{f"{dtype} {mode}": cases.steps(dtype, mode) for dtype, mode in STEPS[ranks.world]},
+        **{f"gradient {mode}": cases.gradients(mode) for mode in GRADIENTS},
         "checkpoints": cases.checkpoints(),
     }
     if ranks.first:
@@ -116,7 +124,7 @@ class Cases:
         self.folder, self.ranks = folder, ranks
         # Every rank writes a folder of its own: they would race for a shared one.
         sources = folder / f"models{ranks.rank}"
-        self.sources = {d: tiny.model_folder(sources / d, d) for d in MODES}
+        self.sources = {d: tiny.model_folder(sources / d, d) for d in ("float32", "bfloat16")}
         self.loss = functools.partial(cispo, clip_low=0.0, clip_high=5.0)
         self.objective = Objective(self.loss)
         self.twin = tiny.exact_model(self.sources["float32"])
@@ -164,7 +172,7 @@ class Cases:
             rows,
             step=step,
             ranks=self.ranks.world,
-            tokens_per_micro_batch=BUDGETS[split],
+            tokens_per_micro_batch=BUDGETS.get(split, 1),
             metrics={},
         )
         return shares[self.ranks.rank]
@@ -183,10 +191,11 @@ class Cases:
         policy = self.policy("float32", mode, optim)
         result: dict[str, Any] = {}
         before = self.everywhere(policy)
-        for split in BUDGETS:
+        lone = self.rows[:1]  # with two ranks, the second has nothing to do
+        for split, rows in [("lone", lone), *((split, self.rows) for split in BUDGETS)]:
             self.twin.load_state_dict(before, strict=False)
-            value, gradient = reference(self.twin, self.rows, self.loss)
-            batch, steps = self.batch(self.rows, split), optim.made.steps
+            value, gradient = reference(self.twin, rows, self.loss)
+            batch, steps = self.batch(rows, split), optim.made.steps
             stats = policy.update(batch, self.objective)
             after = self.everywhere(policy)
             update = {name: before[name].double() - after[name].double() for name in before}
@@ -263,7 +272,9 @@ class Cases:
         token_ids = torch.tensor(token_ids).long()
         with torch.no_grad():
             expected, found = (m(token_ids).logits for m in (twin.eval(), loaded.eval()))
-        plain = torch.log_softmax(found[:, :-1].float(), -1).gather(-1, token_ids[:, 1:, None])[..., 0]
+        plain = torch.log_softmax(found[:, :-1].float(), -1).gather(-1, token_ids[:, 1:, None])[
+            ..., 0
+        ]
         return {
             "identical": same(expected, found),
             "dtype": str(found.dtype),
@@ -298,16 +309,16 @@ class Cases:
         high = Objective(lambda t: TokenLoss(t.logprobs + math.inf, {}))
         counted = [i for i, r in enumerate(self.rows) if r.row.num_completion]
         lengths = sorted(counted, key=lambda i: self.rows[i].length)
-        nan = {
-            name: [
+        nan = [
+            [
                 dataclasses.replace(row, advantage=math.nan) if i == spoilt else row
                 for i, row in enumerate(self.rows)
             ]
-            for name, spoilt in {"nan short": lengths[3], "nan long": lengths[-1]}.items()
-        }
+            for spoilt in (lengths[1], lengths[-1])
+        ]
         trials = {
-            **{name: (self.batch(rows), self.objective) for name, rows in nan.items()},
-            **{f"{name} rows": (self.batch(rows, "rows"), self.objective) for name, rows in nan.items()},
+            "nan, several": (self.batch(nan[0]), self.objective),
+            "nan, rows": (self.batch(nan[1], "rows"), self.objective),
             "steep": (first, steep),
             "high": (first, high),
         }
@@ -329,27 +340,26 @@ class Cases:
         return result
 
     def rates(self, dtype: str, mode: str) -> list[dict[str, float]]:
-        """Adam's first updates are as long as the rate, in every direction."""
+        """Without memory, Adam's updates are as long as the rate, in every direction."""
         from tiny_policy import flat
 
-        optim = self.adamw(warmup_steps=2, schedule="linear", min_ratio=0.0)
+        knobs = {"beta1": 0.0, "beta2": 0.0, "warmup_steps": 2}
+        optim = self.adamw(**knobs, schedule="linear", min_ratio=0.0)
         policy = self.policy(dtype, mode, optim)
         before, result = self.everywhere(policy), []
-        for step in (0, 1):
+        for step in (0, 1, 9):
             stats = policy.update(self.batch(self.rows, step=step), self.objective)
             after = self.everywhere(policy)
             moved = (flat(after) - flat(before)).abs()
             result.append({"moved": float(moved.median()), "rate": stats["train/learning_rate"]})
             before = after
-        last = policy.update(self.batch(self.rows, step=9), self.objective)
-        unmoved = all_same(before, self.everywhere(policy))
-        return [*result, {"moved": float(not unmoved), "rate": last["train/learning_rate"]}]
+        return result
 
     def small(self, mode: str) -> dict[str, Any]:
-        """Updates of 1e-3 to weights of 1, whose neighbours in bfloat16 are 4e-3 and 8e-3 away."""
-        policy = self.policy("bfloat16", mode, self.adamw(learning_rate=1e-3))
+        """Updates of 1.5e-3 to weights of 1; the next in bfloat16 are 4e-3 and 8e-3 away."""
+        policy = self.policy("bfloat16", mode, self.adamw(learning_rate=1.5e-3))
         moved = []
-        for _ in range(8):
+        for _ in range(5):
             policy.update(self.batch(self.rows), self.objective)
             norms = [w for name, w in self.everywhere(policy).items() if "norm" in name]
             moved.append(sum(int((w != 1).sum()) for w in norms) / sum(w.numel() for w in norms))
@@ -373,13 +383,10 @@ class Cases:
         result: dict[str, Any] = {"none": layout.resumed() is None}
         result["returned"] = [save(step).name for step in (1, 2, 10)]
         result["kept"] = names()
-        with_failure = _failing(policy)
         try:
-            save_checkpoint(
-                with_failure, layout, step=11, rollouts={}, model=source, keep=2
-            )
-        except OSError:
-            result["failed"] = True
+            save_checkpoint(_failing(policy), layout, step=11, rollouts={}, model=source, keep=2)
+        except OSError as error:
+            result["failed"] = str(error)
         result["complete after failure"] = [path.name for path in layout.complete_checkpoints()]
         save(11)
         save(11, rollouts={"next": "again"})
@@ -425,8 +432,6 @@ def same(one: Tensor, other: Tensor) -> bool:
 def all_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
 
-
-_Case = Callable[..., dict[str, Any]]
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))

@@ -120,7 +120,7 @@ def reference(
         )
         value = (float(np.float32(weighted_row.token_weight)) * token_loss(tokens).loss).sum()
         value.backward()
-        total += float(value)
+        total += float(value.detach())
     gradient = {name: p.grad.clone() for name, p in model.named_parameters()}
     model.zero_grad()
     return total, gradient

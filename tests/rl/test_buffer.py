@@ -1,0 +1,69 @@
+"""The buffer: oldest first, never early when something is due, never anything thrown away."""
+
+import pytest
+
+from envs.protocol import Example, StopReason
+from rl.buffer import FifoBuffer
+from rl.records import Group, Rollout
+
+
+def group(index: int, version: int, rewards: tuple[float | None, ...] = (1.0, 0.0)) -> Group:
+    rollouts = tuple(Rollout((), [], r, {}, StopReason.STOP, 1, 0.0) for r in rewards)
+    return Group(index, Example(0, "e", []), version, rollouts, (0.0,) * len(rewards))
+
+
+def filled(*groups: tuple[int, int]) -> FifoBuffer:
+    buffer = FifoBuffer()
+    assert all(buffer.add(group(index, version)) for index, version in groups)
+    return buffer
+
+
+def test_the_oldest_are_drawn_first_in_whatever_order_they_finished():
+    buffer = filled((5, 2), (3, 1), (4, 2), (2, 1))
+
+    drawn = buffer.draw(2, 3, 1, running=[])
+
+    assert [g.index for g in drawn] == [2, 3, 4]
+    assert len(buffer) == 1
+
+
+def test_a_batch_waits_until_it_is_full():
+    buffer = filled((0, 0))
+
+    assert buffer.draw(0, 2, 1, running=[]) is None
+    buffer.add(group(1, 0))
+    assert len(buffer.draw(0, 2, 1, running=[])) == 2
+    assert len(buffer) == 0
+
+
+@pytest.mark.parametrize(("running", "waits"), [([1], True), ([2], False), ([3, 0], True)])
+def test_a_batch_waits_for_a_group_that_would_be_too_old_for_the_next(running, waits):
+    drawn = filled((0, 2), (1, 2)).draw(2, 2, 1, running)
+
+    assert (drawn is None) == waits
+
+
+def test_a_batch_waits_if_the_later_ones_could_not_hold_what_it_leaves_behind():
+    # Under version 0, 2 groups a batch, at most 2 steps old: six groups are due by step 2.
+    buffer = filled((0, 0), (1, 0), (6, 1), (7, 1))
+    assert [g.index for g in buffer.draw(0, 2, 2, running=[0, 0, 0, 0])] == [0, 1]
+
+    assert buffer.draw(1, 2, 2, running=[0, 0, 0, 0]) is None
+    buffer.add(group(2, 0))
+    assert buffer.draw(1, 2, 2, running=[0, 0, 0]) is None
+    buffer.add(group(3, 0))
+    assert [g.index for g in buffer.draw(1, 2, 2, running=[0, 0])] == [2, 3]
+
+
+def test_a_group_with_nothing_to_score_is_rejected_by_reason():
+    buffer = FifoBuffer()
+
+    assert not buffer.add(group(0, 0, (None, None)))
+    assert buffer.add(group(1, 0, (None, 0.5)))
+    assert buffer.rejected == {"unscorable": 1}
+    assert len(buffer) == 1
+
+
+def test_a_group_too_old_to_train_is_a_broken_promise():
+    with pytest.raises(AssertionError):
+        filled((0, 0)).draw(5, 1, 1, running=[])

@@ -1,0 +1,99 @@
+"""What DeepSpeed makes of our batches, compared with plain torch (policy_worker.py measures)."""
+
+import pytest
+import torch
+from policy_worker import BUDGETS, GRADIENTS, RATE, STEPS, measurements
+
+torch.set_num_threads(1)
+
+gradients = pytest.mark.parametrize(
+    ("ranks", "mode"), [(ranks, mode) for ranks in (1, 2) for mode in GRADIENTS]
+)
+steps = pytest.mark.parametrize(
+    ("ranks", "dtype", "mode"), [(ranks, *case) for ranks in (1, 2) for case in STEPS[ranks]]
+)
+halves = pytest.mark.parametrize(
+    ("ranks", "mode"),
+    [(ranks, mode) for ranks in (1, 2) for dtype, mode in STEPS[ranks] if dtype == "bfloat16"],
+)
+
+
+def measured(ranks, dtype, mode):
+    return measurements(ranks)[f"{dtype} {mode}"]
+
+
+@gradients
+def test_the_update_is_the_gradient_of_the_whole_batch_however_it_is_split(ranks, mode):
+    found = measurements(ranks)[f"gradient {mode}"]
+    assert [found[split]["micro_batches"] for split in BUDGETS] == [
+        1,
+        *([3, 12], [2, 6])[ranks - 1],
+    ]
+    for split in ("lone", *BUDGETS):
+        result = found[split]
+        assert result["norm"] > 0.01
+        assert result["error"] < 1e-5
+        assert result["grad_norm"] == pytest.approx(result["norm"], rel=1e-5)
+        assert result["loss"] == pytest.approx(result["value"], rel=1e-4)
+        assert result["steps"] == 1
+
+
+@gradients
+def test_a_long_gradient_is_clipped_and_its_length_reported(ranks, mode):
+    found = measurements(ranks)[f"gradient {mode}"]["clipped"]
+    assert found["grad_norm"] > 5
+    assert found["update"] == pytest.approx(0.5, rel=1e-5)
+
+
+@steps
+def test_weights_have_hugging_face_names_tied_ones_once_and_only_on_rank_0(ranks, dtype, mode):
+    found = measured(ranks, dtype, mode)["weights"]
+    assert (found["missing"], found["more"], found["head"]) == ([], [], False)
+    assert found["equal"]
+    assert found["per_rank"] == [24, 0][:ranks]
+
+
+@steps
+def test_an_exported_model_loads_in_transformers_with_the_same_logits(ranks, dtype, mode):
+    found = measured(ranks, dtype, mode)["export"]
+    assert found["identical"]
+    assert found["dtype"] == f"torch.{dtype}"
+    assert found["complaints"] == 0
+    assert found["text"] == "hi"
+    assert found["first"] == 0
+    assert found["logprobs"] < 1e-5
+
+
+@steps
+def test_a_loaded_policy_goes_on_as_if_nothing_had_happened(ranks, dtype, mode):
+    assert measured(ranks, dtype, mode)["resumed"] == {"weights": True, "next": True}
+
+
+@steps
+@pytest.mark.parametrize("bad", ["nan, several", "nan, rows", "steep", "high"])
+def test_a_batch_that_is_not_finite_changes_nothing(ranks, dtype, mode, bad):
+    found = measured(ranks, dtype, mode)["bad"][bad]
+    assert found["unchanged"]
+    assert found["skipped"] == 1
+    assert found["grad_norm"] != found["grad_norm"]  # NaN
+
+
+@steps
+def test_the_batch_after_a_bad_one_steps_as_if_there_had_been_none(ranks, dtype, mode):
+    assert measured(ranks, dtype, mode)["bad"]["next"] == {"same": True, "skipped": 0}
+
+
+@steps
+def test_the_optimizer_uses_the_rate_of_the_schedule(ranks, dtype, mode):
+    found = measured(ranks, dtype, mode)["rates"]
+    expected = [RATE / 2, RATE, 0.0]  # warm-up of two steps, then down to the last of ten
+    assert [step["rate"] for step in found] == pytest.approx(expected)
+    rounding = 1e-4 if dtype == "float32" else 0.05
+    assert [step["moved"] for step in found] == pytest.approx(expected, rel=rounding)
+
+
+@halves
+def test_updates_too_small_for_bfloat16_add_up_in_float32(ranks, mode):
+    moved = measured(ranks, "bfloat16", mode)["small"]["moved"]
+    assert moved[0] == 0  # fraction of the norms' weights that is not 1
+    assert moved[-1] > 0.5

@@ -1,0 +1,160 @@
+"""What an environment does wrong costs that rollout; what the engine does wrong is no rollout."""
+
+import asyncio
+import json
+import re
+from pathlib import Path
+
+import pytest
+from scripted import ScriptedClient, ScriptedEnv, play, scoring
+
+from envs.protocol import StopReason
+from rl.client import EngineError
+
+
+def test_a_hanging_environment_costs_one_rollout_and_keeps_its_tokens():
+    class Hanging(ScriptedEnv):
+        async def score(self, episode):
+            if episode.text == "bad":
+                await asyncio.sleep(1e9)
+            return await super().score(episode)
+
+    hung, fine = play(Hanging(), ScriptedClient("bad", "good"), 2)
+
+    assert (hung.stop_reason, hung.reward) == (StopReason.TIMEOUT, None)
+    assert "sampler.rollout_timeout=60 s" in hung.error
+    assert hung.sequences[0].num_completion == 4
+    assert (fine.stop_reason, fine.reward) == (StopReason.STOP, 2.0)
+
+
+@pytest.mark.parametrize("max_turns", [1, 2])
+def test_an_engine_that_takes_too_long_costs_rollouts_not_the_run(max_turns):
+    rollouts = play(ScriptedEnv(max_turns=max_turns), ScriptedClient("good", seconds=61), 2)
+
+    assert [rollout.stop_reason for rollout in rollouts] == [StopReason.TIMEOUT] * 2
+    assert [rollout.sequences for rollout in rollouts] == [(), ()]
+
+
+def test_the_shared_request_counts_towards_the_time_of_its_rollouts():
+    class Slow(ScriptedEnv):
+        async def score(self, episode):
+            await asyncio.sleep(20)
+            return {"good": 1.0}
+
+    (rollout,) = play(Slow(), ScriptedClient("good", seconds=50))
+
+    assert rollout.stop_reason == StopReason.TIMEOUT
+
+
+class Raising(ScriptedEnv):
+    """Its reply or its score fails deep inside a library when the policy says "bad"."""
+
+    def __init__(self, method: str) -> None:
+        super().__init__()
+        self.method = method
+
+    async def reply(self, episode, message):
+        if self.method == "reply" and episode.text == "bad":
+            json.loads("\n\nno json")  # line of reply
+        return await super().reply(episode, message)
+
+    async def score(self, episode):
+        if self.method == "score" and episode.text == "bad":
+            json.loads("\n\nno json")  # line of score
+        return await super().score(episode)
+
+
+@pytest.mark.parametrize("method", ["reply", "score"])
+def test_an_environment_that_raises_costs_one_rollout_and_says_where_in_one_line(method):
+    broken, fine = play(Raising(method), ScriptedClient("bad", "good"), 2)
+
+    assert (fine.stop_reason, fine.reward, fine.error) == (StopReason.STOP, 2.0, "")
+    assert (broken.stop_reason, broken.reward) == (StopReason.ENV_ERROR, None)
+    assert broken.sequences[0].num_completion == 4
+    source = Path(__file__).read_text().splitlines()
+    line = next(i for i, text in enumerate(source, 1) if text.endswith(f"# line of {method}"))
+    said = rf"Raising\.{method} raised JSONDecodeError: .+ \(test_sampler_failures\.py:{line}\)"
+    assert re.fullmatch(said, broken.error)  # . is no line break
+
+
+def _fail(*_):
+    raise OSError("first\n\n  second")
+
+
+async def _cancel(*_):
+    raise asyncio.CancelledError("mine")
+
+
+async def _give_up(*_):
+    raise TimeoutError("my own")
+
+
+@pytest.mark.parametrize(
+    ("score", "error"),
+    [
+        (_fail, "Mine.score raised OSError: first second (test_sampler_failures.py:"),
+        (_cancel, "Mine.score raised CancelledError: mine ("),
+        (_give_up, "Mine.score raised TimeoutError: my own ("),
+        (lambda *_: {"good": 1.0}, "Mine.score raised TypeError: "),
+        (lambda *_: asyncio.sleep(0, None), "Mine.score raised AttributeError: "),
+        (lambda *_: asyncio.sleep(0, {"good": "much"}), "Mine.score raised ValueError: "),
+    ],
+    ids=["not async", "cancels", "its own timeout", "forgot async", "returns None", "no number"],
+)
+def test_whatever_a_score_does_wrong_is_an_error_of_the_environment(score, error):
+    (rollout,) = play(scoring(score), ScriptedClient("good"))
+
+    assert (rollout.stop_reason, rollout.reward) == (StopReason.ENV_ERROR, None)
+    assert rollout.error.startswith(error)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_score_that_is_not_finite_is_unscorable_and_named(value):
+    def score(self, episode):
+        return asyncio.sleep(0, {"good": value if episode.text == "bad" else 1.0, "fine": 1.0})
+
+    broken, fine = play(scoring(score), ScriptedClient("bad", "good"), 2)
+
+    assert (broken.reward, fine.reward, fine.error) == (None, 2.0, "")
+    assert broken.error == "Mine.score returned NaN or infinity for ['good']"
+    assert broken.stop_reason == StopReason.STOP
+
+
+@pytest.mark.parametrize("reply", [[{"content": "no role"}], 5], ids=["no role", "no list"])
+def test_a_malformed_reply_is_an_error_of_the_environment(reply):
+    class Malformed(ScriptedEnv):
+        async def reply(self, episode, message):
+            return reply
+
+    (rollout,) = play(Malformed(max_turns=3), ScriptedClient("good"))
+
+    assert (rollout.stop_reason, rollout.reward) == (StopReason.ENV_ERROR, None)
+    assert rollout.error.startswith("Malformed.reply raised ")
+
+
+@pytest.mark.parametrize("max_turns", [1, 2])
+def test_an_example_that_cannot_be_rendered_costs_its_group(max_turns):
+    client = ScriptedClient("good")
+    rollouts = play(ScriptedEnv(max_turns=max_turns), client, 2, messages=({"content": "no role"},))
+
+    assert [rollout.stop_reason for rollout in rollouts] == [StopReason.ENV_ERROR] * 2
+    assert all(r.error.startswith("ScriptedEnv.examples (id 3) raised") for r in rollouts)
+    assert client.requests == []
+
+
+@pytest.mark.parametrize("max_turns", [1, 2])
+def test_an_error_of_the_engine_is_not_the_environments_fault(max_turns):
+    client = ScriptedClient(EngineError("vLLM answered 500"))
+
+    with pytest.raises(EngineError, match="answered 500"):
+        play(ScriptedEnv(max_turns=max_turns), client, 2)
+
+
+def test_cancelling_a_group_cancels_it_and_blames_nobody():
+    class Hanging(ScriptedEnv):
+        async def score(self, episode):
+            asyncio.current_task().cancel()
+            await asyncio.sleep(1)
+
+    with pytest.raises(asyncio.CancelledError):
+        play(Hanging(), ScriptedClient("good"))

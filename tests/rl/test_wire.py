@@ -1,0 +1,183 @@
+"""The wire: what arrives is what was sent, and a silent or dead other end is said so in words."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+
+from rl.batches import RolloutsLink
+from rl.dispatcher import DispatcherState
+from rl.failure import RunFailed
+from rl.records import MicroBatch, RankBatch
+from rl.wire import HEADER, Call, pack, unpack
+
+
+def batch(height: int = 3, width: int = 5) -> RankBatch:
+    rng = np.random.default_rng(0)
+    micro = MicroBatch(
+        token_ids=rng.integers(0, 2**31 - 1, (height, width), np.int32),
+        completion_mask=rng.random((height, width)) < 0.5,
+        rollout_logprobs=rng.standard_normal((height, width), np.float32),
+        advantages=rng.standard_normal(height, np.float32),
+        token_weights=np.array([1 / 3] * height, np.float32),
+        token_versions=rng.integers(-1, 3, (height, width), np.int32),
+    )
+    metrics = {"train/reward": 0.1 + 0.2, "inf": float("inf")}
+    return RankBatch(step=7, micro_batches=(micro, micro), metrics=metrics)
+
+
+@pytest.mark.parametrize(("height", "width"), [(3, 5), (1, 1), (0, 4)])
+def test_a_batch_arrives_exactly_as_it_was_sent(height, width):
+    sent = batch(height, width)
+
+    received = unpack(pack(sent), RankBatch)
+
+    assert (received.step, received.metrics) == (sent.step, sent.metrics)
+    assert len(received.micro_batches) == 2
+    for before, after in zip(sent.micro_batches, received.micro_batches, strict=True):
+        for name in MicroBatch.__dataclass_fields__:
+            a, b = getattr(before, name), getattr(after, name)
+            assert (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
+
+
+def test_an_array_that_is_not_contiguous_arrives_too():
+    micro = batch(4, 6).micro_batches[0]
+    sent = RankBatch(1, (MicroBatch(**{**vars(micro), "token_ids": micro.token_ids.T[::2]}),))
+
+    received = unpack(pack(sent), RankBatch)
+
+    assert received.micro_batches[0].token_ids.tolist() == micro.token_ids.T[::2].tolist()
+
+
+def test_calls_and_states_arrive_too():
+    call = Call(what="next_batch", rank=2, step=9)
+    state = asdict(DispatcherState(next_index=5, pending=[3, 4]))
+
+    assert unpack(pack(call), Call) == call
+    assert unpack(pack(state), dict) == state
+
+
+def test_what_cannot_be_sent_is_named():
+    with pytest.raises(NotImplementedError, match="object"):
+        pack({"a": object()})
+
+
+@pytest.fixture
+def path(tmp_path_factory):
+    return tmp_path_factory.mktemp("s") / "rollouts.sock"
+
+
+@pytest.fixture
+def serve(path) -> Iterator:
+    """serve(behave): accept one rank and let behave(connection) answer in a thread."""
+    listener = socket.socket(socket.AF_UNIX)
+    threads = []
+
+    def start(behave) -> RolloutsLink:
+        listener.bind(str(path))
+        listener.listen()
+
+        def accept() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                behave(connection)
+
+        threads.append(threading.Thread(target=accept, daemon=True))
+        threads[0].start()
+        link = RolloutsLink(path, rank=1)
+        link.connect(1.0)
+        return link
+
+    yield start
+    listener.close()
+    for thread in threads:
+        thread.join(2)
+
+
+def receive(connection: socket.socket) -> Call:
+    size = HEADER.unpack(connection.recv(HEADER.size))[0]
+    return unpack(connection.recv(size), Call)
+
+
+def send(connection: socket.socket, answer: object) -> None:
+    data = pack(answer)
+    connection.sendall(HEADER.pack(len(data)) + data)
+
+
+def test_a_rank_asks_for_its_share_and_gets_it(serve):
+    calls = []
+
+    def behave(connection: socket.socket) -> None:
+        for answer in (batch(), {}, {"next_index": 3, "pending": []}):
+            calls.append(receive(connection))
+            send(connection, answer)
+
+    link = serve(behave)
+
+    assert link.next_batch(7, 5.0).metrics == batch().metrics
+    link.publish(8)
+    assert link.state() == {"next_index": 3, "pending": []}
+    assert calls == [
+        Call(what="next_batch", rank=1, step=7),
+        Call(what="publish", step=8),
+        Call(what="state"),
+    ]
+
+
+def test_a_big_batch_comes_in_pieces(serve):
+    def behave(connection: socket.socket) -> None:
+        receive(connection)
+        send(connection, batch(500, 1000))
+
+    received = serve(behave).next_batch(7, 5.0)
+
+    expected = batch(500, 1000).micro_batches[1].token_ids
+    assert received.micro_batches[1].token_ids.tobytes() == expected.tobytes()
+
+
+def test_a_batch_that_is_late_says_for_how_long_it_was_waited_and_where_to_look(serve):
+    hold = threading.Event()
+    link = serve(lambda connection: hold.wait(2))
+
+    with pytest.raises(RunFailed, match=r"batch for step 3 within trainer\.wait_timeout=0\.05 s"):
+        link.next_batch(3, 0.05)
+    with pytest.raises(RunFailed, match=r"did not answer within 0\.05 s; see logs/rollouts\.log"):
+        link.publish(3)
+    hold.set()
+
+
+@pytest.mark.parametrize(
+    "behave",
+    [
+        lambda connection: None,
+        receive,
+        lambda connection: connection.sendall(HEADER.pack(100) + b"half"),
+    ],
+    ids=["at once, unread", "after the question", "in mid-answer"],
+)
+def test_a_rollouts_process_that_hangs_up_is_said_in_words(serve, behave):
+    link = serve(behave)
+
+    with pytest.raises(RunFailed, match=r"hung up; see logs/rollouts\.log"):
+        link.next_batch(0, 2.0)
+    with pytest.raises(RunFailed, match="hung up"):
+        link.publish(1)
+
+
+def test_a_rollouts_process_that_never_listens_is_waited_for_and_said_in_words(path):
+    with pytest.raises(RunFailed, match=r"did not listen within 0\.05 s; see logs/rollouts\.log"):
+        RolloutsLink(path, rank=0).connect(0.05)
+
+
+def test_a_rank_waits_for_the_rollouts_process_to_listen(path):
+    link = RolloutsLink(path, rank=0)
+    waiting = threading.Thread(target=link.connect, args=(5.0,))
+    waiting.start()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        waiting.join(5)
+        assert not waiting.is_alive()
