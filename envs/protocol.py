@@ -100,6 +100,6 @@ class Environment:
     ) -> Iterator[list[Message]]:
         """Endless whole conversations by a scripted expert, for warm starts (optional)."""
         raise ValueError(
-            f"the environment {self.name!r} has no scripted expert, so there is nothing to imitate: "
+            f"the environment {self.name!r} has no scripted expert: there is nothing to imitate; "
             "give it a demonstrations() method, or set model.warm_start=null, or another sampler"
         )

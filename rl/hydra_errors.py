@@ -67,6 +67,9 @@ def _unknown_file(error: MissingConfigException) -> str:
 
 def _unknown_key(key: str, arguments: list[str]) -> str:
     """A key that the chosen files do not have."""
+    for free in ("inference.args", "deepspeed"):
+        if key.startswith(f"{free}."):
+            return f"{key} is not set yet and {free} is free-form: write +{key}=..."
     known = known_keys(arguments)
     meant = OTHER_NAMES.get(key.rpartition(".")[2])
     if meant:

@@ -121,6 +121,7 @@ class TrainingRun:
                 self.metrics.truncate_after(self.start - 1)
         if pusher:
             self._wait_for_vllm()
+            pusher.connect()
             pusher.push(self.policy, self.start, must_differ=False)
         self._publish(rollouts, self.start)
         for step in range(self.start, run.max_steps):
@@ -131,13 +132,13 @@ class TrainingRun:
             with watch.phase("update", f"training step {step}"):
                 stats = self.policy.update(batch, self.objective)
             self._stop_if_nonfinite(stats)
-            with watch.phase("push", f"pushing version {step + 1}"):
-                if pusher:
+            if pusher:
+                with watch.phase("push", f"pushing version {step + 1}"):
                     pusher.push(self.policy, step + 1, must_differ=stats["train/grad_norm"] > 0)
-                self._publish(rollouts, step + 1)
-            with watch.phase("probe", f"comparing with vLLM after version {step + 1}"):
-                if pusher:
+                with watch.phase("probe", f"comparing version {step + 1} with vLLM's"):
                     stats |= pusher.probe(self.policy, batch.micro_batches[0], step + 1)
+            # Only now, so that the probe does not queue behind a batch of new prompts.
+            self._publish(rollouts, step + 1)
             with watch.phase("checkpoint", f"writing the checkpoint of step {step + 1}"):
                 self._checkpoint(step + 1, rollouts)
             self._log(step, batch, stats, watch.times, time.monotonic() - began)

@@ -7,7 +7,7 @@ from policy_worker import BUDGETS, GRADIENTS, RATE, STEPS, measurements
 torch.set_num_threads(1)
 
 gradients = pytest.mark.parametrize(
-    ("ranks", "mode"), [(ranks, mode) for ranks in (1, 2) for mode in GRADIENTS]
+    ("ranks", "mode"), [(ranks, mode) for ranks in (1, 2) for mode in GRADIENTS[ranks]]
 )
 steps = pytest.mark.parametrize(
     ("ranks", "dtype", "mode"), [(ranks, *case) for ranks in (1, 2) for case in STEPS[ranks]]
@@ -61,7 +61,8 @@ def test_an_exported_model_loads_in_transformers_with_the_same_logits(ranks, dty
     assert found["complaints"] == 0
     assert found["text"] == "hi"
     assert found["first"] == 0
-    assert found["logprobs"] < 1e-5
+    # Policy.logprobs of the same tokens; in bfloat16 another attention kernel rounds otherwise.
+    assert found["logprobs"] < (1e-5 if dtype == "float32" else 0.03)
 
 
 @steps

@@ -79,15 +79,13 @@ def test_a_child_has_its_own_group_its_log_and_its_environment(reaper, tmp_path)
     assert log.read_text() == "out first\nerr\nout second\nerr\n"
 
 
-def test_leaving_the_block_by_an_error_ends_the_child_too(family, reaper, tmp_path):
-    with (
-        pytest.raises(KeyError),
-        Child("family", family.command, log=tmp_path / "log", reaper=reaper),
-    ):
-        family()
+def test_leaving_the_block_by_an_error_ends_the_child_too(reaper, tmp_path):
+    child = Child("sleeper", ["sleep", "300"], log=tmp_path / "log", reaper=reaper)
+    with suppress(KeyError), child:
+        group = child.group
         raise KeyError
 
-    assert not any(alive(pid) for pid in family())
+    assert not group_alive(group)
 
 
 def test_a_child_that_has_already_ended_is_no_problem(reaper, tmp_path):
@@ -100,10 +98,13 @@ def test_a_child_that_has_already_ended_is_no_problem(reaper, tmp_path):
     assert child.returncode is None
 
 
-def test_several_groups_share_one_grace_period(family, tmp_path):
-    stubborn = ["sh", "-c", "trap '' TERM; while :; do sleep 0.05; done"]
-    children = [subprocess.Popen(stubborn, start_new_session=True) for _ in range(3)]
-    time.sleep(0.2)
+def test_several_groups_share_one_grace_period():
+    script = "trap '' TERM; echo ready; while :; do sleep 0.05; done"
+    children = [
+        subprocess.Popen(["sh", "-c", script], start_new_session=True, stdout=subprocess.PIPE)
+        for _ in range(3)
+    ]
+    assert [child.stdout.readline() for child in children] == [b"ready\n"] * 3
     began = time.monotonic()
 
     end_groups([child.pid for child in children], grace_s=0.3)
@@ -164,39 +165,40 @@ def test_the_kernel_ends_the_child_even_if_the_reaper_died_before(holder, family
 
 
 def test_a_reaper_that_was_killed_is_replaced_and_knows_all_groups(family, tmp_path):
-    with Reaper() as reaper:
-        forgotten = Child("forgotten", ["true"], log=tmp_path / "log", reaper=reaper)
-        forgotten.start()
-        first = reaper._process
-        reaper.ensure_alive()
-        assert reaper._process is first
-        Child("family", family.command, log=tmp_path / "log", reaper=reaper).start()
-        family()
-        first.kill()
-        first.wait()
-        forgotten.end()  # tells a dead reaper
-        reaper.ensure_alive()
-        assert reaper._process.poll() is None
-
-    assert reaper._process.returncode == 0
-    assert not any(alive(pid) for pid in family())
-
-
-def test_the_reaper_does_not_mind_signals_or_groups_that_have_ended(family, tmp_path):
     gone = subprocess.Popen(["true"], start_new_session=True)
     gone.wait()
     with Reaper() as reaper:
-        Child("family", family.command, log=tmp_path / "log", reaper=reaper).start()
-        reaper.watch(gone.pid)
-        family()
-        time.sleep(0.3)  # it ignores signals from its first line on, Python's start before that
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            os.kill(reaper._process.pid, number)
-        time.sleep(0.1)
+        first = reaper._process
+        reaper.ensure_alive()
+        assert reaper._process is first
+        child = Child("family", family.command, log=tmp_path / "log", reaper=reaper)
+        child.start()
+        first.kill()
+        first.wait()
+        reaper.watch(gone.pid)  # tells a dead reaper of a group that has ended
+        reaper.ensure_alive()
         assert reaper._process.poll() is None
+        everybody = family()
 
     assert reaper._process.returncode == 0
-    assert not any(alive(pid) for pid in family())
+    assert not any(alive(pid) for pid in everybody)
+    assert child.returncode == -signal.SIGTERM
+
+
+def test_the_reaper_does_not_mind_signals():
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    with Reaper() as reaper:
+
+        def ignores_all() -> bool:
+            status = Path(f"/proc/{reaper._process.pid}/status").read_text()
+            ignored = int(status.partition("SigIgn:")[2].split()[0], 16)
+            return all(ignored >> (number - 1) & 1 for number in numbers)
+
+        assert wait_until(ignores_all)  # Python takes a moment to start
+        for number in numbers:
+            os.kill(reaper._process.pid, number)
+
+    assert reaper._process.returncode == 0
 
 
 def test_last_lines_are_the_last_states_of_progress_bars_not_their_history(tmp_path):

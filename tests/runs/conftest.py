@@ -1,0 +1,9 @@
+import pytest
+from launching import Launcher
+
+
+@pytest.fixture(scope="session")
+def launcher(tmp_path_factory) -> Launcher:
+    cache = tmp_path_factory.mktemp("cache")
+    output = tmp_path_factory.mktemp("runs")
+    return Launcher(output, {"OFFBYONE_CACHE": str(cache), "PYTHONPATH": str(output)})

@@ -1,0 +1,101 @@
+"""Real runs of train.py in processes of their own: vLLM, DeepSpeed and all."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SMALL = ["batch_size=32", "group_size=8", "model.warm_start.steps=8", "trainer.wait_timeout=400"]
+
+
+@dataclass
+class Result:
+    """How a run of train.py ended."""
+
+    status: int
+    screen: str
+    folder: Path
+
+    @property
+    def metrics(self) -> list[dict]:
+        return [json.loads(x) for x in (self.folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@dataclass
+class Launcher:
+    """Starts train.py as a user would; `output` and the model cache are the test session's own."""
+
+    output: Path
+    environment: dict[str, str]
+
+    def start(self, name: str, *overrides: str) -> subprocess.Popen:
+        command = [sys.executable, "train.py", f"run_name={name}", f"output_dir={self.output}"]
+        return subprocess.Popen(
+            [*command, *SMALL, *overrides],
+            cwd=ROOT,
+            env={**os.environ, **self.environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, name: str, *overrides: str) -> Result:
+        process = self.start(name, *overrides)
+        screen, _ = process.communicate(timeout=600)
+        return Result(process.returncode, screen, self.output / name)
+
+
+def groups_below(leader: int) -> set[int]:
+    """Process groups of a process's descendants."""
+    parents, groups = {}, {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        process = int(stat.parent.name)
+        parents[process], groups[process] = int(fields[1]), int(fields[2])
+    found, fresh = {leader}, {leader}
+    while fresh:
+        fresh = {p for p, parent in parents.items() if parent in fresh} - found
+        found |= fresh
+    return {groups[p] for p in found - {leader} if p in groups}
+
+
+def alive(groups: set[int]) -> list[str]:
+    """Command names of processes in any of these groups that are not zombies."""
+    names = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            text = stat.read_text()
+        except OSError:
+            continue
+        fields = text.rpartition(")")[2].split()
+        if int(fields[2]) in groups and fields[0] != "Z":
+            names.append(text[text.index("(") : text.rindex(")") + 1])
+    return names
+
+
+def wait_for(condition: Callable[[], bool], seconds: float) -> bool:
+    """True as soon as the condition holds, False after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def stop(process: subprocess.Popen) -> None:
+    """End what a failed test may have left."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=20)

@@ -1,0 +1,120 @@
+"""However a run ends, nothing of it is left and the reason is said in a few lines."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+from launching import alive, groups_below, stop, wait_for
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
+
+BROKEN = """
+from envs.protocol import Environment, Example
+class Broken(Environment):
+    name = "broken"
+    def __init__(self, *, mode: str, reward_weights: dict[str, float]) -> None:
+        self.mode, self.reward_weights = mode, reward_weights
+    def examples(self, split):
+        return [Example(i, self.name, [{"role": "user", "content": str(i)}]) for i in range(64)]
+    async def score(self, episode):
+        if self.mode == "raise":
+            raise KeyError("no such answer")
+        return {"right": float("nan")}
+"""
+BROKEN_RUN = [
+    "env._target_=broken.Broken", "~env.min_length", "~env.max_length", "~env.num_train",
+    "~env.num_eval", "env.reward_weights={right: 1.0}", "model.warm_start=null", "max_steps=3",
+]  # fmt: skip
+
+
+def started(launcher, name):
+    """A run that has done its first step, with the process groups of all its parts."""
+    process = launcher.start(name, "max_steps=500")
+    metrics = launcher.output / name / "metrics.jsonl"
+    assert wait_for(lambda: metrics.exists() and process.poll() is None, 400)
+    groups = groups_below(process.pid)
+    assert len(alive(groups)) >= 6  # reaper, rollouts, trainer, and vLLM's three
+    return process, groups
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_nothing_is_left_five_seconds_after_the_supervisor_got(sent, launcher):
+    process, groups = started(launcher, f"killed-{sent.name}")
+    try:
+        os.kill(process.pid, sent)
+        assert wait_for(lambda: not alive(groups), 5), alive(groups)
+        assert process.wait(timeout=5) == (-sent if sent == signal.SIGKILL else 130)
+    finally:
+        stop(process)
+
+
+@pytest.mark.parametrize("part", ["VLLM::EngineCor", "rl.rollouts", "rl.trainer"])
+def test_a_killed_part_ends_the_run_and_is_named(part, launcher):
+    process, groups = started(launcher, f"without-{part[-8:].lower()}")
+    try:
+        (victim, *_) = [p for p in _members(groups) if part in _title(p)]
+        os.kill(victim, signal.SIGKILL)
+        screen, _ = process.communicate(timeout=60)
+        assert process.returncode == 1, screen
+        name = {"VLLM::EngineCor": "inference", "rl.rollouts": "rollouts", "rl.trainer": "trainer"}
+        assert name[part] in screen.rpartition("the run failed")[2]
+        assert "Traceback" not in screen.partition("The end of")[0]
+        assert wait_for(lambda: not alive(groups), 5), alive(groups)
+    finally:
+        stop(process)
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [("raise", "raised KeyError: 'no such answer' (broken.py:11)"), ("nan", "score returned NaN")],
+)
+def test_an_environment_that_never_scores_stops_the_run_with_its_own_error(mode, said, launcher):
+    (launcher.output / "broken.py").write_text(BROKEN)
+    result = launcher.run(f"broken-{mode}", *BROKEN_RUN, f"+env.mode={mode}")
+    assert result.status == 1
+    assert said in result.screen
+    assert "none of the last 32 rollouts could be scored" in result.screen
+    assert "Traceback" not in result.screen
+
+
+def test_a_server_that_cannot_start_is_quoted(launcher):
+    result = launcher.run("no-server", "max_steps=2", "+inference.args.no_such_flag=1")
+    assert result.status == 1
+    assert "inference ended with status" in result.screen
+    assert "no-such-flag" in result.screen
+
+
+def _members(groups):
+    for folder in os.listdir("/proc"):
+        if folder.isdigit():
+            try:
+                with open(f"/proc/{folder}/stat") as stat:
+                    group = int(stat.read().rpartition(")")[2].split()[2])
+            except OSError:
+                continue
+            if group in groups:
+                yield int(folder)
+
+
+def _title(pid):
+    with open(f"/proc/{pid}/cmdline", "rb") as line, open(f"/proc/{pid}/comm") as name:
+        return line.read().replace(b"\0", b" ").decode() + name.read()
+
+
+def test_nothing_of_a_sweep_is_left_between_its_jobs_and_a_table_ends_it(launcher):
+    result = launcher.run(
+        "sweep-${seed}", "--multirun", "seed=0,1", "max_steps=2", "optim.warmup_steps=0"
+    )
+    assert result.status == 0, result.screen
+    folders = sorted(launcher.output.glob("sweep-*"))
+    assert len(folders) == 2, result.screen
+    first, second = (
+        [json.loads(x)["time"] for x in (f / "metrics.jsonl").read_text().splitlines()]
+        for f in folders
+    )
+    assert max(first) < min(second)
+    (summary,) = (launcher.output / "sweeps").glob("*/summary.json")
+    assert json.loads(summary.read_text())
+    assert time.time() > max(second)

@@ -1,0 +1,95 @@
+"""Whole runs on the real stack: what the user asked for is what the metrics say happened."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def first(launcher):
+    result = launcher.run("first", "max_steps=4", "trainer.checkpoint_every=2", "seed=3")
+    assert result.status == 0, result.screen
+    return result
+
+
+def test_a_run_trains_one_step_off_policy_and_says_so(first):
+    assert [line["step"] for line in first.metrics] == [0, 1, 2, 3]
+    assert [line["staleness/max"] for line in first.metrics] == [0, 1, 1, 1]
+    assert [line["train/policy_version"] for line in first.metrics] == [1, 2, 3, 4]
+
+
+def test_vllm_agrees_with_the_trainer_right_after_every_push(first):
+    assert all(line["mismatch/mean_abs"] < 0.02 for line in first.metrics)
+
+
+def test_tokens_sampled_by_the_very_weights_in_training_have_the_trainers_logprobs(first):
+    assert first.metrics[0]["mismatch/sampled_mean_abs"] < 0.02
+
+
+def test_every_rollout_is_on_disk_with_its_text_and_its_advantage(first):
+    lines = (first.folder / "rollouts" / "step_000002.jsonl").read_text().splitlines()
+    rollouts = [json.loads(line) for line in lines]
+    assert len(rollouts) == 32
+    assert all(rollout["messages"][-1]["role"] == "assistant" for rollout in rollouts)
+    groups = {rollout["group"] for rollout in rollouts}
+    for group in groups:
+        assert abs(sum(r["advantage"] for r in rollouts if r["group"] == group)) < 1e-5
+
+
+def test_the_exported_model_loads_in_transformers_and_differs_from_the_first(first):
+    newest, older = (first.folder / "checkpoints" / f"step_00000{n}" / "hf" for n in (4, 2))
+    model = AutoModelForCausalLM.from_pretrained(newest)
+    assert model(torch.tensor([[1, 2, 3]])).logits.isfinite().all()
+    weights, before = (load_file(hf / "model.safetensors") for hf in (newest, older))
+    assert any(not torch.equal(weights[name], before[name]) for name in weights)
+
+
+def test_a_finished_run_leaves_no_socket_and_no_failure(first):
+    assert not (first.folder / "sockets").exists()
+    assert not (first.folder / "failures").exists()
+
+
+def test_a_resumed_run_goes_on_with_the_next_examples_and_the_same_optimizer(first, launcher):
+    before = [e for step in range(4) for e in _examples(first.folder, step)]
+    result = launcher.run(
+        "first", "max_steps=6", "trainer.checkpoint_every=2", "seed=3", "resume=true"
+    )
+    assert result.status == 0, result.screen
+    assert [line["step"] for line in result.metrics] == [0, 1, 2, 3, 4, 5]
+    assert result.metrics[4]["staleness/max"] == 0  # nothing was sampled before the first push
+    after = [e for step in (4, 5) for e in _examples(first.folder, step)]
+    assert len(set(after)) == len(after)
+    assert not set(after) & set(before)
+
+
+def _examples(folder, step):
+    lines = (folder / "rollouts" / f"step_{step:06d}.jsonl").read_text().splitlines()
+    return sorted({json.loads(line)["example"] for line in lines})
+
+
+def test_synchronous_training_in_float32_on_two_ranks_is_exactly_on_policy(launcher):
+    result = launcher.run(
+        "sync", "max_steps=3", "sampler=sync", "model.dtype=float32", "trainer.ranks=2",
+        "deepspeed=zero2", "loss=grpo",
+    )  # fmt: skip
+    assert result.status == 0, result.screen
+    assert [line["staleness/max"] for line in result.metrics] == [0, 0, 0]
+    assert all(line["mismatch/mean_abs"] < 1e-4 for line in result.metrics)
+    assert all(line["mismatch/sampled_mean_abs"] < 1e-4 for line in result.metrics)
+
+
+def test_staleness_four_under_zero3_never_exceeds_four(launcher):
+    result = launcher.run(
+        "stale", "max_steps=7", "sampler.max_staleness=4", "deepspeed=zero3", "loss=ppo_clip",
+        "env=arithmetic",
+    )  # fmt: skip
+    assert result.status == 0, result.screen
+    behind = [line["staleness/max"] for line in result.metrics]
+    assert behind[0] == 0
+    assert max(behind) <= 4
+    assert all(line["mismatch/mean_abs"] < 0.02 for line in result.metrics)
