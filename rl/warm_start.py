@@ -75,7 +75,7 @@ def warm_start_run(run: Run, supervised: dict[str, Any], folder: Path) -> Run:
         optim={
             **supervised["optim"],
             "learning_rate": recipe.learning_rate,
-            "schedule": "cosine",
+            "schedule": "constant",
             "warmup_steps": min(5, recipe.steps),
         },
         logger={"_target_": "rl.metrics.ConsoleLogger"},

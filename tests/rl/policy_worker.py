@@ -234,11 +234,15 @@ class Cases:
 
     def steps(self, dtype: str, mode: str) -> dict[str, Any]:
         """Two updates in one go; the same with a break; the same with bad batches between."""
+        from tiny_policy import flat
+
         first, second = (self.batch(rows) for rows in self.batches)
         policy = self.policy(dtype, mode, self.adamw())
         result: dict[str, Any] = {"weights": self.named(policy, dtype)}
+        start = self.everywhere(policy)
         policy.update(first, self.objective)
         middle = self.everywhere(policy)
+        result["first"] = float((flat(middle) - flat(start)).abs().median())
         saved = self.folder / f"{dtype} {mode}"
         policy.save(saved)
         result["export"] = self.exported(policy, dtype, saved / "hf")

@@ -93,6 +93,13 @@ def test_the_optimizer_uses_the_rate_of_the_schedule(ranks, dtype, mode):
     assert [step["moved"] for step in found] == pytest.approx(expected, rel=rounding)
 
 
+@steps
+def test_adam_starts_without_a_past(ranks, dtype, mode):
+    """Its first update is then as long as the rate, whatever the betas."""
+    rounding = 1e-4 if dtype == "float32" else 0.05
+    assert measured(ranks, dtype, mode)["first"] == pytest.approx(RATE, rel=rounding)
+
+
 @halves
 def test_updates_too_small_for_bfloat16_add_up_in_float32(ranks, mode):
     moved = measured(ranks, "bfloat16", mode)["small"]["moved"]

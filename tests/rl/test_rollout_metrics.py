@@ -77,4 +77,4 @@ def test_a_batch_that_nobody_could_score_has_no_mean_reward():
     metrics = batch_metrics([group(rollout(None, []))], step=0)
 
     assert math.isnan(metrics["train/reward"])
-    assert metrics["rollout/errors"] == 1.0
+    assert metrics["rollout/errors"] == metrics["rollout/zero_spread"] == 1.0
