@@ -8,6 +8,7 @@ B: rows, T: padded length, N: completion tokens, H: hidden size, V: vocabulary.
 """
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +36,7 @@ class PolicyModule(nn.Module):
     @property
     def head(self) -> nn.Linear:
         """The output head, which turns hidden states into logits."""
-        return self.model.get_output_embeddings()
+        return cast("nn.Linear", self.model.get_output_embeddings())
 
     def forward(self, token_ids: Tensor, mask: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         """Return logprobs [N] and entropies [N, no gradient] of the masked tokens, row by row.
@@ -61,7 +62,7 @@ class PolicyModule(nn.Module):
         logprobs, entropies = zip(*parts, strict=True)
         return torch.cat(logprobs), torch.cat(entropies)
 
-    def _attention(self, token_ids: Tensor) -> AbstractContextManager[None]:
+    def _attention(self, token_ids: Tensor) -> AbstractContextManager[object]:
         """Choose the attention kernel for these tokens [B, T].
 
         On CPU the fused kernel is slow backwards where rows are short: with bf16 and T=46 the plain

@@ -3,7 +3,7 @@
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 from rl.config import Run, build
@@ -86,7 +86,7 @@ class Parts:
         elif self._ready and now - self._checked > self._run.trainer["wait_timeout"]:
             self._explain("inference", "has stopped answering")
 
-    def _fail(self, ended: dict[str, int | None]) -> NoReturn:
+    def _fail(self, ended: Mapping[str, int | None]) -> NoReturn:
         if ended.get("inference") is not None:  # the others only notice that it is gone
             self._explain("inference", f"ended with status {ended['inference']}")
         time.sleep(2 * _TICK_S)  # the first to fail may not be the first to end

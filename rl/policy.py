@@ -97,7 +97,8 @@ class Policy:
         }
         optimizer = optim.optimizer(module.parameters())
         _set_rate(optimizer, 0.0)  # DeepSpeed may take a step of its own on the way
-        self.engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config)
+        engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config)
+        self.engine: Any = engine  # DeepSpeed's own annotations are of little use
         self.zero_stage: int = self.engine.zero_optimization_stage()
         if self.zero_stage == 3:
             # Used outside of the head's own forward (rl/logprobs.py): gathered once for a pass.

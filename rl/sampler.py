@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
 from renderers import Renderer
 
@@ -161,15 +161,16 @@ class Player:
 
     def _opening(self, example: Example) -> list[int]:
         with blaming(self.env, f"examples (id {example.id})"):
-            return self.renderer.render_ids(example.messages, add_generation_prompt=True)
+            return render(self.renderer, example.messages)
 
     def _next_prompt(
         self, episode: Episode, prompt: list[int], done: Completion, reply: list[Message]
     ) -> list[int]:
-        bridged = self.renderer.bridge_to_next_turn(prompt, done.token_ids, reply)
+        turn = cast("list[Any]", reply)  # as in `render`
+        bridged = self.renderer.bridge_to_next_turn(prompt, done.token_ids, turn)
         if bridged is not None:
             return bridged.token_ids
-        return self.renderer.render_ids(episode.messages, add_generation_prompt=True)
+        return render(self.renderer, episode.messages)
 
     def _parse(self, done: Completion) -> Message:
         parsed = self.renderer.parse_response(done.token_ids)
@@ -209,3 +210,8 @@ class _Clock:
             yield
         finally:
             self.seconds += time.monotonic() - began
+
+
+def render(renderer: Renderer, messages: list[Message]) -> list[int]:
+    """Return the prompt ids. Our messages are plain dicts, which `renderers` types more tightly."""
+    return renderer.render_ids(cast("list[Any]", messages), add_generation_prompt=True)

@@ -89,9 +89,7 @@ def _prepare_model(
         shutil.rmtree(folder, ignore_errors=True)
         supervised = compose(["loss=sft", "sampler=demonstrations"])
         first = warm_start_run(run, supervised, folder)
-        _say(
-            f"warm start: {first.max_steps} supervised steps, once for this model and environment"
-        )
+        _say(f"warm start: {first.max_steps} supervised steps, once for this model and environment")
         _execute(first, source.prepare(folder / "model"), reaper)
         keep_result(first, kept)
     return kept

@@ -7,9 +7,10 @@ leaves behind (embedding and tied output head), and then compare what each layer
 what it should.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 from safetensors.torch import load_file
@@ -76,7 +77,8 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
                 f"weight push: the trainer wrote {update_info.fingerprint}, vLLM read {found} "
                 f"from {Path(update_info.path).name}"
             )
-        self.model.load_weights(list(self._received.items()))
+        load = cast("Callable[..., object]", self.model.load_weights)
+        load(list(self._received.items()))
 
     def finish_weight_update(self) -> None:
         """Repack for the CPU kernels and check every layer against the weights received."""
@@ -111,7 +113,8 @@ def layers_that_differ(model: torch.nn.Module, weights: Weights) -> Iterator[str
         weight = torch.cat([weights[part] for part in parts])  # [out, in]
         probe = torch.linspace(-1, 1, weight.shape[1], dtype=weight.dtype).unsqueeze(0)  # [1, in]
         bias = getattr(layer, "bias", None)
-        found = layer.cpu_linear(probe, layer.weight, bias)[0, : weight.shape[0]]
+        cpu_linear = cast("Callable[..., torch.Tensor]", layer.cpu_linear)
+        found = cpu_linear(probe, layer.weight, bias)[0, : weight.shape[0]]
         wanted = torch.nn.functional.linear(probe, weight, bias)[0]
         scale = wanted.float().abs().max().clamp_min(1e-6)
         if float((found.float() - wanted.float()).abs().max() / scale) > 0.02:

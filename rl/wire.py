@@ -41,6 +41,6 @@ def pack(value: object) -> bytes:
     return _ENCODER.encode(value)
 
 
-def unpack(data: bytes, kind: type[T]) -> T:
+def unpack(data: bytes | bytearray, kind: type[T]) -> T:
     """Return the record in `data`; `kind` must be the type that was packed."""
     return msgspec.msgpack.decode(data, type=kind, dec_hook=_decode)

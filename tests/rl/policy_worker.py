@@ -282,9 +282,8 @@ class Cases:
             return {}
         twin = load_model(self.sources[dtype], getattr(torch, dtype), 1)
         twin.load_state_dict(weights, strict=False)
-        loaded, report = AutoModelForCausalLM.from_pretrained(
-            folder, dtype="auto", output_loading_info=True
-        )
+        read: Any = AutoModelForCausalLM.from_pretrained
+        loaded, report = read(folder, dtype="auto", output_loading_info=True)
         token_ids = torch.tensor(token_ids).long()
         with torch.no_grad():
             expected, found = (m(token_ids).logits for m in (twin.eval(), loaded.eval()))

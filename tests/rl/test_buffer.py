@@ -18,12 +18,16 @@ def filled(*groups: tuple[int, int]) -> FifoBuffer:
     return buffer
 
 
+def drawn(buffer: FifoBuffer, step: int, count: int, max_staleness: int, running=()) -> list[int]:
+    groups = buffer.draw(step, count, max_staleness, running)
+    assert groups is not None
+    return [group.index for group in groups]
+
+
 def test_the_oldest_are_drawn_first_in_whatever_order_they_finished():
     buffer = filled((5, 2), (3, 1), (4, 2), (2, 1))
 
-    drawn = buffer.draw(2, 3, 1, running=[])
-
-    assert [g.index for g in drawn] == [2, 3, 4]
+    assert drawn(buffer, 2, 3, 1) == [2, 3, 4]
     assert len(buffer) == 1
 
 
@@ -32,27 +36,27 @@ def test_a_batch_waits_until_it_is_full():
 
     assert buffer.draw(0, 2, 1, running=[]) is None
     buffer.add(group(1, 0))
-    assert len(buffer.draw(0, 2, 1, running=[])) == 2
+    assert drawn(buffer, 0, 2, 1) == [0, 1]
     assert len(buffer) == 0
 
 
 @pytest.mark.parametrize(("running", "waits"), [([1], True), ([2], False), ([3, 0], True)])
 def test_a_batch_waits_for_a_group_that_would_be_too_old_for_the_next(running, waits):
-    drawn = filled((0, 2), (1, 2)).draw(2, 2, 1, running)
+    groups = filled((0, 2), (1, 2)).draw(2, 2, 1, running)
 
-    assert (drawn is None) == waits
+    assert (groups is None) == waits
 
 
 def test_a_batch_waits_if_the_later_ones_could_not_hold_what_it_leaves_behind():
     # Under version 0, 2 groups a batch, at most 2 steps old: six groups are due by step 2.
     buffer = filled((0, 0), (1, 0), (6, 1), (7, 1))
-    assert [g.index for g in buffer.draw(0, 2, 2, running=[0, 0, 0, 0])] == [0, 1]
+    assert drawn(buffer, 0, 2, 2, running=[0, 0, 0, 0]) == [0, 1]
 
     assert buffer.draw(1, 2, 2, running=[0, 0, 0, 0]) is None
     buffer.add(group(2, 0))
     assert buffer.draw(1, 2, 2, running=[0, 0, 0]) is None
     buffer.add(group(3, 0))
-    assert [g.index for g in buffer.draw(1, 2, 2, running=[0, 0])] == [2, 3]
+    assert drawn(buffer, 1, 2, 2, running=[0, 0]) == [2, 3]
 
 
 def test_a_group_with_nothing_to_score_is_rejected_by_reason():

@@ -13,6 +13,12 @@ def failing(folder, error: BaseException, part: str = "rollouts") -> None:
     assert ended.value.code == 1
 
 
+def reported(folder) -> str:
+    report = first_failure(folder)
+    assert report is not None
+    return f"{report['part']}: {report['message']}"
+
+
 @pytest.mark.parametrize(
     ("error", "message"),
     [
@@ -29,8 +35,7 @@ def test_the_message_is_for_the_user_and_the_traceback_for_the_log(
 ):
     failing(tmp_path / "new", error)
 
-    report = first_failure(tmp_path / "new")
-    assert (report["part"], report["message"]) == ("rollouts", message)
+    assert reported(tmp_path / "new") == f"rollouts: {message}"
     assert "Traceback" in capsys.readouterr().err
 
 
@@ -40,14 +45,14 @@ def test_the_first_failure_is_the_oldest_not_the_first_by_name(tmp_path):
         path = tmp_path / "failures" / f"{part}.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), "time": time}))
 
-    assert first_failure(tmp_path)["message"] == "trainer.rank0"
+    assert reported(tmp_path) == "trainer.rank0: trainer.rank0"
 
 
 def test_a_report_that_is_being_written_is_not_there_yet(tmp_path):
     failing(tmp_path, RunFailed("whole"))
     (tmp_path / "failures" / "half.new").write_text('{"part": "ha')
 
-    assert first_failure(tmp_path)["message"] == "whole"
+    assert reported(tmp_path) == "rollouts: whole"
     assert len(list((tmp_path / "failures").iterdir())) == 2
 
 

@@ -167,7 +167,7 @@ def test_nothing_of_size_v_waits_for_the_backward_pass(folder, rows):
 
 def test_an_adapted_output_head_is_refused(folder):
     model = load_model(folder, torch.float32, 0)
-    model.set_output_embeddings(torch.nn.Sequential(model.get_output_embeddings()))
+    model.set_output_embeddings(torch.nn.Sequential(model.lm_head))
     with pytest.raises(ValueError, match="lm_head"):
         PolicyModule(model, chunk=4)
 

@@ -15,7 +15,7 @@ from rl.process import Child, Reaper, end_groups, group_alive, last_lines
 REPO = Path(__file__).parents[2]
 # A child that ends when told to, and a grandchild in its group that does not.
 FAMILY = (
-    "(trap '' TERM HUP INT; exec sleep 300) & echo $$ $! > {pids}.new; mv {pids}.new {pids}; wait"
+    "(trap '' TERM HUP INT; exec sleep 30) & echo $$ $! > {pids}.new; mv {pids}.new {pids}; wait"
 )
 
 
@@ -33,18 +33,23 @@ def wait_until(condition, seconds: float = 5.0) -> bool:
     return condition()
 
 
+class Family:
+    """`command` starts a child with a stubborn grandchild; calling it gives both process ids."""
+
+    def __init__(self, pids: Path) -> None:
+        self.pids, self.command = pids, ["sh", "-c", FAMILY.format(pids=pids)]
+
+    def __call__(self) -> list[int]:
+        assert wait_until(self.pids.exists)
+        return [int(pid) for pid in self.pids.read_text().split()]
+
+
 @pytest.fixture
 def family(tmp_path):
-    """family.command is a child with a stubborn grandchild; family() their process ids."""
-
-    def pids() -> list[int]:
-        assert wait_until((tmp_path / "pids").exists)
-        return [int(pid) for pid in (tmp_path / "pids").read_text().split()]
-
-    pids.command = ["sh", "-c", FAMILY.format(pids=tmp_path / "pids")]
-    yield pids
-    if (tmp_path / "pids").exists():
-        for pid in pids():
+    family = Family(tmp_path / "pids")
+    yield family
+    if family.pids.exists():
+        for pid in family():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
@@ -80,12 +85,13 @@ def test_a_child_has_its_own_group_its_log_and_its_environment(reaper, tmp_path)
 
 
 def test_leaving_the_block_by_an_error_ends_the_child_too(reaper, tmp_path):
-    child = Child("sleeper", ["sleep", "300"], log=tmp_path / "log", reaper=reaper)
+    child = Child("sleeper", ["sleep", "30"], log=tmp_path / "log", reaper=reaper)
+    groups = []
     with suppress(KeyError), child:
-        group = child.group
+        groups.append(child.group)
         raise KeyError
 
-    assert not group_alive(group)
+    assert not group_alive(*groups)
 
 
 def test_a_child_that_has_already_ended_is_no_problem(reaper, tmp_path):
@@ -99,14 +105,13 @@ def test_a_child_that_has_already_ended_is_no_problem(reaper, tmp_path):
 
 
 def test_several_groups_share_one_grace_period():
-    script = "trap '' TERM; echo ready; while :; do sleep 0.05; done"
+    script = "trap '' TERM; echo ready; exec sleep 30"
     children = [
         subprocess.Popen(["sh", "-c", script], start_new_session=True, stdout=subprocess.PIPE)
         for _ in range(3)
     ]
     assert [child.stdout.readline() for child in children] == [b"ready\n"] * 3
     began = time.monotonic()
-
     end_groups([child.pid for child in children], grace_s=0.3)
 
     assert [child.wait(1) for child in children] == [-signal.SIGKILL] * 3
@@ -114,9 +119,8 @@ def test_several_groups_share_one_grace_period():
 
 
 def test_who_ends_when_told_to_is_not_waited_for_any_longer():
-    child = subprocess.Popen(["sleep", "300"], start_new_session=True)
+    child = subprocess.Popen(["sleep", "30"], start_new_session=True)
     began = time.monotonic()
-
     end_groups([child.pid], grace_s=30)
 
     assert child.wait(1) == -signal.SIGTERM
@@ -131,7 +135,7 @@ with Reaper() as reaper:
     child = Child("family", sys.argv[2:], log=Path(sys.argv[1]), reaper=reaper)
     child.start()
     print(reaper._process.pid, flush=True)
-    time.sleep(300)
+    time.sleep(30)
 """
 
 
@@ -157,7 +161,6 @@ def test_killing_the_holder_leaves_nothing_after_five_seconds(holder, family):
 def test_the_kernel_ends_the_child_even_if_the_reaper_died_before(holder, family):
     process, reaper = holder
     child, _ = family()
-
     os.kill(reaper, signal.SIGKILL)
     process.kill()
 
@@ -214,5 +217,4 @@ def test_last_lines_are_the_last_states_of_progress_bars_not_their_history(tmp_p
 def test_last_lines_of_a_huge_log_are_those_of_its_end(tmp_path):
     log = tmp_path / "log"
     log.write_text("".join(f"line {i}\n" for i in range(100_000)))
-
     assert last_lines(log, 2) == "line 99998\nline 99999"

