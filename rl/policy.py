@@ -1,7 +1,6 @@
 """The policy in training: a Hugging Face model in a DeepSpeed engine, which only we know."""
 
 import os
-import shutil
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -10,15 +9,16 @@ from typing import Any
 
 import deepspeed
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from rl.logprobs import PolicyModule
+from rl.model_files import write_model
 from rl.objective import Batch, Objective
 from rl.optim import AdamW
 from rl.records import Ints, RankBatch
+from rl.token_sums import TokenSums
 
 
 @dataclass(frozen=True)
@@ -51,18 +51,6 @@ class Ranks:
     def first(self) -> bool:
         """True on the rank that talks to the outside."""
         return self.rank == 0
-
-
-def load_model(folder: Path, dtype: torch.dtype, seed: int) -> PreTrainedModel:
-    """Load a local model folder; one without weights is initialised from its config and `seed`."""
-    if any(folder.glob("*.safetensors")):
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
-    torch.manual_seed(seed)
-    config = AutoConfig.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    for parameter in model.parameters():  # not the buffers: rotary frequencies stay in float32
-        parameter.data = parameter.data.to(dtype)
-    return model
 
 
 class Policy:
@@ -117,7 +105,7 @@ class Policy:
         Returns metrics of the global batch, the same on every rank. A step whose gradient is not
         finite is skipped: the weights stay as they were and `train/skipped` is 1.
         """
-        sums: dict[str, Tensor] = {}
+        sums = TokenSums()
         for micro in batch.micro_batches:
             on_device = Batch.of(micro, self.ranks.device)
             logprobs, entropies = self.engine(
@@ -126,17 +114,9 @@ class Policy:
             value, metrics = objective(on_device, logprobs)
             # DeepSpeed averages gradients over ranks; the objective is a sum over them.
             self.engine.backward(_minimised(value, logprobs) * self.ranks.world)
-            fresh = on_device.token_versions == batch.step  # sampled by the very same weights
-            gap = (logprobs.detach() - on_device.rollout_logprobs).abs()
-            _add(sums, "loss", value.detach())
-            _add(sums, "tokens", torch.tensor(float(len(logprobs))))
-            _add(sums, "fresh_tokens", fresh.sum())
-            _add(sums, "fresh_gap", gap[fresh].sum())
-            for name, values in {**metrics, "entropy": entropies}.items():
-                _add(sums, f"mean/{name}", values.sum())
-        totals = self._sum_over_ranks(sums)
+            sums.add(on_device, batch.step, value, logprobs, {**metrics, "entropy": entropies})
         rate = self._optim.rate(batch.step, self._max_steps)
-        return {**_means(totals), **self._step(rate)}
+        return {**sums.means(self.ranks.device), **self._step(rate)}
 
     def _step(self, rate: float) -> dict[str, float]:
         _set_rate(self.engine.optimizer, rate)
@@ -154,12 +134,6 @@ class Policy:
         self.engine._global_grad_norm = norm  # what get_global_grad_norm returns
         if not norm.isfinite():
             self.engine.zero_grad()
-
-    def _sum_over_ranks(self, sums: dict[str, Tensor]) -> dict[str, float]:
-        names = sorted(sums)
-        values = torch.stack([sums[name].double().cpu() for name in names]).to(self.ranks.device)
-        dist.all_reduce(values)
-        return dict(zip(names, values.tolist(), strict=True))
 
     @torch.no_grad()
     def logprobs(self, token_ids: Ints, temperature: float = 1.0) -> Tensor:
@@ -198,14 +172,7 @@ class Policy:
         weights = self.weights()
         if not self.ranks.first:
             return
-        model: PreTrainedModel = self.engine.module.model
-        model.save_pretrained(folder, state_dict=weights)
-        for path in source.iterdir():
-            if (
-                path.suffix in (".json", ".jinja", ".txt", ".model")
-                and not (folder / path.name).exists()
-            ):
-                shutil.copy2(path, folder)
+        write_model(self.engine.module.model, weights, folder, source)
 
     def save(self, folder: Path) -> None:
         """Write weights, optimizer and schedule state for `load`. Collective."""
@@ -223,10 +190,6 @@ def _set_rate(optimizer: Any, rate: float) -> None:
         group["lr"] = rate
 
 
-def _add(sums: dict[str, Tensor], name: str, value: Tensor) -> None:
-    sums[name] = sums[name] + value if name in sums else value
-
-
 def _minimised(value: Tensor, logprobs: Tensor) -> Tensor:
     """`value`, or something with a gradient of NaN if it is not finite.
 
@@ -239,16 +202,3 @@ def _minimised(value: Tensor, logprobs: Tensor) -> Tensor:
 
 def _finite(value: float) -> bool:
     return abs(value) < float("inf")
-
-
-def _means(totals: dict[str, float]) -> dict[str, float]:
-    tokens = max(totals["tokens"], 1.0)
-    metrics = {
-        f"train/{name.removeprefix('mean/')}": total / tokens
-        for name, total in totals.items()
-        if name.startswith("mean/")
-    }
-    metrics["train/loss"] = totals["loss"]
-    if totals["fresh_tokens"]:
-        metrics["mismatch/sampled_mean_abs"] = totals["fresh_gap"] / totals["fresh_tokens"]
-    return metrics

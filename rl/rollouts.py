@@ -10,7 +10,7 @@ import asyncio
 import json
 import random
 import sys
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -45,11 +45,13 @@ class RolloutService:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one rank until it hangs up."""
-        while header := await reader.read(HEADER.size):
-            data = await reader.readexactly(HEADER.unpack(header)[0])
-            answer = pack(await self._answer(unpack(data, Call)))
-            writer.write(HEADER.pack(len(answer)) + answer)
-            await writer.drain()
+        with suppress(asyncio.IncompleteReadError, ConnectionError):  # the rank has ended
+            while True:
+                header = await reader.readexactly(HEADER.size)
+                data = await reader.readexactly(HEADER.unpack(header)[0])
+                answer = pack(await self._answer(unpack(data, Call)))
+                writer.write(HEADER.pack(len(answer)) + answer)
+                await writer.drain()
         writer.close()
 
     async def _answer(self, call: Call) -> object:

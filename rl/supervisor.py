@@ -82,13 +82,12 @@ def _prepare_model(
     source = build(run.model)()
     if run.model["warm_start"] is None:
         return source.prepare(run.folder / "model")
-    kept = cache_folder() / "warm" / warm_start_key(run)
+    folder = run.folder / "warm-start"
+    first = warm_start_run(run, compose(["loss=sft", "sampler=demonstrations"]), folder)
+    kept = cache_folder() / "warm" / warm_start_key(first)
     if not kept.is_dir():
         kept.parent.mkdir(parents=True, exist_ok=True)
-        folder = run.folder / "warm-start"
         shutil.rmtree(folder, ignore_errors=True)
-        supervised = compose(["loss=sft", "sampler=demonstrations"])
-        first = warm_start_run(run, supervised, folder)
         _say(f"warm start: {first.max_steps} supervised steps, once for this model and environment")
         _execute(first, source.prepare(folder / "model"), reaper)
         keep_result(first, kept)

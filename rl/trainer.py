@@ -24,8 +24,9 @@ from rl.config import Run, build
 from rl.failure import RunFailed, reporting
 from rl.layout import Layout
 from rl.metrics import MetricsFile
+from rl.model_files import load_model
 from rl.objective import Objective
-from rl.policy import Policy, Ranks, load_model
+from rl.policy import Policy, Ranks
 from rl.records import RankBatch
 from rl.server import healthy
 from rl.status import Status
@@ -134,7 +135,8 @@ class TrainingRun:
             self._stop_if_nonfinite(stats)
             if pusher:
                 with watch.phase("push", f"pushing version {step + 1}"):
-                    pusher.push(self.policy, step + 1, must_differ=stats["train/grad_norm"] > 0)
+                    moved = stats["train/grad_norm"] > 0 and stats["train/learning_rate"] > 0
+                    pusher.push(self.policy, step + 1, must_differ=moved)
                 with watch.phase("probe", f"comparing version {step + 1} with vLLM's"):
                     stats |= pusher.probe(self.policy, batch.micro_batches[0], step + 1)
             # Only now, so that the probe does not queue behind a batch of new prompts.

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +18,14 @@ from typing import Any
 from rl.config import Node, Run
 
 # Changing one of these changes what a warm start yields.
-_SOURCES = ("losses.cross_entropy", "rl.demonstrations", "rl.tiny", "rl.policy", "rl.logprobs")
+_SOURCES = (
+    "losses.cross_entropy",
+    "rl.demonstrations",
+    "rl.logprobs",
+    "rl.model_files",
+    "rl.policy",
+    "rl.tiny",
+)
 _PACKAGES = ("torch", "transformers", "deepspeed", "renderers")
 
 
@@ -36,16 +43,22 @@ def cache_folder() -> Path:
     return Path(os.environ.get("OFFBYONE_CACHE", "~/.cache/offbyone")).expanduser()
 
 
-def warm_start_key(run: Run) -> str:
-    """Return 16 hex digits that change with anything the warm start's result depends on."""
-    sources = [*_SOURCES, run.env["_target_"].rpartition(".")[0]]
-    content: dict[str, Any] = {
-        "model": {k: v for k, v in run.model.items() if k not in ("learning_rate", "max_tokens")},
-        "env": run.env,
-        "sources": [_source(name) for name in sources],
-        "versions": [version(name) for name in _PACKAGES],
-    }
+def warm_start_key(first: Run) -> str:
+    """Return 16 hex digits that change with anything the supervised run's result depends on."""
+    content = asdict(first)
+    for group in ("output_dir", "run_name", "inference", "sync", "logger", "trainer"):
+        del content[group]
+    # The first two serve the run that follows; the environment's rewards are not looked at.
+    content["model"] = _without(first.model, "learning_rate", "max_tokens")
+    content["env"] = _without(first.env, "reward_weights")
+    sources = [*_SOURCES, first.env["_target_"].rpartition(".")[0]]
+    content["sources"] = [_source(name) for name in sources]
+    content["versions"] = [version(name) for name in _PACKAGES]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _without(node: Node, *keys: str) -> Node:
+    return {key: value for key, value in node.items() if key not in keys}
 
 
 def warm_start_run(run: Run, supervised: dict[str, Any], folder: Path) -> Run:

@@ -146,7 +146,8 @@ class Cases:
     def policy(self, dtype: str, mode: str, optim: Any, seed: int = 0, **changes: Any) -> Any:
         from tiny_policy import TEMPERATURE
 
-        from rl.policy import Policy, load_model
+        from rl.model_files import load_model
+        from rl.policy import Policy
 
         model = load_model(self.sources[dtype], getattr(torch, dtype), seed)
         if "checkpointing" in mode:
@@ -256,7 +257,7 @@ class Cases:
         return result
 
     def named(self, policy: Any, dtype: str) -> dict[str, Any]:
-        from rl.policy import load_model
+        from rl.model_files import load_model
 
         model = load_model(self.sources[dtype], getattr(torch, dtype), 0)
         expected, found = dict(model.named_parameters()), policy.weights()
@@ -273,7 +274,7 @@ class Cases:
     def exported(self, policy: Any, dtype: str, folder: Path) -> dict[str, Any]:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        from rl.policy import load_model
+        from rl.model_files import load_model
 
         policy.export(folder, self.sources[dtype])
         token_ids = self.batch(self.rows).micro_batches[0].token_ids

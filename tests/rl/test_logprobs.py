@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from rl.logprobs import PolicyModule
-from rl.policy import load_model
+from rl.model_files import load_model
 
 torch.set_num_threads(1)
 

@@ -1,0 +1,33 @@
+"""Models in Hugging Face form: read from a folder, written to one."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+_TOKENIZER_FILES = (".json", ".jinja", ".txt", ".model")
+
+
+def load_model(folder: Path, dtype: torch.dtype, seed: int) -> PreTrainedModel:
+    """Load a local model folder; one without weights is initialised from its config and `seed`."""
+    if any(folder.glob("*.safetensors")):
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+    torch.manual_seed(seed)
+    config = AutoConfig.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for parameter in model.parameters():  # not the buffers: rotary frequencies stay in float32
+        parameter.data = parameter.data.to(dtype)
+    return model
+
+
+def write_model(
+    model: PreTrainedModel, weights: Mapping[str, Tensor], folder: Path, source: Path
+) -> None:
+    """Write `weights` in the form of `model` to `folder`, with the tokenizer files of `source`."""
+    model.save_pretrained(folder, state_dict=dict(weights))
+    for path in source.iterdir():
+        if path.suffix in _TOKENIZER_FILES and not (folder / path.name).exists():
+            shutil.copy2(path, folder)
