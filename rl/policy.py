@@ -114,7 +114,9 @@ class Policy:
             value, metrics = objective(on_device, logprobs)
             # DeepSpeed averages gradients over ranks; the objective is a sum over them.
             self.engine.backward(_minimised(value, logprobs) * self.ranks.world)
-            sums.add(on_device, batch.step, value, logprobs, {**metrics, "entropy": entropies})
+            gap = (logprobs.detach() - on_device.rollout_logprobs).abs()
+            fresh = on_device.token_versions == batch.step
+            sums.add(value, gap, fresh, {**metrics, "entropy": entropies})
         rate = self._optim.rate(batch.step, self._max_steps)
         return {**sums.means(self.ranks.device), **self._step(rate)}
 

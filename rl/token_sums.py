@@ -6,8 +6,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rl.objective import Batch
-
 
 class TokenSums:
     """What one rank has seen of a batch. N: completion tokens of a micro-batch."""
@@ -15,19 +13,18 @@ class TokenSums:
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
 
-    def add(
-        self,
-        batch: Batch,
-        step: int,
-        value: Tensor,
-        logprobs: Tensor,
-        metrics: Mapping[str, Tensor],
-    ) -> None:
-        """Take in a micro-batch: its share of the objective, logprobs [N] and metrics [N]."""
-        fresh = batch.token_versions == step  # sampled by the very weights that are training
-        gap = (logprobs.detach() - batch.rollout_logprobs).abs()
+    def add(self, value: Tensor, gap: Tensor, fresh: Tensor, metrics: Mapping[str, Tensor]) -> None:
+        """Take in a micro-batch.
+
+        Args:
+            value: its share of the objective.
+            gap: [N] |trainer logprob - engine logprob|.
+            fresh: [N] True where the very weights that are training sampled the token.
+            metrics: [N] each.
+
+        """
         self._add("loss", value.detach())
-        self._add("tokens", torch.tensor(float(len(logprobs))))
+        self._add("tokens", torch.tensor(float(len(gap))))
         self._add("fresh_tokens", fresh.sum())
         self._add("fresh_gap", gap[fresh].sum())
         for name, values in metrics.items():
