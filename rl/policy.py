@@ -1,9 +1,6 @@
 """The policy in training: a Hugging Face model in a DeepSpeed engine, which only we know."""
 
-import os
 from contextlib import nullcontext
-from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,40 +14,9 @@ from rl.logprobs import PolicyModule
 from rl.model_files import write_model
 from rl.objective import Batch, Objective
 from rl.optim import AdamW
+from rl.ranks import Ranks
 from rl.records import Ints, RankBatch
 from rl.token_sums import TokenSums
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """This process among those that train."""
-
-    rank: int
-    world: int
-    device: torch.device
-
-    @staticmethod
-    def join(rendezvous: Path, timeout: float) -> "Ranks":
-        """Meet the other ranks through a file; RANK and WORLD_SIZE come from the environment."""
-        rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        cuda = torch.cuda.is_available()
-        if cuda:
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        deepspeed.init_distributed(
-            dist_backend="nccl" if cuda else "gloo",
-            init_method=f"file://{rendezvous}",
-            rank=rank,
-            world_size=world,
-            timeout=timedelta(seconds=timeout),
-            auto_mpi_discovery=False,
-            verbose=False,
-        )
-        return Ranks(rank, world, torch.device("cuda" if cuda else "cpu"))
-
-    @property
-    def first(self) -> bool:
-        """True on the rank that talks to the outside."""
-        return self.rank == 0
 
 
 class Policy:

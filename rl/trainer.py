@@ -26,7 +26,8 @@ from rl.layout import Layout
 from rl.metrics import MetricsFile
 from rl.model_files import load_model
 from rl.objective import Objective
-from rl.policy import Policy, Ranks
+from rl.policy import Policy
+from rl.ranks import Ranks
 from rl.records import RankBatch
 from rl.server import healthy
 from rl.status import Status

@@ -14,7 +14,7 @@ LONGEST_FILE, LONGEST_ENTRY_POINT = 220, 50
 # A module of rl/ imports modules of lower floors only. A new module: put it on the lowest it can.
 FLOORS = (
     "blame client failure fingerprint layout logprobs metrics optim pretrained process ranges "
-    "model_files reaper records run_folder signatures status tiny token_sums tokenizer wire",
+    "model_files ranks reaper records run_folder signatures status tiny token_sums tokenizer wire",
     "annotations batches buffer demonstrations objective panel plan rollout_metrics rows rules "
     "runs server vllm_plugin",
     "config dispatcher policy sampler screen summary",
@@ -25,7 +25,7 @@ FLOOR = {f"rl.{name}": floor for floor, names in enumerate(FLOORS, 1) for name i
 MAINS = {"rl.supervisor", "rl.rollouts", "rl.trainer"}
 # All that rl/ may know of the other two folders: their records, no formula and no environment.
 SHARED = {"envs.protocol", "losses.tokens"}
-AT_HOME = {"vllm": {"rl.vllm_plugin"}, "deepspeed": {"rl.policy"}}
+AT_HOME = {"vllm": {"rl.vllm_plugin"}, "deepspeed": {"rl.policy", "rl.ranks"}}
 HEAVY = {"torch", "transformers", "deepspeed", "vllm"}
 
 ENTRY_POINTS = sorted(path for path in REPO.glob("*.py") if path.name != "conftest.py")

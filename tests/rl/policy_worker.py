@@ -87,7 +87,7 @@ def _run(world: int) -> tuple[dict[str, Any] | None, str]:
 
 def main(folder: Path) -> None:
     # Imported by the ranks only: the tests that read results need none of it.
-    from rl.policy import Ranks
+    from rl.ranks import Ranks
 
     torch.set_num_threads(1)
     ranks = Ranks.join(folder / "rendezvous", 60.0)

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import time
+from contextlib import contextmanager
 
 import pytest
 from launching import alive, groups_below, stop, wait_for
@@ -29,31 +30,31 @@ BROKEN_RUN = [
 ]  # fmt: skip
 
 
+@contextmanager
 def started(launcher, name):
     """A run that has done its first step, with the process groups of all its parts."""
     process = launcher.start(name, "max_steps=500")
     metrics = launcher.output / name / "metrics.jsonl"
-    assert wait_for(lambda: metrics.exists() and process.poll() is None, 400)
-    groups = groups_below(process.pid)
-    assert len(alive(groups)) >= 6  # reaper, rollouts, trainer, and vLLM's three
-    return process, groups
-
-
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_nothing_is_left_five_seconds_after_the_supervisor_got(sent, launcher):
-    process, groups = started(launcher, f"killed-{sent.name}")
     try:
-        os.kill(process.pid, sent)
-        assert wait_for(lambda: not alive(groups), 5), alive(groups)
-        assert process.wait(timeout=5) == (-sent if sent == signal.SIGKILL else 130)
+        assert wait_for(lambda: metrics.exists() and metrics.stat().st_size > 0, 400)
+        groups = groups_below(process.pid)
+        assert len(alive(groups)) >= 6  # reaper, rollouts, trainer, and vLLM's three
+        yield process, groups
     finally:
         stop(process)
 
 
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_nothing_is_left_five_seconds_after_the_supervisor_got(sent, launcher):
+    with started(launcher, f"killed-{sent.name}") as (process, groups):
+        os.kill(process.pid, sent)
+        assert wait_for(lambda: not alive(groups), 5), alive(groups)
+        assert process.wait(timeout=5) == (-sent if sent == signal.SIGKILL else 130)
+
+
 @pytest.mark.parametrize("part", ["VLLM::EngineCor", "rl.rollouts", "rl.trainer"])
 def test_a_killed_part_ends_the_run_and_is_named(part, launcher):
-    process, groups = started(launcher, f"without-{part[-8:].lower()}")
-    try:
+    with started(launcher, f"without-{part[-8:].lower()}") as (process, groups):
         (victim, *_) = [p for p in _members(groups) if part in _title(p)]
         os.kill(victim, signal.SIGKILL)
         screen, _ = process.communicate(timeout=60)
@@ -62,8 +63,6 @@ def test_a_killed_part_ends_the_run_and_is_named(part, launcher):
         assert name[part] in screen.rpartition("the run failed")[2]
         assert "Traceback" not in screen.partition("The end of")[0]
         assert wait_for(lambda: not alive(groups), 5), alive(groups)
-    finally:
-        stop(process)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,63 @@
+"""The processes that train together, and how they meet."""
+
+import fcntl
+import os
+import sys
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import deepspeed
+import torch
+from deepspeed.accelerator import get_accelerator
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those that train."""
+
+    rank: int
+    world: int
+    device: torch.device
+
+    @staticmethod
+    def join(rendezvous: Path, timeout: float) -> "Ranks":
+        """Meet the other ranks through a file; RANK and WORLD_SIZE come from the environment."""
+        rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        cuda = torch.cuda.is_available()
+        if cuda:
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        else:
+            _compile_cpu_op()
+        deepspeed.init_distributed(
+            dist_backend="nccl" if cuda else "gloo",
+            init_method=f"file://{rendezvous}",
+            rank=rank,
+            world_size=world,
+            timeout=timedelta(seconds=timeout),
+            auto_mpi_discovery=False,
+            verbose=False,
+        )
+        return Ranks(rank, world, torch.device("cuda" if cuda else "cpu"))
+
+    @property
+    def first(self) -> bool:
+        """True on the rank that talks to the outside."""
+        return self.rank == 0
+
+
+def _compile_cpu_op() -> None:
+    """Compile DeepSpeed's shared-memory op, or find it compiled (in the environment's folder).
+
+    PyTorch marks a compilation by a lock file, which a process killed meanwhile leaves behind: all
+    later ones would wait for ever. A lock of the kernel's ends with its holder, and whoever holds
+    it knows that any such file is a leftover.
+    """
+    default = str(Path(sys.prefix) / "torch_extensions")
+    folder = Path(os.environ.setdefault("TORCH_EXTENSIONS_DIR", default))
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "compiling").open("w") as guard:
+        fcntl.flock(guard, fcntl.LOCK_EX)
+        for leftover in folder.glob("*/lock"):
+            leftover.unlink()
+        get_accelerator().create_op_builder("ShareMemCommBuilder").load()
