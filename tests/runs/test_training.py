@@ -10,9 +10,14 @@ from transformers import AutoModelForCausalLM
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
 
+# After a warm start of a few steps no word is right, but some letters are.
+LETTERS = "env.reward_weights={exact: 0.0, similarity: 1.0}"
+FIRST = ["trainer.checkpoint_every=2", "seed=3", LETTERS]
+
+
 @pytest.fixture(scope="module")
 def first(launcher):
-    result = launcher.run("first", "max_steps=4", "trainer.checkpoint_every=2", "seed=3")
+    result = launcher.run("first", "max_steps=4", *FIRST)
     assert result.status == 0, result.screen
     return result
 
@@ -21,6 +26,7 @@ def test_a_run_trains_one_step_off_policy_and_says_so(first):
     assert [line["step"] for line in first.metrics] == [0, 1, 2, 3]
     assert [line["staleness/max"] for line in first.metrics] == [0, 1, 1, 1]
     assert [line["train/policy_version"] for line in first.metrics] == [1, 2, 3, 4]
+    assert all(line["train/grad_norm"] > 0 for line in first.metrics)
 
 
 def test_vllm_agrees_with_the_trainer_right_after_every_push(first):
@@ -56,9 +62,7 @@ def test_a_finished_run_leaves_no_socket_and_no_failure(first):
 
 def test_a_resumed_run_goes_on_with_the_next_examples_and_the_same_optimizer(first, launcher):
     before = [e for step in range(4) for e in _examples(first.folder, step)]
-    result = launcher.run(
-        "first", "max_steps=6", "trainer.checkpoint_every=2", "seed=3", "resume=true"
-    )
+    result = launcher.run("first", "max_steps=6", *FIRST, "resume=true")
     assert result.status == 0, result.screen
     assert [line["step"] for line in result.metrics] == [0, 1, 2, 3, 4, 5]
     assert result.metrics[4]["staleness/max"] == 0  # nothing was sampled before the first push
@@ -74,7 +78,7 @@ def _examples(folder, step):
 
 def test_synchronous_training_in_float32_on_two_ranks_is_exactly_on_policy(launcher):
     result = launcher.run(
-        "sync", "max_steps=3", "sampler=sync", "model.dtype=float32", "trainer.ranks=2",
+        "sync", "max_steps=3", LETTERS, "sampler=sync", "model.dtype=float32", "trainer.ranks=2",
         "deepspeed=zero2", "loss=grpo",
     )  # fmt: skip
     assert result.status == 0, result.screen
