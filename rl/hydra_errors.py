@@ -71,6 +71,8 @@ def _unknown_key(key: str, arguments: list[str]) -> str:
         if key.startswith(f"{free}."):
             return f"{key} is not set yet and {free} is free-form: write +{key}=..."
     known = known_keys(arguments)
+    if key in known:  # a mapping was given with names that it does not have yet
+        return f"{key} takes a new name as +{key}.<name>=<value>, and loses one by ~{key}.<name>"
     meant = OTHER_NAMES.get(key.rpartition(".")[2])
     if meant:
         return f"there is no key {key}: did you mean {meant}?"

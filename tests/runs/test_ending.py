@@ -26,7 +26,8 @@ class Broken(Environment):
 """
 BROKEN_RUN = [
     "env._target_=broken.Broken", "~env.min_length", "~env.max_length", "~env.num_train",
-    "~env.num_eval", "env.reward_weights={right: 1.0}", "model.warm_start=null", "max_steps=3",
+    "~env.num_eval", "~env.reward_weights.exact", "~env.reward_weights.similarity",
+    "+env.reward_weights.right=1.0", "model.warm_start=null", "max_steps=3",
 ]  # fmt: skip
 
 
@@ -74,7 +75,7 @@ def test_an_environment_that_never_scores_stops_the_run_with_its_own_error(mode,
     result = launcher.run(f"broken-{mode}", *BROKEN_RUN, f"+env.mode={mode}")
     assert result.status == 1
     assert said in result.screen
-    assert "none of the last 32 rollouts could be scored" in result.screen
+    assert "none of the last 128 rollouts could be scored" in result.screen
     assert "Traceback" not in result.screen
 
 
