@@ -51,6 +51,8 @@ class VLLMServer:
             "weight-transfer-config": '{"backend": "shm"}',
             "disable-uvicorn-access-log": True,
         }
+        if not any(model.glob("*.safetensors")):
+            ours["load-format"] = "dummy"  # the trainer initialises them and pushes before sampling
         flags: list[str] = []
         for key, value in {**ours, **self.args}.items():
             name = f"--{key.replace('_', '-')}"
