@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import deepspeed
 import torch
@@ -60,4 +61,5 @@ def _compile_cpu_op() -> None:
         fcntl.flock(guard, fcntl.LOCK_EX)
         for leftover in folder.glob("*/lock"):
             leftover.unlink()
-        get_accelerator().create_op_builder("ShareMemCommBuilder").load()
+        accelerator: Any = get_accelerator()
+        accelerator.create_op_builder("ShareMemCommBuilder").load()
