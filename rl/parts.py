@@ -25,12 +25,9 @@ class Parts:
         self._children: dict[str, Child] = {}
         self._server: VLLMServer = build(run.inference)()
         self._status = Status(run.folder, "inference")
+        self._uses_engine: bool = build(run.sampler)().uses_engine
         self._ready = not self._uses_engine
         self._began = self._checked = time.monotonic()
-
-    @property
-    def _uses_engine(self) -> bool:
-        return build(self._run.sampler)().uses_engine
 
     def start(self) -> None:
         """Start everything at once; the parts wait for each other."""
