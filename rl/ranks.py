@@ -32,7 +32,7 @@ class Ranks:
             _compile_cpu_op()
         deepspeed.init_distributed(
             dist_backend="nccl" if cuda else "gloo",
-            init_method=f"file://{rendezvous}",
+            init_method=f"file://{rendezvous.resolve()}",
             rank=rank,
             world_size=world,
             timeout=timedelta(seconds=timeout),

@@ -35,7 +35,9 @@ class Launcher:
     environment: dict[str, str]
 
     def start(self, name: str, *overrides: str) -> subprocess.Popen:
-        command = [sys.executable, "train.py", f"run_name={name}", f"output_dir={self.output}"]
+        # Relative, as the default is: a part that takes it for absolute must be noticed.
+        output = os.path.relpath(self.output, ROOT)
+        command = [sys.executable, "train.py", f"run_name={name}", f"output_dir={output}"]
         return subprocess.Popen(
             [*command, *SMALL, *overrides],
             cwd=ROOT,
