@@ -26,11 +26,16 @@ class FifoBuffer:
 
     def add(self, group: Group) -> bool:
         """Take a finished group; False if it is useless and must be replaced by another."""
-        if all(rollout.reward is None for rollout in group.rollouts):
-            self.rejected["unscorable"] += 1
-            return False
-        self._groups.append(group)
-        return True
+        reason = self.why_useless(group)
+        if reason:
+            self.rejected[reason] += 1
+        else:
+            self._groups.append(group)
+        return not reason
+
+    def why_useless(self, group: Group) -> str:
+        """Return why a group is not trained on, in a word for metrics; empty if it is."""
+        return "unscorable" if not _rewards(group) else ""
 
     def draw(
         self, step: int, count: int, max_staleness: int, running: Collection[int]
@@ -55,3 +60,36 @@ class FifoBuffer:
         self._groups = kept
         assert all(step - group.version <= max_staleness for group in drawn)
         return drawn
+
+
+class DifficultyBuffer(FifoBuffer):
+    """Rejects groups that teach little, by the environment's own rewards (conf/buffer/difficulty).
+
+    Attributes:
+        min_spread: smallest difference of the best and the worst reward.
+        min_reward: a group whose mean lies below is too hard.
+        max_reward: a group whose mean lies above is too easy.
+
+    """
+
+    def __init__(
+        self, *, min_spread: float, min_reward: float | None, max_reward: float | None
+    ) -> None:
+        super().__init__()
+        self.min_spread, self.min_reward, self.max_reward = min_spread, min_reward, max_reward
+
+    def why_useless(self, group: Group) -> str:
+        """Return the first of the reasons that applies."""
+        rewards = _rewards(group)
+        if not rewards:
+            return "unscorable"
+        mean = sum(rewards) / len(rewards)
+        if self.min_reward is not None and mean < self.min_reward:
+            return "too_hard"
+        if self.max_reward is not None and mean > self.max_reward:
+            return "too_easy"
+        return "zero_spread" if max(rewards) - min(rewards) < self.min_spread else ""
+
+
+def _rewards(group: Group) -> list[float]:
+    return [rollout.reward for rollout in group.rollouts if rollout.reward is not None]

@@ -3,6 +3,7 @@
 checkpoints/step_000100/
   state.json      step, dispatcher state (the next examples)
   deepspeed/      weights, optimizer; one file per rank
+  learner.json    adaptive beta; reference.safetensors beside it if the reference moves
   hf/             the model for everybody else: transformers, vLLM
 """
 
@@ -14,11 +15,11 @@ from typing import Any
 import torch.distributed as dist
 
 from rl.layout import Layout
-from rl.policy import Policy
+from rl.learner import Learner
 
 
 def save_checkpoint(
-    policy: Policy,
+    learner: Learner,
     layout: Layout,
     *,
     step: int,
@@ -29,7 +30,7 @@ def save_checkpoint(
     """Write the state after `step` steps and delete all but the newest `keep`. Collective.
 
     Args:
-        policy: weights and optimizer.
+        learner: weights, optimizer and what follows them.
         layout: where.
         step: optimizer steps taken, which is the policy version.
         rollouts: state of the dispatcher.
@@ -39,14 +40,15 @@ def save_checkpoint(
     """
     final = layout.checkpoint(step)
     aside = final.with_name(f".{final.name}.incomplete")
-    if policy.ranks.first:
+    first = learner.policy.ranks.first
+    if first:
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
     dist.barrier()
-    policy.save(aside)
-    policy.export(aside / "hf", model)
+    learner.save(aside)
+    learner.policy.export(aside / "hf", model)
     dist.barrier()
-    if policy.ranks.first:
+    if first:
         state = {"step": step, "rollouts": rollouts}
         (aside / "state.json").write_text(json.dumps(state))
         if final.exists():

@@ -70,12 +70,19 @@ class Run:
     batch_size: int  # rollouts per optimizer step
     group_size: int  # rollouts per example
     max_seq_len: int
+    updates_per_batch: int
+    entropy_bonus: float
     model: Node
     env: Node
     sampler: Node
     buffer: Node
+    reward: Node
+    truncation: Node
     advantage: Node
     aggregation: Node
+    reference: Node
+    kl: Node
+    correction: Node
     loss: Node
     optim: Node
     deepspeed: dict[str, Any]

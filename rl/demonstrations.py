@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 import numpy as np
 from renderers import Renderer
 
-from envs.protocol import Environment, Example, Message, StopReason
-from rl.records import Group, Rollout, Sequence
+from envs.protocol import Environment, Message, StopReason
+from rl.records import Rollout, Sequence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +44,12 @@ class DemonstrationSampler:
         env: Environment,
         renderer: Renderer,
         rng: Random,
-        index: int,
         group_size: int,
         max_seq_len: int,
-    ) -> Group:
-        """Return `group_size` fresh demonstrations, each with reward and advantage 1.
+    ) -> tuple[Rollout, ...]:
+        """Return `group_size` fresh demonstrations, each with reward 1.
 
-        `rng` must be derived from (seed, index): then no group depends on which came before it.
+        `rng` must be derived from seed and index: then no group depends on which came before it.
         """
         conversations = env.demonstrations(rng)
         rollouts = []
@@ -67,15 +66,7 @@ class DemonstrationSampler:
                     generation_time=0.0,
                 )
             )
-        first = rollouts[0].messages
-        opening = first[: _first_turn(first)]
-        return Group(
-            index=index,
-            example=Example(id=index, env=env.name, messages=opening),
-            version=0,
-            rollouts=tuple(rollouts),
-            advantages=(1.0,) * group_size,
-        )
+        return tuple(rollouts)
 
 
 def tokenize(renderer: Renderer, messages: Seq[Any], max_seq_len: int) -> tuple[Sequence, ...]:

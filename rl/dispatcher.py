@@ -18,13 +18,14 @@ from dataclasses import dataclass, field
 from envs.protocol import Example
 from rl.buffer import FifoBuffer
 from rl.failure import RunFailed
-from rl.records import Group, Rollout
+from rl.records import Credit, Group, Rollout
 
 PlayGroup = Callable[[int, Example, int], Awaitable[tuple[Rollout, ...]]]
 """(group index, example, group size) -> its rollouts"""
-Advantage = Callable[[Sequence[float | None]], list[float]]
+Crediting = Callable[[Sequence[Rollout]], tuple[Credit, ...]]
 
 _HOPELESS_GROUPS = 16  # without one scorable rollout: not bad luck, however small the batch is
+_HOPELESS_BATCHES = 8  # of rejected groups in a row
 
 
 def _ignore(group: Group) -> None:
@@ -71,7 +72,7 @@ class Dispatcher:
 
     play_group: PlayGroup
     examples: ExampleOrder
-    advantage: Advantage
+    credit: Crediting
     buffer: FifoBuffer
     group_size: int
     groups_per_step: int
@@ -87,7 +88,7 @@ class Dispatcher:
         self._again = deque(self.state.pending)  # groups of the interrupted run come first
         self._next = self.state.next_index
         self._started = self.step * self.groups_per_step
-        self._rejected = 0
+        self._rejected = self._rejected_in_a_row = 0
         self._next_step = self.step
         self._running: dict[int, int] = {}  # group index -> version it was started under
         self._untrained: set[int] = set(self.state.pending)
@@ -116,13 +117,14 @@ class Dispatcher:
     async def _one(self, index: int, version: int) -> None:
         example = self.examples[index]
         rollouts = await self.play_group(index, example, self.group_size)
-        advantages = tuple(self.advantage([rollout.reward for rollout in rollouts]))
-        group = Group(index, example, version, rollouts, advantages)
+        group = Group(index, example, version, rollouts, self.credit(rollouts))
         async with self._changed:
             del self._running[index]
             self._note_failures(group)
-            if not self.buffer.add(group):
-                self._rejected += 1
+            if self.buffer.add(group):
+                self._rejected_in_a_row = 0
+            else:
+                self._note_rejection()
                 self._untrained.discard(index)
                 self.on_rejected(group)
             self._changed.notify_all()
@@ -134,6 +136,16 @@ class Dispatcher:
             raise RolloutsFailed(
                 f"none of the last {len(self._failures)} rollouts could be scored. "
                 f"{count} of them: {error}"
+            )
+
+    def _note_rejection(self) -> None:
+        self._rejected += 1
+        self._rejected_in_a_row += 1
+        if self._rejected_in_a_row >= _HOPELESS_BATCHES * max(self.groups_per_step, 8):
+            raise RolloutsFailed(
+                f"the buffer rejected the last {self._rejected_in_a_row} groups (in all: "
+                f"{', '.join(f'{n} {why}' for why, n in self.buffer.rejected.items())}): the task "
+                "is too easy or too hard for this policy. Use buffer=fifo or other examples"
             )
 
     async def publish(self, version: int) -> None:

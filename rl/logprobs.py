@@ -22,11 +22,13 @@ _SHORT_ROW = 128
 class PolicyModule(nn.Module):
     """A causal language model that returns logprobs of chosen tokens instead of logits."""
 
-    def __init__(self, model: PreTrainedModel, *, chunk: int) -> None:
-        """`chunk`: tokens whose logits exist at once."""
+    def __init__(
+        self, model: PreTrainedModel, *, chunk: int, entropy_gradient: bool = False
+    ) -> None:
+        """`chunk`: tokens whose logits exist at once; `entropy_gradient`: entropies carry one."""
         super().__init__()
         self.model = model
-        self._chunk = chunk
+        self._chunk, self._entropy_gradient = chunk, entropy_gradient
         if not isinstance(self.head, nn.Linear):
             raise ValueError(
                 f"the output head is a {type(self.head).__name__}, and only a plain linear one can "
@@ -39,7 +41,7 @@ class PolicyModule(nn.Module):
         return cast("nn.Linear", self.model.get_output_embeddings())
 
     def forward(self, token_ids: Tensor, mask: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        """Return logprobs [N] and entropies [N, no gradient] of the masked tokens, row by row.
+        """Return logprobs [N] and entropies [N] of the masked tokens, row by row.
 
         Rows are padded on the right. No attention mask is needed: attention is causal, so no real
         token ever sees the padding after it.
@@ -77,20 +79,20 @@ class PolicyModule(nn.Module):
     def _of_chunk(
         self, hidden: Tensor, targets: Tensor, temperature: float
     ) -> tuple[Tensor, Tensor]:
-        arguments = self.head, hidden, targets, temperature
+        arguments = self.head, hidden, targets, temperature, self._entropy_gradient
         if torch.is_grad_enabled():
             return checkpoint(_logprobs, *arguments, use_reentrant=False)
         return _logprobs(*arguments)
 
 
 def _logprobs(
-    head: nn.Linear, hidden: Tensor, targets: Tensor, temperature: float
+    head: nn.Linear, hidden: Tensor, targets: Tensor, temperature: float, entropy_gradient: bool
 ) -> tuple[Tensor, Tensor]:
     # Not head(hidden): under ZeRO-3 a module call is a collective, and ranks differ in chunks.
     logits = nn.functional.linear(hidden, head.weight, head.bias)  # [chunk, V]
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
     normaliser = logits.logsumexp(-1)  # [chunk]
     logprobs = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - normaliser
-    with torch.no_grad():
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropies = normaliser - ((logits - normaliser.unsqueeze(-1)).exp() * logits).sum(-1)
     return logprobs, entropies

@@ -1,4 +1,6 @@
-"""The number that is minimised: sum over all completion tokens of token_weight * loss.
+"""The number that is minimised, over all completion tokens of the global batch:
+
+    sum of  token_weight * (correction * loss + beta * kl - entropy_bonus * entropy)
 
 The weights come with the batch and were computed over the whole of it (`rl/plan.py`), so the
 objective is a plain sum: micro-batches and ranks add up to the same value and gradient however
@@ -9,14 +11,34 @@ B: rows, T: padded length, N: completion tokens of the micro-batch.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from losses.tokens import TokenLoss, Tokens
+from rl.kl import KLPenalty
 from rl.records import MicroBatch
 
 TokenLossFunction = Callable[[Tokens], TokenLoss]
+
+
+class Weighted(Protocol):
+    """What a correction returns (losses/correction.py)."""
+
+    @property
+    def weights(self) -> Tensor:
+        """Factor [N] of each token's loss."""
+        ...
+
+    @property
+    def metrics(self) -> dict[str, Tensor]:
+        """Metrics [N]."""
+        ...
+
+
+CorrectionFunction = Callable[[Tensor, Tensor, Tensor, int], Weighted]
+"""(old_logprobs [N], rollout_logprobs [N], sequence_ids [N], number of sequences)"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +52,10 @@ class Batch:
     token_weights: Tensor  # [N]
     token_versions: Tensor  # [N] policy version that sampled the token, -1 if none did
     sequence_ids: Tensor  # [N] row of each token
+    rollout_ids: Tensor  # [N] rollout of each token, by position in the global batch
+    # Filled in by rl/anchors.py, where something needs them:
+    old_logprobs: Tensor | None = None  # [N] log pi before the step's first update
+    ref_logprobs: Tensor | None = None  # [N] of the reference
 
     @staticmethod
     def of(micro: MicroBatch, device: torch.device) -> "Batch":
@@ -42,6 +68,7 @@ class Batch:
             "token_weights": torch.tensor(micro.token_weights)[rows],
             "token_versions": torch.tensor(micro.token_versions)[mask],
             "sequence_ids": rows,
+            "rollout_ids": torch.tensor(micro.rollout_ids, dtype=torch.int64)[rows],
             "token_ids": torch.tensor(micro.token_ids, dtype=torch.int64),
             "mask": mask,
         }
@@ -50,16 +77,27 @@ class Batch:
 
 @dataclass(frozen=True)
 class Objective:
-    """Joins a token loss and the weights of the batch."""
+    """Joins a token loss, its correction, the pull to a reference and the entropy bonus.
+
+    `correction` applies where ratios are taken to old logprobs; with those of the sampler as the
+    anchor, the ratio itself corrects.
+    """
 
     token_loss: TokenLossFunction
+    correction: CorrectionFunction | None = None
+    kl: KLPenalty | None = None
+    entropy_bonus: float = 0.0
 
-    def __call__(self, batch: Batch, logprobs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def __call__(
+        self, batch: Batch, logprobs: Tensor, entropies: Tensor, beta: float = 0.0
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return this micro-batch's share of the objective and metrics [N] without gradient.
 
         Args:
             batch: the micro-batch.
             logprobs: [N] of its completion tokens under the policy in training.
+            entropies: [N] of the distributions they were drawn from.
+            beta: the present weight of the divergence from the reference.
 
         """
         tokens = Tokens(
@@ -68,13 +106,32 @@ class Objective:
             advantages=batch.advantages.to(logprobs.dtype),
             sequence_ids=batch.sequence_ids,
             num_sequences=batch.token_ids.shape[0],
+            old_logprobs=batch.old_logprobs,
+            ref_logprobs=batch.ref_logprobs,
         )
         result = self.token_loss(tokens)
-        value = (batch.token_weights.to(logprobs.dtype) * result.loss).sum()
         gap = logprobs.detach() - tokens.rollout_logprobs  # [N] log(pi / mu)
         metrics = {
             **result.metrics,
+            "entropy": entropies.detach(),
             "ratio_clamped": tokens.ratio_clamped,
             "kl_to_rollout": gap.expm1() - gap,  # k3 estimate of KL(mu || pi)
         }
-        return value, metrics
+        loss = result.loss
+        if self.correction and tokens.old_logprobs is not None:
+            corrected = self.correction(
+                tokens.old_logprobs,
+                tokens.rollout_logprobs,
+                tokens.sequence_ids,
+                tokens.num_sequences,
+            )
+            loss = corrected.weights * loss
+            metrics |= {"correction": corrected.weights, **corrected.metrics}
+        if self.kl and tokens.ref_logprobs is not None:
+            divergence = self.kl.estimator(logprobs, tokens.ref_logprobs)  # [N]
+            metrics["kl_divergence"] = divergence.detach()
+            if self.kl.place == "loss" and self.kl.acts:
+                loss = loss + beta * divergence
+        if self.entropy_bonus:
+            loss = loss - self.entropy_bonus * entropies
+        return (batch.token_weights.to(logprobs.dtype) * loss).sum(), metrics

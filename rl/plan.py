@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rl.records import Group, MicroBatch, RankBatch
+from rl.records import Floats, Group, Ints, MicroBatch, RankBatch
 from rl.records import Sequence as Row
 
 Aggregation = Callable[[Sequence[int], Sequence[int]], list[float]]
@@ -24,6 +24,7 @@ class WeightedRow:
     row: Row
     advantage: float
     token_weight: float
+    rollout_id: int  # position of its rollout in the batch
 
     @property
     def length(self) -> int:
@@ -32,16 +33,29 @@ class WeightedRow:
 
 
 def weigh(groups: Sequence[Group], aggregation: Aggregation) -> list[WeightedRow]:
-    """Return all rows of a batch with advantage and token weight."""
-    rows = [
-        (row, advantage, position)
+    """Return the rows of a batch that train, with advantage and token weight."""
+    rollouts = [
+        (rollout, credit, position)
         for position, group in enumerate(groups)
-        for rollout, advantage in zip(group.rollouts, group.advantages, strict=True)
+        for rollout, credit in zip(group.rollouts, group.credits, strict=True)
+    ]
+    rows = [
+        (row, credit.advantage, position, i)
+        for i, (rollout, credit, position) in enumerate(rollouts)
+        if credit.trains
         for row in rollout.sequences
     ]
-    lengths = [row.num_completion for row, _, _ in rows]
-    weights = aggregation(lengths, [position for _, _, position in rows])
-    return [WeightedRow(row, a, w) for (row, a, _), w in zip(rows, weights, strict=True)]
+    lengths = [row.num_completion for row, *_ in rows]
+    weights = aggregation(lengths, [position for _, _, position, _ in rows])
+    return [WeightedRow(row, a, w, i) for (row, a, _, i), w in zip(rows, weights, strict=True)]
+
+
+def rewards_of(groups: Sequence[Group]) -> tuple[Floats, Ints]:
+    """Return what advantages were made from [R], NaN for unscorable, and its group ids [R]."""
+    rewards = [credit.reward for group in groups for credit in group.credits]
+    group_ids = [i for i, group in enumerate(groups) for _ in group.credits]
+    values = [np.nan if reward is None else reward for reward in rewards]
+    return np.array(values, np.float32), np.array(group_ids, np.int32)
 
 
 def plan(
@@ -114,6 +128,7 @@ def _stack(rows: Sequence[WeightedRow]) -> MicroBatch:
         advantages=np.zeros(height, np.float32),
         token_weights=np.zeros(height, np.float32),
         token_versions=np.full((height, width), -1, np.int32),
+        rollout_ids=np.full(height, -1, np.int32),
     )
     for i, weighted in enumerate(rows):
         row, length = weighted.row, weighted.length
@@ -123,4 +138,5 @@ def _stack(rows: Sequence[WeightedRow]) -> MicroBatch:
         batch.token_versions[i, :length] = row.token_versions
         batch.advantages[i] = weighted.advantage
         batch.token_weights[i] = weighted.token_weight
+        batch.rollout_ids[i] = weighted.rollout_id
     return batch

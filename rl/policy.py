@@ -1,5 +1,6 @@
 """The policy in training: a Hugging Face model in a DeepSpeed engine, which only we know."""
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -33,11 +34,12 @@ class Policy:
         max_grad_norm: float,
         logprob_chunk: int,
         temperature: float,
+        entropy_gradient: bool = False,
     ) -> None:
         self.ranks, self._optim, self._max_steps = ranks, optim, max_steps
         self._temperature = temperature
         self._max_grad_norm = max_grad_norm
-        module = PolicyModule(model, chunk=logprob_chunk)
+        module = PolicyModule(model, chunk=logprob_chunk, entropy_gradient=entropy_gradient)
         half = model.dtype == torch.bfloat16
         config = {
             **deepspeed_config,
@@ -65,25 +67,47 @@ class Policy:
             # Here DeepSpeed keeps the norm to itself, and steps on gradients that are not finite.
             self.engine.clip_fp32_gradients = self._clip
 
-    def update(self, batch: RankBatch, objective: Objective) -> dict[str, float]:
-        """Take one optimizer step on this rank's share of a batch.
+    def update(
+        self,
+        batch: RankBatch,
+        objective: Objective,
+        *,
+        batches: Sequence[Batch] | None = None,
+        updates: int = 1,
+        beta: float = 0.0,
+    ) -> dict[str, float]:
+        """Take `updates` optimizer steps on this rank's share of a batch, each on all of it.
 
-        Returns metrics of the global batch, the same on every rank. A step whose gradient is not
-        finite is skipped: the weights stay as they were and `train/skipped` is 1.
+        Returns metrics of the global batch, the same on every rank, averaged over the updates;
+        what compares the trainer with the engine is that of the first. A step whose gradient is
+        not finite is skipped: the weights stay as they were and `train/skipped` is above 0.
+
+        Args:
+            batch: this rank's share.
+            objective: what is minimised.
+            batches: its micro-batches with what rl/anchors.py added; None: as they came.
+            updates: optimizer steps.
+            beta: weight of the divergence from a reference.
+
         """
+        batches = batches or [Batch.of(micro, self.ranks.device) for micro in batch.micro_batches]
+        rate = self._optim.rate(batch.step, self._max_steps)
+        found = [self._update(batch.step, batches, objective, beta, rate) for _ in range(updates)]
+        means = {name: sum(one[name] for one in found) / updates for name in found[0]}
+        compared = {name: v for name, v in found[0].items() if name.startswith("mismatch/")}
+        return {**means, **compared}
+
+    def _update(
+        self, step: int, batches: Sequence[Batch], objective: Objective, beta: float, rate: float
+    ) -> dict[str, float]:
         sums = TokenSums()
-        for micro in batch.micro_batches:
-            on_device = Batch.of(micro, self.ranks.device)
-            logprobs, entropies = self.engine(
-                on_device.token_ids, on_device.mask, self._temperature
-            )
-            value, metrics = objective(on_device, logprobs)
+        for batch in batches:
+            logprobs, entropies = self.engine(batch.token_ids, batch.mask, self._temperature)
+            value, metrics = objective(batch, logprobs, entropies, beta)
             # DeepSpeed averages gradients over ranks; the objective is a sum over them.
             self.engine.backward(_minimised(value, logprobs) * self.ranks.world)
-            gap = (logprobs.detach() - on_device.rollout_logprobs).abs()
-            fresh = on_device.token_versions == batch.step
-            sums.add(value, gap, fresh, {**metrics, "entropy": entropies})
-        rate = self._optim.rate(batch.step, self._max_steps)
+            gap = (logprobs.detach() - batch.rollout_logprobs).abs()
+            sums.add(value, gap, batch.token_versions == step, metrics)
         return {**sums.means(self.ranks.device), **self._step(rate)}
 
     def _step(self, rate: float) -> dict[str, float]:
@@ -102,6 +126,24 @@ class Policy:
         self.engine._global_grad_norm = norm  # what get_global_grad_norm returns
         if not norm.isfinite():
             self.engine.zero_grad()
+
+    @property
+    def has_adapter(self) -> bool:
+        """Whether an adapter trains and the model below it stays."""
+        return hasattr(self.engine.module.model, "peft_config")
+
+    @torch.no_grad()
+    def score(self, batch: Batch, *, adapter: bool = True) -> Tensor:
+        """Return logprobs [N] of a micro-batch as it is sampled: at its temperature, no dropout.
+
+        All ranks must call it together; `adapter=False` asks the model below the adapter.
+        """
+        self.engine.eval()
+        model = self.engine.module.model
+        with nullcontext() if adapter else model.disable_adapter():
+            logprobs, _ = self.engine(batch.token_ids, batch.mask, self._temperature)
+        self.engine.train()
+        return logprobs
 
     @torch.no_grad()
     def logprobs(self, token_ids: Ints, temperature: float = 1.0) -> Tensor:

@@ -48,62 +48,80 @@ class PretrainedModel:
 
     def prepare(self, folder: Path) -> Path:  # noqa: ARG002 (TinyModel writes there)
         """Return the local folder of the model; `folder` stays untouched, weights are large."""
-        local = Path(self.path).expanduser()
-        is_hub_name = HUB_NAME.fullmatch(self.path) and self.path[0] not in ".~"
-        if not local.exists() and is_hub_name:
-            local = self._download()
-        self._check(local)
-        return local.absolute()
-
-    def _download(self) -> Path:
-        name = self.path if self.revision is None else f"{self.path} at revision {self.revision}"
-        try:
-            found = snapshot_download(
-                self.path, revision=self.revision, allow_patterns=ALLOW, ignore_patterns=IGNORE
-            )
-        except GatedRepoError as error:
-            raise ValueError(
-                f"{name} is gated: accept its terms on huggingface.co and set HF_TOKEN"
-            ) from error
-        except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError) as error:
-            raise ValueError(
-                f"the hub has no model {name}, nor is there such a folder here: check model.path "
-                "and model.revision (a private model needs HF_TOKEN)"
-            ) from error
-        except OSError as error:  # no network, HF_HUB_OFFLINE=1, or a full disk
-            reason = str(error).strip().split("\n")[0]
-            raise ValueError(
-                f"cannot get {name} from the hub ({type(error).__name__}: {reason}): go online "
-                "once, or point HF_HOME at a cache that holds it (HF_HUB_OFFLINE=1 then works "
-                "offline), or set model.path to a local folder"
-            ) from error
-        return Path(str(found))
-
-    def _check(self, folder: Path) -> None:
-        if not folder.is_dir():
-            raise ValueError(
-                f"model.path={self.path}: no such folder; give a folder with config.json, "
-                "tokenizer.json and *.safetensors, or a name on the hub (organisation/model)"
-            )
-        for name, remedy in (
-            ("config.json", "save the model there with save_pretrained(folder)"),
-            ("tokenizer.json", "save the tokenizer there, in its fast form, likewise"),
-        ):
-            if not (folder / name).is_file():
-                raise ValueError(f"{folder} holds no {name}: {remedy}")
-        missing = _missing_weights(folder)
-        if missing:
-            raise ValueError(
-                f"{folder} holds no {missing}: finish the download, or save the weights as "
-                "safetensors with save_pretrained(folder)"
-            )
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        local = local_folder(self.path, self.revision, "model")
+        config = json.loads((local / "config.json").read_text(encoding="utf-8"))
         longest = config.get("max_position_embeddings")
         if isinstance(longest, int) and self.max_seq_len > longest:
             raise ValueError(
                 f"model.max_seq_len={self.max_seq_len}, but {self.path} was built for {longest} "
                 "positions: lower model.max_seq_len"
             )
+        return local
+
+
+def local_folder(path: str, revision: str | None, group: str) -> Path:
+    """Return where a model lies here, fetched from the hub into its cache if need be.
+
+    Args:
+        path: a local folder, or a name on the hub.
+        revision: on the hub; None for the newest.
+        group: the config group that names it, for errors.
+
+    Raises:
+        ValueError: there is no such model, or files are missing.
+
+    """
+    local = Path(path).expanduser()
+    is_hub_name = HUB_NAME.fullmatch(path) and path[0] not in ".~"
+    if not local.exists() and is_hub_name:
+        local = _download(path, revision, group)
+    _check(local, path, group)
+    return local.absolute()
+
+
+def _download(path: str, revision: str | None, group: str) -> Path:
+    name = path if revision is None else f"{path} at revision {revision}"
+    try:
+        found = snapshot_download(
+            path, revision=revision, allow_patterns=ALLOW, ignore_patterns=IGNORE
+        )
+    except GatedRepoError as error:
+        raise ValueError(
+            f"{name} is gated: accept its terms on huggingface.co and set HF_TOKEN"
+        ) from error
+    except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError) as error:
+        raise ValueError(
+            f"the hub has no model {name}, nor is there such a folder here: check {group}.path "
+            f"and {group}.revision (a private model needs HF_TOKEN)"
+        ) from error
+    except OSError as error:  # no network, HF_HUB_OFFLINE=1, or a full disk
+        reason = str(error).strip().split("\n")[0]
+        raise ValueError(
+            f"cannot get {name} from the hub ({type(error).__name__}: {reason}): go online "
+            "once, or point HF_HOME at a cache that holds it (HF_HUB_OFFLINE=1 then works "
+            f"offline), or set {group}.path to a local folder"
+        ) from error
+    return Path(str(found))
+
+
+def _check(folder: Path, path: str, group: str) -> None:
+    if not folder.is_dir():
+        raise ValueError(
+            f"{group}.path={path}: no such folder; give a folder with config.json, "
+            "tokenizer.json and *.safetensors, or a name on the hub (organisation/model)"
+        )
+    for name, remedy in (
+        ("config.json", "save the model there with save_pretrained(folder)"),
+        ("tokenizer.json", "save the tokenizer there, in its fast form, likewise"),
+    ):
+        if not (folder / name).is_file():
+            raise ValueError(f"{folder} holds no {name}: {remedy}")
+    missing = _missing_weights(folder)
+    if missing:
+        raise ValueError(
+            f"{folder} holds no {missing}: finish the download, or save the weights as "
+            "safetensors with save_pretrained(folder)"
+        )
 
 
 def _missing_weights(folder: Path) -> str | None:

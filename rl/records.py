@@ -43,6 +43,20 @@ class Rollout:
     generation_time: float  # seconds spent waiting for the engine
     error: str = ""  # what went wrong, one line
 
+    @property
+    def num_completion(self) -> int:
+        """Completion tokens of all its rows."""
+        return sum(row.num_completion for row in self.sequences)
+
+
+@dataclass(frozen=True)
+class Credit:
+    """What one rollout of a group is worth to the training."""
+
+    reward: float | None  # after truncation and shaping; None: it stays out of the baseline
+    advantage: float
+    trains: bool = True  # False: none of its tokens counts
+
 
 @dataclass(frozen=True, eq=False)
 class Group:
@@ -52,7 +66,7 @@ class Group:
     example: Example
     version: int  # policy version when the group was started
     rollouts: tuple[Rollout, ...]
-    advantages: tuple[float, ...]  # one per rollout
+    credits: tuple[Credit, ...]  # one per rollout
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,12 +79,16 @@ class MicroBatch:
     advantages: Floats  # [B]
     token_weights: Floats  # [B] weight of each completion token in the objective
     token_versions: Ints  # [B, T] -1 where nothing was sampled
+    rollout_ids: Ints  # [B] position of the row's rollout in the batch; -1: not a row
 
 
 @dataclass(frozen=True, eq=False)
 class RankBatch:
-    """What one trainer rank gets for one step."""
+    """What one trainer rank gets for one step. R: rollouts of the whole batch."""
 
     step: int
     micro_batches: tuple[MicroBatch, ...]  # every rank gets equally many
+    # What advantages are made from, for a penalty that only the trainer knows.
+    rewards: Floats = field(default_factory=lambda: np.empty(0, np.float32))  # [R] NaN: unscorable
+    group_ids: Ints = field(default_factory=lambda: np.empty(0, np.int32))  # [R] rising
     metrics: dict[str, float] = field(default_factory=dict)  # of the whole batch; rank 0 logs them

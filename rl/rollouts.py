@@ -11,7 +11,7 @@ import json
 import random
 import sys
 from contextlib import AsyncExitStack, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import msgspec
@@ -20,12 +20,13 @@ from renderers import Renderer
 from envs.protocol import Environment, Example
 from rl.client import TokenClient
 from rl.config import Run, build
+from rl.credit import Crediting
 from rl.demonstrations import DemonstrationSampler
 from rl.dispatcher import Dispatcher, DispatcherState, ExampleOrder, PlayGroup
 from rl.failure import reporting
 from rl.layout import Layout
-from rl.plan import plan, weigh
-from rl.records import Group, RankBatch, Rollout
+from rl.plan import plan, rewards_of, weigh
+from rl.records import Credit, Group, RankBatch, Rollout
 from rl.rollout_metrics import batch_metrics
 from rl.sampler import Player
 from rl.status import Status
@@ -74,21 +75,23 @@ class RolloutService:
         }
         self._write(step, groups)
         trainer = self._run.trainer
-        return plan(
+        rewards, group_ids = rewards_of(groups)
+        shares = plan(
             weigh(groups, self._aggregation),
             step=step,
             ranks=trainer["ranks"],
             tokens_per_micro_batch=trainer["tokens_per_micro_batch"],
             metrics=metrics,
         )
+        return [replace(share, rewards=rewards, group_ids=group_ids) for share in shares]
 
     def _write(self, step: int, groups: list[Group]) -> None:
         rejected, self._rejected[:] = list(self._rejected), []
         lines = [
-            json.dumps(_rollout_line(group, rollout, advantage, used))
+            json.dumps(_rollout_line(group, rollout, credit, used))
             for chosen, used in ((groups, True), (rejected, False))
             for group in chosen
-            for rollout, advantage in zip(group.rollouts, group.advantages, strict=True)
+            for rollout, credit in zip(group.rollouts, group.credits, strict=True)
         ]
         self._layout.rollouts_of(step).write_text("\n".join(lines) + "\n")
 
@@ -99,9 +102,7 @@ class RolloutService:
             await asyncio.sleep(0.25)
 
 
-def _rollout_line(
-    group: Group, rollout: Rollout, advantage: float, used: bool
-) -> dict[str, object]:
+def _rollout_line(group: Group, rollout: Rollout, credit: Credit, used: bool) -> dict[str, object]:
     versions = [row.token_versions[row.completion_mask] for row in rollout.sequences]
     return {
         "group": group.index,
@@ -110,12 +111,13 @@ def _rollout_line(
         "messages": rollout.messages,
         "reward": rollout.reward,
         "rewards": rollout.rewards,
-        "advantage": advantage,
+        "shaped_reward": credit.reward,
+        "advantage": credit.advantage,
         "stop_reason": rollout.stop_reason,
         "turns": rollout.turns,
         "tokens": sum(len(v) for v in versions),
         "versions": sorted({int(v) for row in versions for v in row}),
-        "used": used,
+        "used": used and credit.trains,
         "error": rollout.error,
     }
 
@@ -129,7 +131,7 @@ def _imitate(
         group_size: int,
     ) -> tuple[Rollout, ...]:
         rng = random.Random(f"{run.seed}:{index}")
-        return sampler.group(env, renderer, rng, index, group_size, run.max_seq_len).rollouts
+        return sampler.group(env, renderer, rng, group_size, run.max_seq_len)
 
     return play_group
 
@@ -157,7 +159,12 @@ async def main(folder: Path) -> None:
         dispatcher = Dispatcher(
             play_group=play_group,
             examples=examples,
-            advantage=build(run.advantage),
+            credit=Crediting(
+                build(run.truncation),
+                build(run.reward)(),
+                build(run.advantage),
+                env.reward_weights,
+            ),
             buffer=build(run.buffer)(),
             group_size=run.group_size,
             groups_per_step=run.groups_per_step,

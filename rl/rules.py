@@ -4,29 +4,20 @@ Keys, names and types are right by the time these run (rl/config.py). A rule abo
 chosen nodes do not have says nothing.
 """
 
-import ast
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rl.algorithm_rules import ALGORITHM_RULES, DEMONSTRATIONS
 from rl.ranges import range_problems, value_of
 from rl.run_folder import run_folder_problems
-from rl.signatures import source
 
 Config = Mapping[str, Any]
 
-DEMONSTRATIONS = "rl.demonstrations.DemonstrationSampler"
 GROUP_ADVANTAGES = tuple(
     f"losses.advantages.{name}" for name in ("group_mean", "group_zscore", "rloo", "max_rl")
 )
-SEQUENCE_LOSSES = ("losses.gspo.gspo", "losses.sapo.sapo")
-ABSOLUTE_BOUNDS = {
-    "losses.cispo.cispo": ("clip_low", "clip_high"),
-    "losses.masked_is.masked_is": ("ratio_low", "ratio_high"),
-}
-SEQUENCE_MEAN = "losses.aggregation.sequence_mean"
-SUPERVISED = "losses.cross_entropy.cross_entropy"
 HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 
 
@@ -70,61 +61,6 @@ def lengths(config: Config) -> Iterator[str]:
         yield f"max_seq_len={longest} exceeds model.max_seq_len={made_for}: raise that one instead"
 
 
-def loss_and_aggregation(config: Config) -> Iterator[str]:
-    """A loss over whole sequences needs its own normalisation; bounds have an order."""
-    loss, aggregation = config["loss"], config["aggregation"]["_target_"]
-    if loss["_target_"] in SEQUENCE_LOSSES and aggregation != SEQUENCE_MEAN:
-        yield (
-            f"{loss['_target_']} gives a whole sequence one weight, and {aggregation} would let "
-            "long sequences count more: use aggregation=sequence_mean"
-        )
-    if bounds := ABSOLUTE_BOUNDS.get(loss["_target_"]):
-        low, high = (loss[key] for key in bounds)
-        if low >= high:
-            yield f"loss.{bounds[0]}={low} is not below loss.{bounds[1]}={high}: swap them"
-    dual = value_of(config, "loss.dual_clip")
-    if loss["_target_"] == "losses.ppo_clip.ppo_clip" and dual is not None and dual <= 1:
-        yield f"loss.dual_clip={dual} is a ratio and must exceed 1: 3 is usual, null turns it off"
-
-
-def loss_and_sampler(config: Config) -> Iterator[str]:
-    """What the sampler's tokens allow a loss to do with them."""
-    loss, sampler = config["loss"]["_target_"], config["sampler"]
-    imitates = sampler["_target_"] == DEMONSTRATIONS
-    if loss == SUPERVISED and not imitates:
-        yield (
-            f"{loss} imitates whatever it is given and sees no reward, so it learns nothing from "
-            "the policy's own rollouts: add sampler=demonstrations, or choose another loss"
-        )
-    if imitates and loss != SUPERVISED:
-        yield (
-            f"{loss} needs rewards and the sampler's logprobs, and demonstrations have neither: "
-            "add loss=sft, or choose sampler=async"
-        )
-    neutral = {
-        "top_p": 1.0,
-        "top_k": -1,
-        "min_p": 0.0,
-        "repetition_penalty": 1.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-    }
-    changed = [f"sampler.{k}={sampler[k]}" for k, v in neutral.items() if sampler.get(k, v) != v]
-    if changed and uses_ratio(loss) and not sampler.get("allow_biased_ratio", False):
-        yield (
-            f"{' and '.join(changed)} changes what is sampled, so every ratio in {loss} is biased: "
-            "leave it out, or accept that with sampler.allow_biased_ratio=true"
-        )
-
-
-def uses_ratio(target: str) -> bool:
-    """Whether a loss reads the probability that its tokens were sampled with."""
-    module = source(target.rpartition(".")[0])
-    assert module, "the target was found before"
-    reads = {"anchor", "rollout_logprobs", "old_logprobs"}
-    return any(isinstance(n, ast.Attribute) and n.attr in reads for n in ast.walk(module.tree))
-
-
 def steps_and_waits(config: Config) -> Iterator[str]:
     """Durations that contradict each other."""
     episode, wait = value_of(config, "sampler.rollout_timeout"), config["trainer"]["wait_timeout"]
@@ -142,26 +78,26 @@ def rewards(config: Config) -> Iterator[str]:
         yield f"env.reward_weights={dict(weights)} makes every reward 0: give one a weight"
 
 
-def model_folder(config: Config) -> Iterator[str]:
+def model_folders(config: Config) -> Iterator[str]:
     """A local model must be there; what may be a name on the hub is left to the download."""
-    path = value_of(config, "model.path")
-    if not isinstance(path, str):
-        return
-    folder = Path(path).expanduser()
-    if not folder.exists() and (path[:1] in "/.~" or not HUB_NAME.fullmatch(path)):
-        yield f"model.path={path}: no such folder, and no name on the hub (organisation/model)"
-    elif folder.exists() and not (folder / "config.json").is_file():
-        yield f"model.path={path}: {folder} holds no config.json, so it is no model in HF form"
+    for key in ("model.path", "reference.path"):
+        path = value_of(config, key)
+        if not isinstance(path, str):
+            continue
+        folder = Path(path).expanduser()
+        if not folder.exists() and (path[:1] in "/.~" or not HUB_NAME.fullmatch(path)):
+            yield f"{key}={path}: no such folder, and no name on the hub (organisation/model)"
+        elif folder.exists() and not (folder / "config.json").is_file():
+            yield f"{key}={path}: {folder} holds no config.json, so it is no model in HF form"
 
 
 RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     range_problems,
     batches,
     lengths,
-    loss_and_aggregation,
-    loss_and_sampler,
+    *ALGORITHM_RULES,
     steps_and_waits,
     rewards,
-    model_folder,
+    model_folders,
     run_folder_problems,
 )

@@ -58,6 +58,7 @@ def run(
         (main.folder / "overrides.yaml").write_text(yaml.safe_dump(record, sort_keys=False))
         model = _prepare_model(main, reaper, compose)
         _execute(main, model, reaper)
+        _say(final_summary(main.folder))
     rewards = column(read_metrics(main.folder), "train/reward")[-10:]
     return sum(rewards) / len(rewards) if rewards else None
 
@@ -110,7 +111,6 @@ def _execute(run: Run, model: Path, reaper: Reaper) -> None:
         parts.start()
         with Screen(run.folder, run.max_steps) as screen:
             parts.watch(screen.update)
-    _say(final_summary(run.folder))
 
 
 def _say(text: str) -> None:

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,31 +23,13 @@ from rl.checkpoint import save_checkpoint
 from rl.config import Run, build
 from rl.failure import RunFailed, reporting
 from rl.layout import Layout
+from rl.learner import Learner, Trainer
 from rl.metrics import MetricsFile
-from rl.model_files import load_model
-from rl.objective import Objective
-from rl.policy import Policy
 from rl.ranks import Ranks
 from rl.records import RankBatch
 from rl.server import healthy
 from rl.status import Status
 from rl.weights import WeightPusher
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trainer:
-    """Knobs of the training processes (conf/train.yaml explains them)."""
-
-    ranks: int
-    tokens_per_micro_batch: int
-    logprob_chunk: int
-    max_grad_norm: float
-    gradient_checkpointing: bool
-    num_threads: int | None
-    checkpoint_every: int
-    keep_checkpoints: int
-    max_nonfinite_steps: int
-    wait_timeout: float
 
 
 class Stopwatch:
@@ -79,12 +61,11 @@ class TrainingRun:
         torch.set_num_threads(self.settings.num_threads or self._spare_cores())
         self.ranks = Ranks.join(folder / "sockets" / "rendezvous", self.settings.wait_timeout)
         self.status.set("loading the model")
-        self.policy = self._load_policy()
-        self.objective = Objective(build(self.run.loss))
+        self.learner = Learner(self.run, self.layout, self.ranks)
         self.resumed = self.layout.resumed()
         if self.resumed:
             self.status.set(f"loading {self.resumed.folder.name}")
-            self.policy.load(self.resumed.folder)
+            self.learner.load(self.resumed.folder)
         self.start = self.resumed.step if self.resumed else 0
         self.metrics = MetricsFile(folder) if self.ranks.first else None
         self.logger = build(self.run.logger)()
@@ -94,23 +75,6 @@ class TrainingRun:
         """CPU threads for this rank: vLLM decodes on one core."""
         cores = len(os.sched_getaffinity(0)) - (1 if self.sampler.uses_engine else 0)
         return max(cores // self.settings.ranks, 1)
-
-    def _load_policy(self) -> Policy:
-        run, settings = self.run, self.settings
-        model = load_model(self.layout.model(), getattr(torch, run.model["dtype"]), run.seed)
-        if settings.gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
-        model.train()
-        return Policy(
-            model,
-            build(run.optim)(),
-            self.ranks,
-            deepspeed_config=run.deepspeed,
-            max_steps=run.max_steps,
-            max_grad_norm=settings.max_grad_norm,
-            logprob_chunk=settings.logprob_chunk,
-            temperature=self.sampler.temperature,
-        )
 
     def train(self) -> None:
         """Run all steps."""
@@ -124,7 +88,7 @@ class TrainingRun:
         if pusher:
             self._wait_for_vllm()
             pusher.connect()
-            pusher.push(self.policy, self.start, must_differ=False)
+            pusher.push(self.learner.policy, self.start, must_differ=False)
         self._publish(rollouts, self.start)
         for step in range(self.start, run.max_steps):
             began = time.monotonic()
@@ -132,14 +96,14 @@ class TrainingRun:
             with watch.phase("wait", f"waiting for batch {step}"):
                 batch = rollouts.next_batch(step, self.settings.wait_timeout)
             with watch.phase("update", f"training step {step}"):
-                stats = self.policy.update(batch, self.objective)
+                stats = self.learner.update(batch)
             self._stop_if_nonfinite(stats)
             if pusher:
                 with watch.phase("push", f"pushing version {step + 1}"):
                     moved = stats["train/grad_norm"] > 0 and stats["train/learning_rate"] > 0
-                    pusher.push(self.policy, step + 1, must_differ=moved)
+                    pusher.push(self.learner.policy, step + 1, must_differ=moved)
                 with watch.phase("probe", f"comparing version {step + 1} with vLLM's"):
-                    stats |= pusher.probe(self.policy, batch.micro_batches[0], step + 1)
+                    stats |= pusher.probe(self.learner.policy, batch.micro_batches[0], step + 1)
             # Only now, so that the probe does not queue behind a batch of new prompts.
             self._publish(rollouts, step + 1)
             with watch.phase("checkpoint", f"writing the checkpoint of step {step + 1}"):
@@ -180,7 +144,7 @@ class TrainingRun:
         if step != self.run.max_steps and (not every or step % every):
             return
         save_checkpoint(
-            self.policy,
+            self.learner,
             self.layout,
             step=step,
             rollouts=rollouts.state() if self.ranks.first else {},

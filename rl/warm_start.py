@@ -26,6 +26,11 @@ _SOURCES = (
     "rl.policy",
     "rl.tiny",
 )
+# The groups that say what is learned and how: those of supervised fine-tuning.
+_LEARNING = (
+    *("loss", "reward", "truncation", "advantage", "aggregation"),
+    *("reference", "kl", "correction", "sampler", "buffer"),
+)
 _PACKAGES = ("torch", "transformers", "deepspeed", "renderers")
 
 
@@ -72,10 +77,7 @@ def warm_start_run(run: Run, supervised: dict[str, Any], folder: Path) -> Run:
 
     """
     recipe = WarmStart(**{k: v for k, v in run.model["warm_start"].items() if k != "_target_"})
-    changed: dict[str, Node] = {
-        group: supervised[group]
-        for group in ("loss", "advantage", "aggregation", "sampler", "buffer")
-    }
+    changed: dict[str, Node] = {group: supervised[group] for group in _LEARNING}
     return replace(
         run,
         **changed,
@@ -84,6 +86,8 @@ def warm_start_run(run: Run, supervised: dict[str, Any], folder: Path) -> Run:
         max_steps=recipe.steps,
         batch_size=recipe.batch_size,
         group_size=1,
+        updates_per_batch=1,
+        entropy_bonus=0.0,
         model={**run.model, "warm_start": None},
         optim={
             **supervised["optim"],

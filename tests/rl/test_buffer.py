@@ -4,12 +4,14 @@ import pytest
 
 from envs.protocol import Example, StopReason
 from rl.buffer import FifoBuffer
-from rl.records import Group, Rollout
+from rl.records import Credit, Group, Rollout
 
 
 def group(index: int, version: int, rewards: tuple[float | None, ...] = (1.0, 0.0)) -> Group:
     rollouts = tuple(Rollout((), [], r, {}, StopReason.STOP, 1, 0.0) for r in rewards)
-    return Group(index, Example(0, "e", []), version, rollouts, (0.0,) * len(rewards))
+    return Group(
+        index, Example(0, "e", []), version, rollouts, tuple(Credit(r, 0.0) for r in rewards)
+    )
 
 
 def filled(*groups: tuple[int, int]) -> FifoBuffer:

@@ -86,7 +86,7 @@ def test_max_concurrent_counts_rollouts_and_leaves_room_for_one_group(max_concur
 def test_the_same_seed_makes_the_same_batches_and_another_seed_others():
     def content(world: World) -> list:
         return [
-            (step, group.index, group.example.id, group.version, group.advantages)
+            (step, group.index, group.example.id, group.version, group.credits)
             for step, batch in world.batches.items()
             for group in batch
         ]

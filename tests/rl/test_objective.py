@@ -63,8 +63,8 @@ def in_parts(model, rows, token_loss, *, ranks, budget):
     shares = plan(rows, step=0, ranks=ranks, tokens_per_micro_batch=budget, metrics={})
     for micro in (micro for share in shares for micro in share.micro_batches):
         batch = Batch.of(micro, torch.device("cpu"))
-        logprobs, _ = module(batch.token_ids, batch.mask, tiny_policy.TEMPERATURE)
-        value, metrics = objective(batch, logprobs)
+        logprobs, entropies = module(batch.token_ids, batch.mask, tiny_policy.TEMPERATURE)
+        value, metrics = objective(batch, logprobs, entropies)
         value.backward()
         total += float(value.detach())
         count += 1
@@ -98,10 +98,12 @@ def test_two_rows_by_hand():
         advantages=np.array([2, -4], np.float32),
         token_weights=np.array([0.5, 0.25], np.float32),
         token_versions=np.array([[-1, 6, 7], [-1, 7, -1]], np.int32),
+        rollout_ids=np.array([4, 2], np.int32),
     )
     batch = Batch.of(micro, torch.device("cpu"))
     assert batch.token_versions.tolist() == [6, 7, 7]
     assert batch.sequence_ids.tolist() == [0, 0, 1]
+    assert batch.rollout_ids.tolist() == [4, 4, 2]
     logprobs = torch.tensor([-1.0, -1.0, -2.0], requires_grad=True)
     seen = []
 
@@ -109,7 +111,7 @@ def test_two_rows_by_hand():
         seen.append(tokens)
         return TokenLoss(-tokens.advantages * tokens.logprobs, {"ones": torch.ones(3)})
 
-    value, metrics = Objective(reinforce)(batch, logprobs)
+    value, metrics = Objective(reinforce)(batch, logprobs, torch.zeros(3))
     value.backward()
     # 0.5 * 2 * 1 + 0.5 * 2 * 1 + 0.25 * -4 * 2
     assert value.item() == 0.0
@@ -146,8 +148,8 @@ def test_numbers_outside_of_the_completion_reach_neither_value_nor_gradient(mode
         batch = Batch.of(each, torch.device("cpu"))
         module = PolicyModule(model, chunk=7)
         model.zero_grad()
-        logprobs, _ = module(batch.token_ids, batch.mask, 1.0)
-        value, _ = Objective(shipped("cispo"))(batch, logprobs)
+        logprobs, entropies = module(batch.token_ids, batch.mask, 1.0)
+        value, _ = Objective(shipped("cispo"))(batch, logprobs, entropies)
         value.backward()
         results.append(
             (float(value.detach()), {n: p.grad.clone() for n, p in model.named_parameters()})

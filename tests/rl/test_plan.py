@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from envs.protocol import Example, StopReason
 from losses.aggregation import constant_length, prompt_mean, sequence_mean, token_mean
 from rl.plan import WeightedRow, plan, weigh
-from rl.records import Group, Rollout, Sequence
+from rl.records import Credit, Group, Rollout, Sequence
 
 BUDGET = 32
 AGGREGATIONS = [token_mean, sequence_mean, prompt_mean, partial(constant_length, length=7)]
@@ -31,7 +31,7 @@ def row(number: int, length: int, prompt: int = 1) -> Sequence:
 
 
 def weighted(lengths: list[int]) -> list[WeightedRow]:
-    return [WeightedRow(row(i, n), i + 0.25, 1 / (i + 1)) for i, n in enumerate(lengths)]
+    return [WeightedRow(row(i, n), i + 0.25, 1 / (i + 1), i) for i, n in enumerate(lengths)]
 
 
 def planned(lengths: list[int], ranks: int, budget: int = BUDGET):
@@ -153,8 +153,8 @@ def test_token_weights_are_those_of_the_aggregation_over_the_whole_batch(groups,
             expected |= {number + i: (n, g) for i, n in enumerate(completions)}
             number += len(rows)
             rollouts.append(Rollout(tuple(rows), [], 0.0, {}, StopReason.STOP, 1, 0.0))
-        advantages = tuple(10.0 * g + i for i in range(len(rollouts)))
-        made.append(Group(g, Example(0, "e", []), 0, tuple(rollouts), advantages))
+        credits = tuple(Credit(0.0, 10.0 * g + i) for i in range(len(rollouts)))
+        made.append(Group(g, Example(0, "e", []), 0, tuple(rollouts), credits))
 
     rows = weigh(made, how)
     batches = plan(rows, step=0, ranks=ranks, tokens_per_micro_batch=BUDGET, metrics={})

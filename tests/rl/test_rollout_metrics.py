@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from envs.protocol import Example, StopReason
-from rl.records import Group, Rollout, Sequence
+from rl.records import Credit, Group, Rollout, Sequence
 from rl.rollout_metrics import batch_metrics
 
 
@@ -21,7 +21,7 @@ def rollout(reward, versions=((3,),), stop=StopReason.STOP, turns=1, seconds=0.0
 
 
 def group(*rollouts: Rollout) -> Group:
-    return Group(0, Example(0, "e", []), 3, rollouts, (0.0,) * len(rollouts))
+    return Group(0, Example(0, "e", []), 3, rollouts, (Credit(0.0, 0.0),) * len(rollouts))
 
 
 BATCH = [

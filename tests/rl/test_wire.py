@@ -24,9 +24,11 @@ def batch(height: int = 3, width: int = 5) -> RankBatch:
         advantages=rng.standard_normal(height, np.float32),
         token_weights=np.array([1 / 3] * height, np.float32),
         token_versions=rng.integers(-1, 3, (height, width), np.int32),
+        rollout_ids=np.arange(height, dtype=np.int32),
     )
     metrics = {"train/reward": 0.1 + 0.2, "inf": float("inf")}
-    return RankBatch(step=7, micro_batches=(micro, micro), metrics=metrics)
+    rewards, group_ids = np.array([0.5, np.nan], np.float32), np.array([0, 0], np.int32)
+    return RankBatch(7, (micro, micro), rewards, group_ids, metrics)
 
 
 @pytest.mark.parametrize(("height", "width"), [(3, 5), (1, 1), (0, 4)])
@@ -36,6 +38,8 @@ def test_a_batch_arrives_exactly_as_it_was_sent(height, width):
     received = unpack(pack(sent), RankBatch)
 
     assert (received.step, received.metrics) == (sent.step, sent.metrics)
+    np.testing.assert_array_equal(received.rewards, sent.rewards)
+    np.testing.assert_array_equal(received.group_ids, sent.group_ids)
     assert len(received.micro_batches) == 2
     for before, after in zip(sent.micro_batches, received.micro_batches, strict=True):
         for name in MicroBatch.__dataclass_fields__:

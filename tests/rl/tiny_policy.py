@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from envs.protocol import Example, StopReason
 from losses.tokens import TokenLoss, Tokens
 from rl.plan import Aggregation, WeightedRow, weigh
-from rl.records import Group, Rollout
+from rl.records import Credit, Group, Rollout
 from rl.records import Sequence as Row
 from rl.tiny import TinyModel
 
@@ -79,8 +79,8 @@ def groups(model: PreTrainedModel, *, num_groups: int = 4, seed: int = 0) -> lis
                 Rollout((row,), [], 0.0, {}, StopReason.STOP, turns=1, generation_time=0.0)
             )
         example = Example(id=index, env="none", messages=[])
-        advantages = tuple(float(a) for a in 3 * rng.standard_normal(3))
-        made.append(Group(index, example, 0, tuple(rollouts), advantages))
+        credits = tuple(Credit(0.0, float(a)) for a in 3 * rng.standard_normal(3))
+        made.append(Group(index, example, 0, tuple(rollouts), credits))
     return made
 
 

@@ -13,10 +13,15 @@ from envs.protocol import Example, StopReason
 from losses.advantages import group_mean
 from rl.buffer import FifoBuffer
 from rl.dispatcher import Dispatcher, DispatcherState, ExampleOrder
-from rl.records import Rollout, Sequence
+from rl.records import Credit, Rollout, Sequence
 
 GROUP_SIZE, GROUPS_PER_STEP = 2, 3
 EXAMPLES = [Example(id=i, env="scripted", messages=[]) for i in range(10)]
+
+
+def _credit(rollouts):
+    rewards = [rollout.reward for rollout in rollouts]
+    return tuple(Credit(r, a) for r, a in zip(rewards, group_mean(rewards), strict=True))
 
 
 class World:
@@ -31,7 +36,7 @@ class World:
         self.dispatcher = Dispatcher(
             play_group=self.play_group,
             examples=ExampleOrder(EXAMPLES, seed),
-            advantage=group_mean,
+            credit=_credit,
             buffer=FifoBuffer(),
             group_size=GROUP_SIZE,
             groups_per_step=GROUPS_PER_STEP,

@@ -1,0 +1,62 @@
+"""What becomes of rollouts that were cut off in mid-sentence. No torch.
+
+    keep           nothing: the reward it got, all its tokens
+    mask           no token counts; the reward stays in the group's baseline
+    zero_reward    reward 0
+    penalty        reward - weight * (length - onset) / (limit - onset), onset <= length <= limit
+    drop           no token counts, and the group's baseline does not know of it
+
+Which rollouts those are is decided by the typed stop reason (a turn reached its token limit, or the
+episode the context), not by looking at tokens; only `penalty` goes by length, for it warns before
+the limit is reached.
+"""
+
+from dataclasses import dataclass
+
+from rl.records import Rollout
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A rollout's reward after truncation, and whether it trains."""
+
+    reward: float | None
+    trains: bool = True
+
+
+def keep(rollout: Rollout) -> Standing:
+    """As if nothing had been cut off."""
+    return Standing(rollout.reward)
+
+
+def mask(rollout: Rollout) -> Standing:
+    """No lesson from what was cut off; the others are still compared with it."""
+    return Standing(rollout.reward, trains=not rollout.stop_reason.truncated)
+
+
+def zero_reward(rollout: Rollout) -> Standing:
+    """Reward 0, whatever the environment said."""
+    cut = rollout.stop_reason.truncated and rollout.reward is not None
+    return Standing(0.0 if cut else rollout.reward)
+
+
+def penalty(rollout: Rollout, *, limit: int, start: float, weight: float) -> Standing:
+    """Soft overlong punishment. DAPO, arXiv:2503.14476, eq. 13.
+
+    Args:
+        rollout: any; its completion tokens, all turns together, are its length.
+        limit: tokens at which the penalty is full.
+        start: share of `limit` up to which there is none, below 1.
+        weight: the full penalty.
+
+    """
+    if rollout.reward is None:
+        return Standing(None)
+    onset = start * limit
+    over = (rollout.num_completion - onset) / (limit - onset)
+    return Standing(rollout.reward - weight * min(max(over, 0.0), 1.0))
+
+
+def drop(rollout: Rollout) -> Standing:
+    """As if it had never been sampled."""
+    return Standing(None, trains=False) if rollout.stop_reason.truncated else keep(rollout)
