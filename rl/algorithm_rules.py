@@ -100,7 +100,8 @@ def reference(config: Config) -> Iterator[str]:
             )
     elif kind == NO_REFERENCE:
         reader = loss if teaches else f"kl.beta={config['kl']['beta']}"
-        yield f"{reader} needs a reference and reference=none has none: use reference=initial"
+        remedy = "model reference.path=<the teacher>" if teaches else "initial"
+        yield f"{reader} needs a reference and reference=none has none: use reference={remedy}"
     if teaches and kind == INITIAL:
         yield (
             f"{loss} learns from a teacher, and reference=initial is the policy itself: use "

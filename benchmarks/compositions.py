@@ -1,0 +1,187 @@
+"""Does every pair of choices from any two groups train, or is it refused with a sentence?
+
+    python -m benchmarks.compositions        one JSON line a run, then writes docs/compositions.md
+
+A covering set of runs (benchmarks/covering.py) is trained for three steps each, on a tiny policy
+that was taught its environment here, through the very learner of a run: DeepSpeed engine,
+objective, plan, buffer, credit. Only vLLM is left out: the policy is sampled in this process.
+"""
+
+import gc
+import json
+import os
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.composing import compose
+from benchmarks.covering import Assignment, Covering, Pair, cover
+from benchmarks.playing import Playground
+from rl.config import Run
+from rl.fingerprint import fingerprint
+from rl.layout import Layout
+from rl.learner import Learner
+from rl.ranks import Ranks
+from rl.rules import rule_problems
+
+REPO = Path(__file__).parents[1]
+PAGE = REPO / "docs" / "compositions.md"
+STEPS = 3
+SMALL = (
+    *("batch_size=32", "group_size=4", f"max_steps={STEPS}", "optim.warmup_steps=0"),
+    *("model.warm_start=null", "model.dtype=float32", "trainer.num_threads=2"),
+)
+# What a choice cannot be composed without.
+COMPANIONS = {"reference=model": ["reference.path=teacher"]}
+# They decide where a run starts, is logged and served: no part of a training step.
+ELSEWHERE = ("model", "inference", "logger", "experiment")
+# Needs another server; tests/runs has it.
+LEFT_OUT = ("reference=endpoint",)
+# Keys that are choices, though no group.
+KEYS = {
+    "updates_per_batch": {"1": 1, "2": 2},
+    "entropy_bonus": {"0": 0.0, "0.01": 0.01},
+    "reward.normalise_each": {"false": False, "true": True},
+}
+
+
+class Compositions:
+    """Configurations by choice: every node composed once, then put together."""
+
+    def __init__(self) -> None:
+        self._base = compose([*SMALL])
+        self._nodes: dict[str, dict[str, Any]] = {}
+        for folder in sorted(p for p in (REPO / "conf").iterdir() if p.is_dir()):
+            if folder.name in ELSEWHERE:
+                continue
+            for path in sorted(folder.glob("*.yaml")):
+                choice = f"{folder.name}={path.stem}"
+                if choice not in LEFT_OUT:
+                    overrides = [choice, *COMPANIONS.get(choice, [])]
+                    node = compose([*SMALL, *overrides])[folder.name]
+                    self._nodes.setdefault(folder.name, {})[path.stem] = node
+        self.groups = {name: list(nodes) for name, nodes in self._nodes.items()}
+        self.groups |= {name: list(values) for name, values in KEYS.items()}
+
+    def config(self, row: Assignment) -> dict[str, Any]:
+        """The resolved configuration of a row."""
+        config = {**self._base, "run_name": "composition"}
+        for group, choice in row.items():
+            if group in self._nodes:
+                config[group] = self._nodes[group][choice]
+        for key, values in KEYS.items():
+            *parents, last = key.split(".")
+            value = values[row[key]]
+            if parents:
+                config[parents[0]] = {**config[parents[0]], last: value}
+            else:
+                config[last] = value
+        return config
+
+    def problems(self, row: Assignment) -> list[str]:
+        """What the rules of a run say."""
+        return [p for p in rule_problems(self.config(row)) if "reference.path=teacher" not in p]
+
+    def covering(self) -> Covering:
+        """Rows that hold every pair of choices that is possible, and the others."""
+        return cover(self.groups, self.problems)
+
+
+def train(config: dict[str, Any], playground: Playground, ranks: Ranks) -> list[dict[str, float]]:
+    """Take three steps; return the metrics of each.
+
+    Raises:
+        AssertionError: a step was skipped, or the three together changed no weight.
+
+    """
+    run = Run(**config)
+    if "path" in run.reference:
+        run = replace(run, reference={**run.reference, "path": str(playground.model(run.env))})
+    layout = Layout(playground.folder / "run")
+    layout.folder.mkdir(exist_ok=True)
+    layout.set_model(playground.model(run.env))
+    learner = Learner(run, layout, ranks)
+    before = fingerprint(learner.policy.weights())
+    stats = [learner.update(playground.batch(run, learner, step)) for step in range(STEPS)]
+    assert not any(one["train/skipped"] for one in stats), "a step was not finite"
+    assert fingerprint(learner.policy.weights()) != before, "no weight changed"
+    del learner
+    gc.collect()
+    return stats
+
+
+def page(covering: Covering, groups: dict[str, list[str]]) -> str:
+    """The table of docs/compositions.md."""
+    pairs = sum(len(groups[a]) * len(groups[b]) for a in groups for b in groups if a < b)
+    lines = [
+        "# What composes with what",
+        "",
+        "Written by `python -m benchmarks.compositions`; a test fails where it no longer holds.",
+        f"Of {pairs:,} pairs of choices {len(covering.refused)} are refused, each with the "
+        f"sentence below, before anything starts. The others occur in {len(covering.rows)} runs of {STEPS} "
+        "training steps each, on the tiny policy (DeepSpeed, one rank, fp32).",
+        "",
+        "| group | choices |",
+        "|---|---|",
+        *(f"| {name} | {', '.join(choices)} |" for name, choices in sorted(groups.items())),
+        "",
+        "## Refused",
+        "",
+        "| | with | because |",
+        "|---|---|---|",
+        *(
+            f"| {_shown(p[0])} | {_shown(p[1])} | {why} |"
+            for p, why in sorted(covering.refused.items())
+        ),
+        "",
+        "## Trained",
+        "",
+        f"| {' | '.join(sorted(groups))} |",
+        f"|{'---|' * len(groups)}",
+        *(f"| {' | '.join(row[name] for name in sorted(groups))} |" for row in covering.rows),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _shown(choice: tuple[str, str]) -> str:
+    return f"`{choice[0]}={choice[1]}`"
+
+
+def start_alone(folder: Path) -> Ranks:
+    """Join a world of one rank on CPU."""
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", DS_ACCELERATOR="cpu")
+    return Ranks.join(folder / "rendezvous", 60.0)
+
+
+def main() -> None:
+    """Train the covering set and write the page; exit status 1 if a run fails."""
+    compositions = Compositions()
+    covering = compositions.covering()
+    failed: list[Pair] = []
+    with tempfile.TemporaryDirectory() as name:
+        ranks = start_alone(Path(name))
+        torch.set_num_threads(2)
+        playground = Playground(Path(name), ranks)
+        for number, row in enumerate(covering.rows):
+            began = time.monotonic()
+            line: dict[str, Any] = {"run": number, **row}
+            try:
+                stats = train(compositions.config(row), playground, ranks)
+                line |= {"loss": [round(one["train/loss"], 4) for one in stats]}
+            except Exception as error:  # noqa: BLE001 every run is tried
+                line |= {"failed": f"{type(error).__name__}: {error}"}
+                failed.append((("run", str(number)), ("failed", "")))
+            print(json.dumps({**line, "seconds": round(time.monotonic() - began, 2)}), flush=True)
+    if failed:
+        sys.exit(1)
+    PAGE.write_text(page(covering, compositions.groups))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""Rollouts without vLLM: the policy in training is sampled in its own process, token by token.
+
+Slow, and good enough for a handful of short rollouts. Groups are scored by the environment,
+credited, filtered by the buffer and planned by the very code of a run.
+"""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+from renderers import Renderer
+
+from benchmarks.composing import compose
+from envs.protocol import Environment, Episode, Example, StopReason
+from rl.config import Run, build
+from rl.credit import Crediting
+from rl.dispatcher import ExampleOrder
+from rl.layout import Layout
+from rl.learner import Learner
+from rl.plan import plan, rewards_of, weigh
+from rl.ranks import Ranks
+from rl.records import Group, RankBatch, Rollout, Sequence
+from rl.sampler import render
+from rl.tokenizer import load_renderer
+
+_WARM_STEPS = 90
+_MOST_GROUPS = 200  # tried for one batch
+
+
+class Playground:
+    """Warm-started models by environment, and batches of their rollouts."""
+
+    def __init__(self, folder: Path, ranks: Ranks) -> None:
+        self.folder, self._ranks = folder, ranks
+        self._models: dict[str, Path] = {}
+
+    def model(self, env: dict[str, Any]) -> Path:
+        """The folder of a tiny model that was taught this environment, made at the first call."""
+        name = env["_target_"].rpartition(".")[2]
+        if name not in self._models:
+            self._models[name] = self._teach(env, self.folder / name)
+        return self._models[name]
+
+    def _teach(self, env: dict[str, Any], folder: Path) -> Path:
+        overrides = [
+            *("loss=sft", "sampler=demonstrations", "model.warm_start=null", "model.dtype=float32"),
+            *("batch_size=64", "group_size=1", f"max_steps={_WARM_STEPS}"),
+            *("optim.learning_rate=3e-3", "trainer.num_threads=2", "run_name=taught"),
+        ]
+        run = replace(Run(**compose(overrides)), env=env)
+        layout = Layout(folder / "run")
+        layout.folder.mkdir(parents=True)
+        untaught = build(run.model)().prepare(folder / "untaught")
+        self._models[env["_target_"].rpartition(".")[2]] = untaught
+        layout.set_model(untaught)
+        learner = Learner(run, layout, self._ranks)
+        for step in range(_WARM_STEPS):
+            learner.update(self.batch(run, learner, step))
+        learner.policy.export(folder / "taught", untaught)
+        return folder / "taught"
+
+    def batch(self, run: Run, learner: Learner, step: int) -> RankBatch:
+        """A batch for one step, sampled by the policy as it is."""
+        env: Environment = build(run.env)()
+        renderer = load_renderer(self.model(run.env), build(run.model)().renderer)
+        sampler, buffer = build(run.sampler)(), build(run.buffer)()
+        credit = Crediting(
+            build(run.truncation), build(run.reward)(), build(run.advantage), env.reward_weights
+        )
+        order = ExampleOrder(env.examples("train"), run.seed)
+        for tried in range(_MOST_GROUPS):
+            index = step * _MOST_GROUPS + tried
+            if sampler.uses_engine:
+                rollouts = self._sampled(run, learner, env, renderer, order[index], step)
+            else:
+                rng = Random(f"{run.seed}:{index}")
+                rollouts = sampler.group(env, renderer, rng, run.group_size, run.max_seq_len)
+            buffer.add(Group(index, order[index], step, rollouts, credit(rollouts)))
+            if len(buffer) == run.groups_per_step:
+                break
+        groups = buffer.draw(step, run.groups_per_step, 0, [])
+        assert groups, f"{_MOST_GROUPS} groups, rejected: {dict(buffer.rejected)}"
+        rewards, group_ids = rewards_of(groups)
+        (share,) = plan(
+            weigh(groups, build(run.aggregation)),
+            step=step,
+            ranks=1,
+            tokens_per_micro_batch=1024,
+            metrics={},
+        )
+        return replace(share, rewards=rewards, group_ids=group_ids)
+
+    def _sampled(
+        self,
+        run: Run,
+        learner: Learner,
+        env: Environment,
+        renderer: Renderer,
+        example: Example,
+        step: int,
+    ) -> tuple[Rollout, ...]:
+        prompt = render(renderer, example.messages)
+        stops = set(renderer.get_stop_token_ids())
+        limit = run.sampler["max_tokens"]
+        torch.manual_seed(run.seed * 7919 + example.id)
+        said = sample(learner, prompt, run.group_size, limit, stops, run.sampler["temperature"])
+        return tuple(
+            _rollout(
+                env, renderer, example, prompt, tokens, logprobs, step, tokens[-1] not in stops
+            )
+            for tokens, logprobs in said
+        )
+
+
+@torch.no_grad()
+def sample(
+    learner: Learner, prompt: list[int], n: int, limit: int, stops: set[int], temperature: float
+) -> list[tuple[list[int], list[float]]]:
+    """Return n completions of a prompt and their logprobs, each at most `limit` tokens long."""
+    model = learner.policy.engine.module.model.eval()
+    ids = torch.tensor([prompt] * n)
+    drawn: list[tuple[list[int], list[float]]] = [([], []) for _ in range(n)]
+    alive = set(range(n))
+    for _ in range(limit):
+        logits = model(input_ids=ids).logits[:, -1].float() / temperature
+        logprobs = logits.log_softmax(-1)
+        chosen = torch.multinomial(logprobs.exp(), 1)
+        for i in list(alive):
+            token = int(chosen[i])
+            drawn[i][0].append(token)
+            drawn[i][1].append(float(logprobs[i, token]))
+            if token in stops:
+                alive.remove(i)
+        if not alive:
+            break
+        ids = torch.cat([ids, chosen], 1)
+    model.train()
+    return drawn
+
+
+def _rollout(
+    env: Environment,
+    renderer: Renderer,
+    example: Example,
+    prompt: list[int],
+    tokens: list[int],
+    logprobs: list[float],
+    version: int,
+    cut_off: bool,
+) -> Rollout:
+    reason = StopReason.MAX_TOKENS if cut_off else StopReason.STOP
+    message = {"role": "assistant", "content": renderer.parse_response(tokens).content}
+    messages = [*example.messages, message]
+    episode = Episode(example, messages, turns=1, stop_reason=reason)
+    rewards = asyncio.run(env.score(episode))
+    before = len(prompt)
+    row = Sequence(
+        token_ids=np.array(prompt + tokens, np.int32),
+        completion_mask=np.array([False] * before + [True] * len(tokens)),
+        rollout_logprobs=np.array([0.0] * before + logprobs, np.float32),
+        token_versions=np.array([-1] * before + [version] * len(tokens), np.int32),
+    )
+    total = sum(w * rewards.get(name, 0.0) for name, w in env.reward_weights.items())
+    return Rollout((row,), messages, total, rewards, reason, 1, 0.0)
