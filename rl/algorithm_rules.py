@@ -159,9 +159,14 @@ def old_logprobs(config: Config) -> Iterator[str]:
 
 def rewards_before_advantages(config: Config) -> Iterator[str]:
     """Rewards that an advantage cannot take, and groups that no buffer would let pass."""
+    truncation, shaping = config["truncation"]["_target_"], config["reward"]
     lowered = {
-        "truncation=penalty": config["truncation"]["_target_"] == "rl.truncation.penalty",
-        "reward.length_penalty": config["reward"]["length_penalty"] > 0,
+        "truncation=penalty": truncation == "rl.truncation.penalty",
+        # Then what truncation changed is a reward of its own (rl/credit.py).
+        "truncation=zero_reward with reward.normalise_each": truncation
+        == "rl.truncation.zero_reward"
+        and shaping["normalise_each"],
+        "reward.length_penalty": shaping["length_penalty"] > 0,
         "kl.place=reward": config["kl"]["beta"] > 0 and config["kl"]["place"] == "reward",
     }
     for what, is_on in lowered.items():

@@ -9,6 +9,7 @@ With `target_kl` beta follows the divergence: once a step
     beta *= 1 + 0.1 * clip(kl / target_kl - 1, -0.2, 0.2)            Ziegler 2019, arXiv:1909.08593
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -43,8 +44,11 @@ class KLPenalty:
         return self.beta > 0
 
     def next_beta(self, beta: float, kl: float) -> float:
-        """Return beta for the next step, after a step with mean divergence `kl` per token."""
-        if self.target_kl is None:
+        """Return beta for the next step, after a step with mean divergence `kl` per token.
+
+        NaN is that of a step that was skipped: it changes nothing.
+        """
+        if self.target_kl is None or math.isnan(kl):
             return beta
         error = min(max(kl / self.target_kl - 1, -_LARGEST_ERROR), _LARGEST_ERROR)
         return beta * (1 + _GAIN * error)

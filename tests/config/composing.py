@@ -34,7 +34,7 @@ def changed(config: dict[str, Any], changes: Changes) -> dict[str, Any]:
         node = config
         for parent in parents:
             node = node[parent]
-        node[last] = value
+        node[last] = deepcopy(value)
     return config
 
 
