@@ -26,6 +26,7 @@ ABSOLUTE_BOUNDS = {
     "losses.masked_is.masked_is": ("ratio_low", "ratio_high"),
 }
 SEQUENCE_MEAN = "losses.aggregation.sequence_mean"
+MUON = "rl.optim.Muon"
 SUPERVISED = "losses.cross_entropy.cross_entropy"
 HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 
@@ -125,6 +126,16 @@ def uses_ratio(target: str) -> bool:
     return any(isinstance(n, ast.Attribute) and n.attr in reads for n in ast.walk(module.tree))
 
 
+def optimizer_and_sharding(config: Config) -> Iterator[str]:
+    """Muon needs every matrix whole; from stage 1 on ZeRO flattens and splits them."""
+    stage = value_of(config, "deepspeed.zero_optimization.stage")
+    if config["optim"]["_target_"] == MUON and stage:
+        yield (
+            f"{MUON} orthogonalises whole matrices, and ZeRO stage {stage} gives an optimizer "
+            "flattened pieces of them: use deepspeed=zero0, or optim=adamw"
+        )
+
+
 def steps_and_waits(config: Config) -> Iterator[str]:
     """Durations that contradict each other."""
     episode, wait = value_of(config, "sampler.rollout_timeout"), config["trainer"]["wait_timeout"]
@@ -160,6 +171,7 @@ RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     lengths,
     loss_and_aggregation,
     loss_and_sampler,
+    optimizer_and_sharding,
     steps_and_waits,
     rewards,
     model_folder,
