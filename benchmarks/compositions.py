@@ -123,8 +123,8 @@ def page(covering: Covering, groups: dict[str, list[str]]) -> str:
         "",
         "Written by `python -m benchmarks.compositions`; a test fails where it no longer holds.",
         f"Of {pairs:,} pairs of choices {len(covering.refused)} are refused, each with the "
-        f"sentence below, before anything starts. The others occur in {len(covering.rows)} runs of {STEPS} "
-        "training steps each, on the tiny policy (DeepSpeed, one rank, fp32).",
+        f"sentence below, before anything starts. The others occur in {len(covering.rows)} runs of "
+        f"{STEPS} training steps each, on the tiny policy (DeepSpeed, one rank, fp32).",
         "",
         "| group | choices |",
         "|---|---|",

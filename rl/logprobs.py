@@ -40,6 +40,11 @@ class PolicyModule(nn.Module):
         """The output head, which turns hidden states into logits."""
         return cast("nn.Linear", self.model.get_output_embeddings())
 
+    @property
+    def embeddings(self) -> list[nn.Parameter]:
+        """Parameters with a row per word: of the embedding and of the head, tied or not."""
+        return [*self.model.get_input_embeddings().parameters(), *self.head.parameters()]
+
     def forward(self, token_ids: Tensor, mask: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         """Return logprobs [N] and entropies [N] of the masked tokens, row by row.
 

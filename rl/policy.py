@@ -51,7 +51,7 @@ class Policy:
             "bf16": {"enabled": half},
             "zero_allow_untested_optimizer": True,
         }
-        optimizer = optim.optimizer(module.parameters())
+        optimizer = optim.optimizer(module.parameters(), module.embeddings)
         _set_rate(optimizer, 0.0)  # DeepSpeed may take a step of its own on the way
         engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config)
         self.engine: Any = engine  # DeepSpeed's own annotations are of little use
@@ -197,7 +197,7 @@ class Policy:
 
 def _set_rate(optimizer: Any, rate: float) -> None:
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group.get("lr_ratio", 1.0)
 
 
 def _minimised(value: Tensor, logprobs: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import (
@@ -17,6 +17,8 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+
+from rl.annotations import Node
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 ALLOW = ["*.safetensors", "*.json", "*.jinja", "tokenizer*"]
@@ -34,7 +36,7 @@ class PretrainedModel:
     max_seq_len: int
     max_tokens: int
     learning_rate: float
-    warm_start: Any
+    warm_start: Node | None
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_tokens < self.max_seq_len:

@@ -18,6 +18,7 @@ Config = Mapping[str, Any]
 GROUP_ADVANTAGES = tuple(
     f"losses.advantages.{name}" for name in ("group_mean", "group_zscore", "rloo", "max_rl")
 )
+MUON = "rl.optim.Muon"
 HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 
 
@@ -61,6 +62,16 @@ def lengths(config: Config) -> Iterator[str]:
         yield f"max_seq_len={longest} exceeds model.max_seq_len={made_for}: raise that one instead"
 
 
+def optimizer_and_sharding(config: Config) -> Iterator[str]:
+    """Muon needs every matrix whole; from stage 1 on ZeRO flattens and splits them."""
+    stage = value_of(config, "deepspeed.zero_optimization.stage")
+    if config["optim"]["_target_"] == MUON and stage:
+        yield (
+            f"{MUON} orthogonalises whole matrices, and ZeRO stage {stage} gives an optimizer "
+            "flattened pieces of them: use deepspeed=zero0, or optim=adamw"
+        )
+
+
 def steps_and_waits(config: Config) -> Iterator[str]:
     """Durations that contradict each other."""
     episode, wait = value_of(config, "sampler.rollout_timeout"), config["trainer"]["wait_timeout"]
@@ -96,6 +107,7 @@ RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     batches,
     lengths,
     *ALGORITHM_RULES,
+    optimizer_and_sharding,
     steps_and_waits,
     rewards,
     model_folders,

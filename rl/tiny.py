@@ -13,6 +13,8 @@ from typing import Any, ClassVar, Literal
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from rl.annotations import Node
+
 END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CONTROL_TOKENS = (END_OF_TEXT, IM_START, IM_END)  # ids 256, 257, 258
 # Qwen3 keeps these in decoded text (they are not "special"), so that parsers can find them.
@@ -79,7 +81,7 @@ class TinyModel:
     max_seq_len: int
     max_tokens: int
     learning_rate: float
-    warm_start: Any
+    warm_start: Node | None
 
     renderer: ClassVar[str] = "qwen3"
 

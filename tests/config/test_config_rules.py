@@ -13,6 +13,8 @@ SFT = {
     "sampler": chosen("sampler", "demonstrations"),
     "advantage": NONE,
 }
+ZERO = {stage: {"zero_optimization": {"stage": stage}} for stage in (0, 1, 2, 3)}
+MUON = {**chosen("optim", "adamw"), **chosen("optim", "muon"), "learning_rate": 1e-3}
 GSPO = {"loss": chosen("loss", "gspo")}
 SEQUENCE_MEAN = chosen("aggregation", "sequence_mean")
 
@@ -61,6 +63,21 @@ REFUSED: dict[str, tuple[Changes, str]] = {
     ),
     "imitating oneself": ({"loss": SFT["loss"]}, "add sampler=demonstrations, or choose another"),
     "rewarding demonstrations": ({"sampler": SFT["sampler"]}, "add loss=sft, or choose"),
+    **{
+        f"muon under ZeRO {stage}": (
+            {"optim": MUON, "deepspeed": ZERO[stage]},
+            f"ZeRO stage {stage} gives an optimizer flattened pieces of them: use deepspeed=zero0",
+        )
+        for stage in (1, 2, 3)
+    },
+    "momentum": (
+        {"optim": {**MUON, "momentum": 1.0}},
+        "optim.momentum=1.0, but it must be >= 0 and < 1",
+    ),
+    "AdamW stands still": (
+        {"optim": {**MUON, "adamw_ratio": 0.0}},
+        "optim.adamw_ratio=0.0, but it must be > 0",
+    ),
     "patience": (
         {"sampler.rollout_timeout": 700.0},
         "one slow rollout (sampler.rollout_timeout=700.0 s) would stop the run",
@@ -84,6 +101,8 @@ ALLOWED: dict[str, Changes] = {
         "sampler.top_p": 0.9,
     },
     "truncated sampling, knowingly": {"sampler.top_p": 0.9, "sampler.allow_biased_ratio": True},
+    "muon with whole matrices": {"optim": MUON, "deepspeed": ZERO[0]},
+    "muon with DeepSpeed's default stage": {"optim": MUON, "deepspeed": {}},
     "short run": {"max_steps": 2},
     "one of several rewards": {"env.reward_weights": {"exact": 0.0, "similarity": 1.0}},
 }

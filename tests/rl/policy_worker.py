@@ -96,6 +96,7 @@ def main(folder: Path) -> None:
     measured = {
         **{f"{dtype} {mode}": cases.steps(dtype, mode) for dtype, mode in STEPS[ranks.world]},
         **{f"gradient {mode}": cases.gradients(mode) for mode in GRADIENTS[ranks.world]},
+        **{f"muon {dtype}": cases.muon(dtype) for dtype in ("float32", "bfloat16")},
         "checkpoints": cases.checkpoints(),
     }
     if ranks.first:
@@ -112,10 +113,29 @@ class CountingSGD(torch.optim.SGD):
         super().step(closure)
 
 
+class Watched:
+    """A configured optimizer that keeps the gradients of every step, and whose they are."""
+
+    def __init__(self, optim: Any) -> None:
+        self.rate = optim.rate
+        self._optim = optim
+        self.gradients: list[list[Tensor]] = []
+
+    def optimizer(self, parameters: Any, embeddings: Any) -> torch.optim.Optimizer:
+        made = self._optim.optimizer(parameters, embeddings)
+        self.owners = [id(p) for group in made.param_groups for p in group["params"]]
+        made.register_step_pre_hook(self._keep)
+        return made
+
+    def _keep(self, optimizer: Any, *_: Any) -> None:
+        held = [p.grad for group in optimizer.param_groups for p in group["params"]]
+        self.gradients.append([gradient.clone() for gradient in held if gradient is not None])
+
+
 class PlainSteps:
     """Stands in for rl.optim.AdamW."""
 
-    def optimizer(self, parameters: Any) -> torch.optim.Optimizer:
+    def optimizer(self, parameters: Any, embeddings: Any) -> torch.optim.Optimizer:
         self.made = CountingSGD(list(parameters), lr=123.0)
         return self.made
 
@@ -371,6 +391,46 @@ class Cases:
             before = after
         return result
 
+    def muon(self, dtype: str) -> dict[str, Any]:
+        """Steps under ZeRO 0, and those of torch's two optimizers on the very same gradients."""
+        batches = [self.batch(self.batches[i % 2], step=step) for i, step in enumerate((0, 1, 9))]
+        watched = Watched(self.muon_optim())
+        policy = self.policy(dtype, "zero0", watched)
+        watched.gradients.clear()  # DeepSpeed has taken a step of its own
+        start = self.everywhere(policy)
+        names = {id(p): name for name, p in policy.engine.module.model.named_parameters()}
+        plain = PlainMuon(start, [names[owner] for owner in watched.owners])
+        result: dict[str, Any] = {"equal": []}
+        saved = self.folder / f"muon {dtype}"
+        for i, (batch, rate) in enumerate(zip(batches, (RATE / 2, RATE, RATE / 10), strict=True)):
+            if i == 2:
+                policy.save(saved)
+                middle = self.everywhere(policy)
+            policy.update(batch, self.objective)
+            plain.step(watched.gradients[-1], rate)
+            found = self.everywhere(policy)
+            result["equal"].append(all_same(found, plain.weights(getattr(torch, dtype))))
+        result["steps"] = len(watched.gradients)
+        result["moved"] = {name: not same(start[name], found[name]) for name in start}
+        result["masters"] = sorted(
+            {str(p.dtype) for g in policy.engine.optimizer.param_groups for p in g["params"]}
+        )
+        again = self.policy(dtype, "zero0", self.muon_optim(), seed=1)
+        again.load(saved)
+        result["loaded"] = all_same(self.everywhere(again), middle)
+        nan = [dataclasses.replace(row, advantage=math.nan) for row in self.rows]
+        stats = again.update(self.batch(nan, step=9), self.objective)
+        result["skipped"] = [stats["train/skipped"], all_same(self.everywhere(again), middle)]
+        again.update(batches[2], self.objective)
+        result["next"] = all_same(self.everywhere(again), found)
+        return result
+
+    def muon_optim(self) -> Any:
+        from rl.optim import Muon
+
+        knobs = {**vars(self.adamw(schedule="linear", warmup_steps=2, weight_decay=0.1))}
+        return Muon(**knobs, momentum=0.9, nesterov=True, ns_steps=5, adamw_ratio=0.5)
+
     def small(self, mode: str) -> dict[str, Any]:
         """Updates of 1.5e-3 to weights of 1; the next in bfloat16 are 4e-3 and 8e-3 away."""
         policy = self.policy("bfloat16", mode, self.adamw(learning_rate=1.5e-3))
@@ -412,6 +472,36 @@ class Cases:
         result["files"] = sorted(path.name for path in found.folder.iterdir()) if found else []
         policy.load(layout.checkpoint(11))
         return result
+
+
+class PlainMuon:
+    """torch.optim.Muon and torch.optim.AdamW in float32, sorted by the names of the weights."""
+
+    def __init__(self, start: dict[str, Tensor], names: list[str]) -> None:
+        self.masters = {
+            name: torch.nn.Parameter(weight.float().clone()) for name, weight in start.items()
+        }
+        self.names = names
+        hidden = [self.masters[name] for name in names if "_proj" in name]
+        words = [self.masters[name] for name in names if "embed" in name]
+        norms = [self.masters[name] for name in names if "norm" in name]
+        assert len(hidden) + len(words) + len(norms) == len(start)
+        self.muon = torch.optim.Muon(
+            hidden, weight_decay=0.1, momentum=0.9, adjust_lr_fn="match_rms_adamw"
+        )
+        groups = [{"params": words, "weight_decay": 0.1}, {"params": norms, "weight_decay": 0.0}]
+        self.adamw = torch.optim.AdamW(groups, betas=(0.9, 0.99), eps=1e-12)
+
+    def step(self, gradients: list[Tensor], rate: float) -> None:
+        for name, gradient in zip(self.names, gradients, strict=True):
+            self.masters[name].grad = gradient.clone()
+        for optimizer, ratio in ((self.muon, 1.0), (self.adamw, 0.5)):
+            for group in optimizer.param_groups:
+                group["lr"] = rate * ratio
+            optimizer.step()
+
+    def weights(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        return {name: master.detach().to(dtype) for name, master in self.masters.items()}
 
 
 def _failing(policy: Any) -> Any:

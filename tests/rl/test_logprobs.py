@@ -5,6 +5,7 @@ import tiny_policy
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from rl.logprobs import PolicyModule
 from rl.model_files import load_model
@@ -163,6 +164,36 @@ def test_nothing_of_size_v_waits_for_the_backward_pass(folder, rows):
         PolicyModule(model, chunk=4)(*stacked(rows), 1.0)
     assert kept
     assert not [shape for shape in kept if shape[-1:] == (VOCAB,)]
+
+
+def test_gradient_checkpointing_changes_neither_logprobs_nor_gradients(folder, rows):
+    """As trainer.gradient_checkpointing turns it on; each layer runs once more, backwards."""
+    model = load_model(folder, torch.float32, 0).train()
+    module, calls = PolicyModule(model, chunk=4), []
+    for layer in model.model.layers:
+        layer.mlp.register_forward_hook(lambda *_: calls.append(1))
+    found = []
+    for checkpointing in (False, True):
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        logprobs, _ = module(*stacked(rows), 0.8)
+        weights = weights_of(len(logprobs)).float()
+        found.append((logprobs.detach(), gradients(model, (weights * logprobs).sum())))
+        layers = len(model.model.layers)
+        assert len(calls) == (layers + 2 * layers if checkpointing else layers)
+    (expected, expected_gradients), (logprobs, checkpointed) = found
+    torch.testing.assert_close(logprobs, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(checkpointed, expected_gradients, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_embeddings_are_the_weights_at_both_ends(folder, tied):
+    config = AutoConfig.from_pretrained(folder, tie_word_embeddings=tied)
+    model = AutoModelForCausalLM.from_config(config)
+    found = {id(parameter) for parameter in PolicyModule(model, chunk=4).embeddings}
+    named = {name for name, parameter in model.named_parameters() if id(parameter) in found}
+    ends = {"model.embed_tokens.weight"} | (set() if tied else {"lm_head.weight"})
+    assert named == ends
 
 
 def test_an_adapted_output_head_is_refused(folder):

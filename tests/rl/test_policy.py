@@ -105,3 +105,25 @@ def test_updates_too_small_for_bfloat16_add_up_in_float32(ranks, mode):
     moved = measured(ranks, "bfloat16", mode)["small"]["moved"]
     assert moved[0] == 0  # fraction of the norms' weights that is not 1
     assert moved[-1] > 0.5
+
+
+muon = pytest.mark.parametrize(
+    ("ranks", "dtype"), [(ranks, dtype) for ranks in (1, 2) for dtype in ("float32", "bfloat16")]
+)
+
+
+@muon
+def test_steps_by_muon_are_those_of_torchs_muon_and_adamw_on_the_same_gradients(ranks, dtype):
+    """Bit by bit, in float32 or on float32 copies of bfloat16 weights."""
+    found = measurements(ranks)[f"muon {dtype}"]
+    assert (found["steps"], found["equal"]) == (3, [True] * 3)
+    assert all(found["moved"].values())
+    assert found["masters"] == ["torch.float32"]
+
+
+@muon
+def test_muon_goes_on_after_a_checkpoint_and_after_a_batch_that_is_not_finite(ranks, dtype):
+    found = measurements(ranks)[f"muon {dtype}"]
+    assert found["loaded"]
+    assert found["skipped"] == [1, True]
+    assert found["next"]
