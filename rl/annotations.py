@@ -1,7 +1,7 @@
 """Whether a value out of YAML fits an annotation, and what it becomes: 5 for a float is 5.0.
 
     int float bool str Path None   X | Y   Literal[...]   list[X] Sequence[X] tuple[X, ...]
-    dict[str, X] Mapping Any   a class: a nested node with a `_target_` of its own
+    dict[str, X] Mapping Any   a class, a Callable[...]: a nested node with a `_target_` of its own
 
 A bool is no int, text is no number, NaN and infinity are no floats. Names of other types accept
 anything: their owner checks them.
@@ -87,6 +87,8 @@ class Converter:
             return self._union(value, [*inner, *[ast.Constant(None)] * (name == "Optional")], path)
         if name == "Annotated":
             return self.convert(value, inner[0], path)
+        if name == "Callable":
+            return nested(_require(is_node(value), value, "a node with _target_"), path, self.node)
         if name in MAPPINGS:
             _require(isinstance(value, dict), value, describe(kind))
             return {key: self._item(item, inner[-1], path, key) for key, item in value.items()}

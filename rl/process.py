@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Self
 
 _PR_SET_PDEATHSIG = 1
-_GRACE_S = 2.0
+_GRACE_S = 1.0
 _TAIL_BYTES = 1 << 18
 _LIBC = ctypes.CDLL(None)
 
