@@ -10,7 +10,7 @@ both (arXiv:2502.16982). Jordan et al. 2024, "Muon: An optimizer for hidden laye
 networks". The maths are torch.optim.Muon's and torch.optim.AdamW's; here they become one object.
 """
 
-from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.optim import AdamW, Muon, Optimizer
@@ -27,8 +27,9 @@ class MuonAndAdamW(Optimizer):
         super().__init__([*muon.param_groups, *adamw.param_groups], {})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # noqa: ARG002 - DeepSpeed passes none
+    def step(self, closure: Any = None) -> Any:
         """Let each part step with its own groups."""
+        assert closure is None, "the gradients are there already"
         for name, part in self._parts.items():
             # Afresh each time: DeepSpeed exchanges the weights of a group, a checkpoint all of it.
             part.param_groups = [group for group in self.param_groups if group["part"] == name]

@@ -402,14 +402,15 @@ class Cases:
         plain = PlainMuon(start, [names[owner] for owner in watched.owners])
         result: dict[str, Any] = {"equal": []}
         saved = self.folder / f"muon {dtype}"
-        for i, (batch, rate) in enumerate(zip(batches, (RATE / 2, RATE, RATE / 10), strict=True)):
-            if i == 2:
+        weights = [start]
+        for batch, rate in zip(batches, (RATE / 2, RATE, RATE / 10), strict=True):
+            if batch is batches[-1]:
                 policy.save(saved)
-                middle = self.everywhere(policy)
             policy.update(batch, self.objective)
             plain.step(watched.gradients[-1], rate)
-            found = self.everywhere(policy)
-            result["equal"].append(all_same(found, plain.weights(getattr(torch, dtype))))
+            weights.append(self.everywhere(policy))
+            result["equal"].append(all_same(weights[-1], plain.weights(getattr(torch, dtype))))
+        middle, found = weights[-2:]
         result["steps"] = len(watched.gradients)
         result["moved"] = {name: not same(start[name], found[name]) for name in start}
         result["masters"] = sorted(

@@ -171,7 +171,7 @@ def test_gradient_checkpointing_changes_neither_logprobs_nor_gradients(folder, r
     model = load_model(folder, torch.float32, 0).train()
     module, calls = PolicyModule(model, chunk=4), []
     for layer in model.model.layers:
-        layer.mlp.register_forward_hook(lambda *_: calls.append(1))
+        layer.mlp.register_forward_pre_hook(lambda *_: calls.append(1))
     found = []
     for checkpointing in (False, True):
         if checkpointing:
