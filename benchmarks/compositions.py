@@ -37,7 +37,10 @@ SMALL = (
     *("model.warm_start=null", "model.dtype=float32", "trainer.num_threads=2"),
 )
 # What a choice cannot be composed without.
-COMPANIONS = {"reference=model": ["reference.path=teacher"]}
+COMPANIONS = {
+    "reference=model": ["reference.path=teacher"],
+    "sampler=transcripts": ["sampler.path=text"],
+}
 # They decide where a run starts, is logged and served: no part of a training step.
 ELSEWHERE = ("model", "inference", "logger", "experiment")
 # Needs another server; tests/runs has it.
@@ -102,6 +105,8 @@ def train(config: dict[str, Any], playground: Playground, ranks: Ranks) -> list[
     run = Run(**config)
     if "path" in run.reference:
         run = replace(run, reference={**run.reference, "path": str(playground.model(run.env))})
+    if "path" in run.sampler:
+        run = replace(run, sampler={**run.sampler, "path": str(playground.transcripts(run.env))})
     layout = Layout(playground.folder / "run")
     layout.folder.mkdir(exist_ok=True)
     layout.set_model(playground.model(run.env))

@@ -5,7 +5,9 @@ credited, filtered by the buffer and planned by the very code of a run.
 """
 
 import asyncio
+import json
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -62,6 +64,14 @@ class Playground:
             learner.update(self.batch(run, learner, step))
         learner.policy.export(folder / "taught", untaught)
         return folder / "taught"
+
+    def transcripts(self, env: dict[str, Any]) -> Path:
+        """A file of conversations in this environment."""
+        path = self.folder / f"{env['_target_']}.jsonl"
+        if not path.exists():
+            told = islice(build(env)().demonstrations(Random(0)), 64)
+            path.write_text("".join(json.dumps({"messages": one}) + "\n" for one in told))
+        return path
 
     def batch(self, run: Run, learner: Learner, step: int) -> RankBatch:
         """A batch for one step, sampled by the policy as it is."""

@@ -13,7 +13,8 @@ from rl.signatures import source
 
 Config = Mapping[str, Any]
 
-DEMONSTRATIONS = "rl.demonstrations.DemonstrationSampler"
+# Samplers whose text no policy sampled: supervised fine-tuning.
+IMITATORS = ("rl.demonstrations.DemonstrationSampler", "rl.transcripts.TranscriptSampler")
 SEQUENCE_LOSSES = ("losses.gspo.gspo", "losses.sapo.sapo")
 ABSOLUTE_BOUNDS = {
     "losses.cispo.cispo": ("clip_low", "clip_high"),
@@ -45,7 +46,7 @@ def loss_and_aggregation(config: Config) -> Iterator[str]:
 def loss_and_sampler(config: Config) -> Iterator[str]:
     """What the sampler's tokens allow a loss to do with them."""
     loss, sampler = config["loss"]["_target_"], config["sampler"]
-    imitates = sampler["_target_"] == DEMONSTRATIONS
+    imitates = sampler["_target_"] in IMITATORS
     if loss == SUPERVISED and not imitates:
         yield (
             f"{loss} imitates whatever it is given and sees no reward, so it learns nothing from "
@@ -179,7 +180,7 @@ def rewards_before_advantages(config: Config) -> Iterator[str]:
 
 def demonstrations(config: Config) -> Iterator[str]:
     """What has no meaning where every reward is 1 and nothing was sampled."""
-    if config["sampler"]["_target_"] != DEMONSTRATIONS:
+    if config["sampler"]["_target_"] not in IMITATORS:
         return
     dead = {
         "truncation": config["truncation"]["_target_"] != "rl.truncation.keep",

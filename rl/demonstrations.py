@@ -52,21 +52,22 @@ class DemonstrationSampler:
         `rng` must be derived from seed and index: then no group depends on which came before it.
         """
         conversations = env.demonstrations(rng)
-        rollouts = []
-        for _ in range(group_size):
-            messages = next(conversations)
-            rollouts.append(
-                Rollout(
-                    sequences=tokenize(renderer, messages, max_seq_len),
-                    messages=messages,
-                    reward=1.0,
-                    rewards={},
-                    stop_reason=StopReason.STOP,
-                    turns=sum(message["role"] == "assistant" for message in messages),
-                    generation_time=0.0,
-                )
-            )
-        return tuple(rollouts)
+        return tuple(
+            as_rollout(renderer, next(conversations), max_seq_len) for _ in range(group_size)
+        )
+
+
+def as_rollout(renderer: Renderer, messages: list[Message], max_seq_len: int) -> Rollout:
+    """Return a conversation as a rollout with reward 1, which the policy might have played."""
+    return Rollout(
+        sequences=tokenize(renderer, messages, max_seq_len),
+        messages=messages,
+        reward=1.0,
+        rewards={},
+        stop_reason=StopReason.STOP,
+        turns=sum(message["role"] == "assistant" for message in messages),
+        generation_time=0.0,
+    )
 
 
 def tokenize(renderer: Renderer, messages: Seq[Any], max_seq_len: int) -> tuple[Sequence, ...]:

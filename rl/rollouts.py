@@ -13,6 +13,7 @@ import sys
 from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 from renderers import Renderer
@@ -21,7 +22,6 @@ from envs.protocol import Environment, Example
 from rl.client import TokenClient
 from rl.config import Run, build
 from rl.credit import Crediting
-from rl.demonstrations import DemonstrationSampler
 from rl.dispatcher import Dispatcher, DispatcherState, ExampleOrder, PlayGroup
 from rl.failure import reporting
 from rl.layout import Layout
@@ -122,9 +122,22 @@ def _rollout_line(group: Group, rollout: Rollout, credit: Credit, used: bool) ->
     }
 
 
-def _imitate(
-    run: Run, sampler: DemonstrationSampler, env: Environment, renderer: Renderer
-) -> PlayGroup:
+class Imitator(Protocol):
+    """A sampler of conversations that no policy sampled."""
+
+    def group(
+        self,
+        env: Environment,
+        renderer: Renderer,
+        rng: random.Random,
+        group_size: int,
+        max_seq_len: int,
+    ) -> tuple[Rollout, ...]:
+        """Return the conversations of a group."""
+        ...
+
+
+def _imitate(run: Run, sampler: Imitator, env: Environment, renderer: Renderer) -> PlayGroup:
     async def play_group(
         index: int,
         example: Example,  # noqa: ARG001 the expert chooses what to show

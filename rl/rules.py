@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rl.algorithm_rules import ALGORITHM_RULES, DEMONSTRATIONS
+from rl.algorithm_rules import ALGORITHM_RULES, IMITATORS
 from rl.ranges import range_problems, value_of
 from rl.run_folder import run_folder_problems
 
@@ -41,7 +41,7 @@ def batches(config: Config) -> Iterator[str]:
     if batch < ranks:
         yield f"batch_size={batch} leaves some of trainer.ranks={ranks} idle: use at most {batch}"
     advantage = config["advantage"]["_target_"]
-    is_compared = advantage in GROUP_ADVANTAGES and config["sampler"]["_target_"] != DEMONSTRATIONS
+    is_compared = advantage in GROUP_ADVANTAGES and config["sampler"]["_target_"] not in IMITATORS
     if group == 1 and is_compared:
         yield (
             f"group_size=1 with {advantage} makes every advantage 0, for it compares the rollouts "

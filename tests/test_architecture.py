@@ -17,7 +17,7 @@ FLOORS = (
     "model_files ranks reaper records run_folder signatures status token_sums tokenizer wire",
     "algorithm_rules annotations batches buffer demonstrations objective optim panel plan "
     "rollout_metrics rows runs server truncation vllm_plugin",
-    "credit dispatcher policy pretrained rules sampler screen summary tiny",
+    "credit dispatcher policy pretrained rules sampler screen summary tiny transcripts",
     "config reference",
     "anchors endpoint hydra_errors parts warm_start weights",
     "learner",

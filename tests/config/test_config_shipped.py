@@ -13,6 +13,7 @@ from rl.signatures import read
 # What a choice cannot do without, given as a user would.
 COMPANIONS = {
     "loss=sft": ["sampler=demonstrations"],
+    "sampler=transcripts": ["loss=sft", "sampler.path=text.jsonl"],
     "sampler=demonstrations": ["loss=sft"],
     "model=hf": ["model.path=Qwen/Qwen3-0.6B"],
     "loss=distill": ["reference.path=Qwen/Qwen3-0.6B"],

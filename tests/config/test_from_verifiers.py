@@ -21,10 +21,6 @@ SEED_KEYS = (Path(__file__).parent / "seed_keys.txt").read_text().splitlines()
 STILL_TO_COME = {
     *("adapter=lora", "adapter=none", "adapter.rank", "adapter.alpha", "adapter.dropout"),
     *("adapter.target_modules", "adapter.modules_to_save", "adapter.rslora"),
-    *("truncation=mask", "truncation=zero_reward", "correction", "updates_per_batch"),
-    *("kl=k1", "kl=k2", "kl=k3", "kl=adaptive", "kl.beta", "kl.place", "kl.target_kl"),
-    *("reference.refresh_every", "reference.refresh_mix", "loss=distill"),
-    *("buffer=difficulty", "buffer.min_spread", "buffer.min_reward", "buffer.max_reward"),
 }
 KEY = re.compile(r"[a-z_]+(\.[a-z_0-9]+)*(=[\w.-]+)?")
 
