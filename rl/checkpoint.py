@@ -2,8 +2,8 @@
 
 checkpoints/step_000100/
   state.json      step, dispatcher state (the next examples)
-  deepspeed/      weights, optimizer; one file per rank
-  hf/             the model for everybody else: transformers, vLLM
+  deepspeed/      what is trained, optimizer; one file per rank
+  hf/             the model for everybody else (transformers, vLLM); with LoRA the adapter (peft)
 """
 
 import json

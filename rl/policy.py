@@ -1,5 +1,6 @@
 """The policy in training: a Hugging Face model in a DeepSpeed engine, which only we know."""
 
+from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedModel
 
+from rl.adapter import Recipe, adapter_weights, full_weights, has_adapter, write_adapter
 from rl.logprobs import PolicyModule
-from rl.model_files import write_model
+from rl.model_files import copy_tokenizer, write_model
 from rl.objective import Batch, Objective
 from rl.optim import AdamW
 from rl.ranks import Ranks
@@ -38,6 +40,9 @@ class Policy:
         self._temperature = temperature
         self._max_grad_norm = max_grad_norm
         module = PolicyModule(model, chunk=logprob_chunk)
+        self._adapted = has_adapter(model)
+        if self._adapted:
+            module.register_state_dict_post_hook(_forget_frozen)
         half = model.dtype == torch.bfloat16
         config = {
             **deepspeed_config,
@@ -56,7 +61,7 @@ class Policy:
         self.zero_stage: int = self.engine.zero_optimization_stage()
         if self.zero_stage == 3:
             # Used outside of the head's own forward (rl/logprobs.py): gathered once for a pass.
-            for parameter in module.head.parameters():
+            for parameter in module.heads.parameters():
                 deepspeed.zero.register_external_parameter(module, parameter)
         if self.zero_stage == 0 and half:
             # DeepSpeed has taken a step without gradients, which would make Adam's first too short.
@@ -107,12 +112,14 @@ class Policy:
     def logprobs(self, token_ids: Ints, temperature: float = 1.0) -> Tensor:
         """Return logprobs [B, T] of all `token_ids` [B, T] given those before (0 at position 0).
 
-        All ranks must call it together.
+        Without dropout. All ranks must call it together.
         """
         tokens = torch.tensor(token_ids, dtype=torch.int64, device=self.ranks.device)
         mask = torch.ones_like(tokens, dtype=torch.bool)
         mask[:, 0] = False
+        self.engine.module.eval()
         flat, _ = self.engine(tokens, mask, temperature)
+        self.engine.module.train()
         result = flat.new_zeros(tokens.shape)
         result[mask] = flat
         return result.cpu()
@@ -120,35 +127,54 @@ class Policy:
     def weights(self) -> dict[str, Tensor]:
         """Return all weights under Hugging Face names, tied ones once; on rank 0, else empty.
 
-        All ranks must call it together: under ZeRO-3 each holds a part.
+        An adapter is merged in. All ranks must call it together: under ZeRO-3 each holds a part.
         """
+        return self._collected(full_weights(self.engine.module.model))
+
+    def adapter_weights(self) -> dict[str, Tensor]:
+        """Return the adapter alone, under peft's names; otherwise like `weights`."""
+        return self._collected(adapter_weights(self.engine.module.model))
+
+    def _collected(self, recipes: Iterable[Recipe]) -> dict[str, Tensor]:
         collected: dict[str, Tensor] = {}
-        for name, parameter in self.engine.module.model.named_parameters():
+        for recipe in recipes:
             whole = (
-                deepspeed.zero.GatheredParameters([parameter])
+                deepspeed.zero.GatheredParameters(recipe.parts)
                 if self.zero_stage == 3
                 else nullcontext()
             )
             with whole:
                 if self.ranks.first:
-                    tensor = parameter.detach().cpu()
-                    collected[name] = tensor.clone() if self.zero_stage == 3 else tensor
+                    tensor = recipe.make(*recipe.parts).cpu()
+                    collected[recipe.name] = tensor.clone() if self.zero_stage == 3 else tensor
         return collected
 
-    def export(self, folder: Path, source: Path) -> None:
-        """Write the model in Hugging Face form with the tokenizer of `source`. Collective."""
-        weights = self.weights()
+    def export(self, folder: Path, source: Path, *, merged: bool = False) -> None:
+        """Write the model in Hugging Face form with the tokenizer of `source`. Collective.
+
+        With an adapter that is the adapter in peft's form, or all weights if it is to be `merged`.
+        """
+        model, only_adapter = self.engine.module.model, self._adapted and not merged
+        weights = self.adapter_weights() if only_adapter else self.weights()
         if not self.ranks.first:
             return
-        write_model(self.engine.module.model, weights, folder, source)
+        if only_adapter:
+            write_adapter(model, weights, folder)
+            copy_tokenizer(source, folder)
+        else:
+            write_model(model, weights, folder, source)
 
     def save(self, folder: Path) -> None:
-        """Write weights, optimizer and schedule state for `load`. Collective."""
-        self.engine.save_checkpoint(str(folder), tag="deepspeed")
+        """Write what is trained, optimizer and schedule state for `load`. Collective."""
+        self.engine.save_checkpoint(
+            str(folder), tag="deepspeed", exclude_frozen_parameters=self._adapted
+        )
 
     def load(self, folder: Path) -> None:
         """Take up the state that `save` wrote. Collective."""
-        found, _ = self.engine.load_checkpoint(str(folder), tag="deepspeed")
+        found, _ = self.engine.load_checkpoint(
+            str(folder), tag="deepspeed", load_module_strict=not self._adapted
+        )
         if found is None:
             raise ValueError(f"{folder} holds no DeepSpeed state that can be loaded")
 
@@ -156,6 +182,16 @@ class Policy:
 def _set_rate(optimizer: Any, rate: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = rate
+
+
+def _forget_frozen(module: Any, state: dict[str, Any], *_: object) -> None:
+    """Leave only what is trained in a state dict: the rest comes from the model's own files.
+
+    DeepSpeed's own exclusion overlooks the second name of tied weights.
+    """
+    trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+    for name in state.keys() - trained:
+        del state[name]
 
 
 def _minimised(value: Tensor, logprobs: Tensor) -> Tensor:

@@ -23,14 +23,15 @@ from rl.checkpoint import save_checkpoint
 from rl.config import Run, build
 from rl.failure import RunFailed, reporting
 from rl.layout import Layout
+from rl.loading import load_trained
 from rl.metrics import MetricsFile
-from rl.model_files import load_model
 from rl.objective import Objective
 from rl.policy import Policy
 from rl.ranks import Ranks
 from rl.records import RankBatch
 from rl.server import healthy
 from rl.status import Status
+from rl.strategy import strategy
 from rl.weights import WeightPusher
 
 
@@ -97,12 +98,8 @@ class TrainingRun:
 
     def _load_policy(self) -> Policy:
         run, settings = self.run, self.settings
-        model = load_model(self.layout.model(), getattr(torch, run.model["dtype"]), run.seed)
-        if settings.gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
-        model.train()
         return Policy(
-            model,
+            load_trained(run, self.layout.model()),
             build(run.optim)(),
             self.ranks,
             deepspeed_config=run.deepspeed,
@@ -123,7 +120,7 @@ class TrainingRun:
                 self.metrics.truncate_after(self.start - 1)
         if pusher:
             self._wait_for_vllm()
-            pusher.connect()
+            pusher.connect(self.policy)
             pusher.push(self.policy, self.start, must_differ=False)
         self._publish(rollouts, self.start)
         for step in range(self.start, run.max_steps):
@@ -154,7 +151,10 @@ class TrainingRun:
         if not self.sampler.uses_engine:
             return None
         return WeightPusher(
-            build(self.run.sync)(), self.layout.vllm_socket, timeout=self.settings.wait_timeout
+            build(self.run.sync)(),
+            strategy(self.run.sync, self.run.adapter, self.run.model),
+            self.layout.vllm_socket,
+            timeout=self.settings.wait_timeout,
         )
 
     def _wait_for_vllm(self) -> None:

@@ -20,6 +20,7 @@ from rl.config import Node, Run
 # Changing one of these changes what a warm start yields.
 _SOURCES = (
     "losses.cross_entropy",
+    "rl.adapter",
     "rl.demonstrations",
     "rl.logprobs",
     "rl.model_files",
@@ -85,6 +86,7 @@ def warm_start_run(run: Run, supervised: dict[str, Any], folder: Path) -> Run:
         batch_size=recipe.batch_size,
         group_size=1,
         model={**run.model, "warm_start": None},
+        adapter={"_target_": "rl.adapter.NoAdapter"},  # what a run adapts is a whole model
         optim={
             **supervised["optim"],
             "learning_rate": recipe.learning_rate,

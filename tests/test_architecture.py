@@ -13,12 +13,13 @@ LONGEST_FILE, LONGEST_ENTRY_POINT = 220, 50
 
 # A module of rl/ imports modules of lower floors only. A new module: put it on the lowest it can.
 FLOORS = (
-    "blame client failure fingerprint layout logprobs metrics optim pretrained process ranges "
-    "model_files ranks reaper records run_folder signatures status tiny token_sums tokenizer wire",
-    "annotations batches buffer demonstrations objective panel plan rollout_metrics rows rules "
-    "runs server vllm_plugin",
+    "adapter blame client failure fingerprint layout metrics model_files optim pretrained process "
+    "ranges ranks reaper records run_folder signatures status strategy tiny token_sums tokenizer "
+    "wire",
+    "annotations batches buffer demonstrations logprobs objective panel plan rollout_metrics rows "
+    "rules runs server vllm_plugin",
     "config dispatcher policy sampler screen summary",
-    "checkpoint hydra_errors parts warm_start weights",
+    "checkpoint hydra_errors loading parts warm_start weights",
     "launch rollouts supervisor trainer",
 )
 FLOOR = {f"rl.{name}": floor for floor, names in enumerate(FLOORS, 1) for name in names.split()}
