@@ -13,6 +13,7 @@ from typing import Any
 from rl.ranges import range_problems, value_of
 from rl.run_folder import run_folder_problems
 from rl.signatures import source
+from rl.strategy import LORA, obstacle
 
 Config = Mapping[str, Any]
 
@@ -142,6 +143,18 @@ def rewards(config: Config) -> Iterator[str]:
         yield f"env.reward_weights={dict(weights)} makes every reward 0: give one a weight"
 
 
+def adapter(config: Config) -> Iterator[str]:
+    """What can be trained beside frozen weights, and travel alone."""
+    chosen = config["adapter"]
+    if config["sync"]["strategy"] == "adapter" and (why := obstacle(chosen, config["model"])):
+        yield f"sync=adapter, but {why}"
+    if chosen["_target_"] == LORA and not chosen["target_modules"]:
+        yield (
+            "adapter.target_modules=[] leaves LoRA no layer: use all-linear, or name some, such as "
+            "[q_proj, v_proj]"
+        )
+
+
 def model_folder(config: Config) -> Iterator[str]:
     """A local model must be there; what may be a name on the hub is left to the download."""
     path = value_of(config, "model.path")
@@ -162,6 +175,7 @@ RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     loss_and_sampler,
     steps_and_waits,
     rewards,
+    adapter,
     model_folder,
     run_folder_problems,
 )

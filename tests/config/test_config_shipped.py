@@ -15,6 +15,7 @@ COMPANIONS = {
     "loss=sft": ["sampler=demonstrations"],
     "sampler=demonstrations": ["loss=sft"],
     "model=hf": ["model.path=Qwen/Qwen3-0.6B"],
+    "sync=adapter": ["adapter=lora"],
 }
 CHOICES = sorted(f"{p.parent.name}={p.stem}" for p in CONF.glob("*/*.yaml"))
 
