@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import httpx
 import numpy as np
@@ -26,10 +26,12 @@ from safetensors.torch import save
 from rl.adapter import write_adapter
 from rl.failure import RunFailed
 from rl.fingerprint import fingerprint
-from rl.policy import Policy
 from rl.records import MicroBatch
 from rl.server import connect
 from rl.strategy import SERVED_AS, Strategy
+
+if TYPE_CHECKING:
+    from rl.policy import Policy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +56,7 @@ class WeightPusher:
         self._last = ""
         self._first_probe = True
 
-    def connect(self, policy: Policy) -> None:
+    def connect(self, policy: "Policy") -> None:
         """Open the transfer engine inside vLLM, and make it know the name of the adapter.
 
         vLLM reads an adapter from a folder and could load the next one in place of it, but then
@@ -76,7 +78,7 @@ class WeightPusher:
         # Never finished: finishing an update makes vLLM drop all adapters.
         self._post("/start_weight_update")
 
-    def push(self, policy: Policy, version: int, *, must_differ: bool) -> None:
+    def push(self, policy: "Policy", version: int, *, must_differ: bool) -> None:
         """Make vLLM sample with the policy's present weights, as `version`.
 
         Args:
@@ -116,7 +118,7 @@ class WeightPusher:
         finally:
             os.close(descriptor)
 
-    def probe(self, policy: Policy, batch: MicroBatch, version: int) -> dict[str, float]:
+    def probe(self, policy: "Policy", batch: MicroBatch, version: int) -> dict[str, float]:
         """Compare vLLM's logprobs with the trainer's on rows of a batch, right after a push.
 
         Both score given text at temperature 1, so nothing but the weights and the arithmetic
