@@ -2,9 +2,9 @@
 
 checkpoints/step_000100/
   state.json      step, dispatcher state (the next examples)
-  deepspeed/      weights, optimizer; one file per rank
+  deepspeed/      what is trained, optimizer; one file per rank
   learner.json    adaptive beta; reference.safetensors beside it if the reference moves
-  hf/             the model for everybody else: transformers, vLLM
+  hf/             the model for everybody else (transformers, vLLM); with LoRA the adapter (peft)
 """
 
 import json

@@ -48,8 +48,9 @@ class TokenClient:
 
     """
 
-    def __init__(self, socket: Path, *, timeout: float) -> None:
-        self._socket, self._timeout = socket, timeout
+    def __init__(self, socket: Path, *, model: str, timeout: float) -> None:
+        """`model`: the name that vLLM knows the policy by."""
+        self._socket, self._model, self._timeout = socket, model, timeout
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
@@ -72,6 +73,7 @@ class TokenClient:
     ) -> list[Completion]:
         """Return `n` completions of the prompt (see `Client.generate`)."""
         body = {
+            "model": self._model,
             "token_ids": list(prompt_ids),
             "cache_salt": f"v{version}",
             "sampling_params": {**sampling, "n": n, "logprobs": 0, "detokenize": False},

@@ -49,6 +49,10 @@ OWNED_BY_US = {
         "seed": "seed",
         "logprobs_mode": "sampler.temperature (logprobs are always those after temperature)",
         "weight_transfer_config": "sync.strategy",
+        "enable_lora": "adapter and sync.strategy",
+        "max_lora_rank": "adapter.rank",
+        "max_loras": "adapter and sync.strategy",
+        "lora_target_modules": "adapter.target_modules",
     },
 }
 
@@ -73,6 +77,7 @@ class Run:
     updates_per_batch: int
     entropy_bonus: float
     model: Node
+    adapter: Node
     env: Node
     sampler: Node
     buffer: Node

@@ -14,7 +14,7 @@ from rl.anchors import Anchors
 from rl.config import Run, build
 from rl.kl import KLPenalty
 from rl.layout import Layout
-from rl.model_files import load_model
+from rl.loading import load_trained
 from rl.objective import Objective
 from rl.policy import Policy
 from rl.ranks import Ranks
@@ -65,12 +65,8 @@ class Learner:
 
     def _load_policy(self, folder: Path) -> Policy:
         run, settings = self._run, self._settings
-        model = load_model(folder, self._dtype, run.seed)
-        if settings.gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
-        model.train()
         return Policy(
-            model,
+            load_trained(run, folder),
             build(run.optim)(),
             self._ranks,
             deepspeed_config=run.deepspeed,

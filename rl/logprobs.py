@@ -16,6 +16,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from rl.adapter import in_force
+
 _SHORT_ROW = 128
 
 
@@ -36,9 +38,14 @@ class PolicyModule(nn.Module):
             )
 
     @property
+    def heads(self) -> nn.Module:
+        """The output head, with its original where an adapter trains a copy."""
+        return cast("nn.Module", self.model.get_output_embeddings())
+
+    @property
     def head(self) -> nn.Linear:
         """The output head, which turns hidden states into logits."""
-        return cast("nn.Linear", self.model.get_output_embeddings())
+        return cast("nn.Linear", in_force(self.heads))
 
     @property
     def embeddings(self) -> list[nn.Parameter]:

@@ -28,6 +28,13 @@ def write_model(
 ) -> None:
     """Write `weights` in the form of `model` to `folder`, with the tokenizer files of `source`."""
     model.save_pretrained(folder, state_dict=dict(weights))
+    copy_tokenizer(source, folder)
+
+
+def copy_tokenizer(source: Path, folder: Path) -> None:
+    """Copy what goes with the model in `source` and is neither its weights nor their index."""
     for path in source.iterdir():
-        if path.suffix in _TOKENIZER_FILES and not (folder / path.name).exists():
+        of_weights = path.name == "config.json" or path.name.endswith(".index.json")
+        wanted = path.suffix in _TOKENIZER_FILES and not of_weights
+        if wanted and not (folder / path.name).exists():
             shutil.copy2(path, folder)

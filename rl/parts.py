@@ -12,6 +12,7 @@ from rl.layout import Layout
 from rl.process import Child, Reaper, end_groups, last_lines
 from rl.server import VLLMServer, healthy
 from rl.status import Status
+from rl.strategy import adapter_room, strategy
 
 _TICK_S = 0.25
 _HEALTH_EVERY_S = 5.0
@@ -34,13 +35,16 @@ class Parts:
         folder, run = str(self._run.folder), self._run
         if self._uses_engine:
             self._status.set("starting vLLM (logs/inference.log)")
+            chosen = strategy(run.sync, run.adapter, run.model)
+            room = adapter_room(chosen, run.adapter, self._layout.model())
             command = self._server.command(
                 self._layout.model(),
                 self._layout.vllm_socket,
                 dtype=run.model["dtype"],
                 max_seq_len=run.max_seq_len,
+                adapter=room,
             )
-            self._start("inference", command, self._server.environment())
+            self._start("inference", command, self._server.environment(adapter=room))
         self._start("rollouts", [sys.executable, "-m", "rl.rollouts", folder], {})
         world = run.trainer["ranks"]
         for rank in range(world):

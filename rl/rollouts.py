@@ -30,6 +30,7 @@ from rl.records import Credit, Group, RankBatch, Rollout
 from rl.rollout_metrics import batch_metrics
 from rl.sampler import Player
 from rl.status import Status
+from rl.strategy import SERVED_AS, strategy
 from rl.tokenizer import load_renderer
 from rl.wire import HEADER, Call, pack, unpack
 
@@ -161,7 +162,8 @@ async def main(folder: Path) -> None:
     start = layout.resumed()
     async with AsyncExitStack() as stack:
         if sampler.uses_engine:
-            client = TokenClient(layout.vllm_socket, timeout=sampler.rollout_timeout)
+            name = SERVED_AS[strategy(run.sync, run.adapter, run.model)]
+            client = TokenClient(layout.vllm_socket, model=name, timeout=sampler.rollout_timeout)
             await stack.enter_async_context(client)
             player = Player(
                 sampler, env, renderer, client, run.max_seq_len, lambda: dispatcher.version

@@ -12,6 +12,7 @@ from typing import Any
 from rl.algorithm_rules import ALGORITHM_RULES, IMITATORS
 from rl.ranges import range_problems, value_of
 from rl.run_folder import run_folder_problems
+from rl.strategy import LORA, obstacle
 
 Config = Mapping[str, Any]
 
@@ -89,6 +90,18 @@ def rewards(config: Config) -> Iterator[str]:
         yield f"env.reward_weights={dict(weights)} makes every reward 0: give one a weight"
 
 
+def adapter(config: Config) -> Iterator[str]:
+    """What can be trained beside frozen weights, and travel alone."""
+    chosen = config["adapter"]
+    if config["sync"]["strategy"] == "adapter" and (why := obstacle(chosen, config["model"])):
+        yield f"sync=adapter, but {why}"
+    if chosen["_target_"] == LORA and not chosen["target_modules"]:
+        yield (
+            "adapter.target_modules=[] leaves LoRA no layer: use all-linear, or name some, such as "
+            "[q_proj, v_proj]"
+        )
+
+
 def model_folders(config: Config) -> Iterator[str]:
     """A local model must be there; what may be a name on the hub is left to the download."""
     for key in ("model.path", "reference.path"):
@@ -110,6 +123,7 @@ RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     optimizer_and_sharding,
     steps_and_waits,
     rewards,
+    adapter,
     model_folders,
     run_folder_problems,
 )

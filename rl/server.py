@@ -15,8 +15,7 @@ from typing import Any
 import httpx
 
 from rl.process import Child, last_lines
-
-SERVED_NAME = "policy"
+from rl.strategy import SERVED_AS, AdapterRoom
 
 
 class ServerError(RuntimeError):
@@ -38,17 +37,31 @@ class VLLMServer:
     cpu_kv_cache_gib: int
     args: dict[str, Any]
 
-    def command(self, model: Path, socket: Path, *, dtype: str, max_seq_len: int) -> list[str]:
-        """Return the command line; `vllm serve` is avoided because the CPU build lacks it."""
+    def command(
+        self,
+        model: Path,
+        socket: Path,
+        *,
+        dtype: str,
+        max_seq_len: int,
+        adapter: AdapterRoom | None,
+    ) -> list[str]:
+        """Return the command line; `vllm serve` is avoided because the CPU build lacks it.
+
+        `adapter` is the room for one that the trainer will push, None for whole weights.
+        """
         ours: dict[str, Any] = {
             "model": model,
-            "served-model-name": SERVED_NAME,
+            "served-model-name": SERVED_AS["shm"],
             "uds": socket,
             "dtype": dtype,
             "max-model-len": max_seq_len,
             "logprobs-mode": "processed_logprobs",  # after temperature, as the policy sampled
             "enable-scale-out": True,  # token-in, token-out route
-            "weight-transfer-config": '{"backend": "shm"}',
+            "weight-transfer-config": f'{{"backend": "{"adapter" if adapter else "shm"}"}}',
+            "enable-lora": adapter is not None,
+            "max-lora-rank": adapter and adapter.rank,
+            "lora-target-modules": adapter and adapter.layers,
             "disable-uvicorn-access-log": True,
         }
         if not any(model.glob("*.safetensors")):
@@ -58,14 +71,17 @@ class VLLMServer:
             name = f"--{key.replace('_', '-')}"
             if value is True:
                 flags.append(name)
+            elif isinstance(value, list):
+                flags += [name, *map(str, value)]
             elif value is not False and value is not None:
                 flags += [name, str(value)]
         return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags]
 
-    def environment(self) -> dict[str, str]:
-        """Return what vLLM reads from the environment."""
+    def environment(self, *, adapter: AdapterRoom | None) -> dict[str, str]:
+        """Return what vLLM reads from the environment; `adapter` as in `command`."""
         return {
             "VLLM_SERVER_DEV_MODE": "1",  # the routes that pause, load and resume
+            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1" if adapter else "0",
             "VLLM_CPU_KVCACHE_SPACE": str(self.cpu_kv_cache_gib),
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",
@@ -75,8 +91,13 @@ class VLLMServer:
 
 
 def connect(socket: Path, timeout: float) -> httpx.Client:
-    """Return a blocking HTTP client for the server behind a Unix socket."""
-    transport = httpx.HTTPTransport(uds=str(socket))
+    """Return a blocking HTTP client for the server behind a Unix socket.
+
+    Every request opens a connection of its own: the server closes those that were idle for 5 s, and
+    a request that meets the closing one fails. That is a step that takes as long.
+    """
+    fresh = httpx.Limits(max_keepalive_connections=0)
+    transport = httpx.HTTPTransport(uds=str(socket), limits=fresh)
     return httpx.Client(transport=transport, base_url="http://vllm", timeout=timeout)
 
 

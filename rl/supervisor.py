@@ -66,7 +66,7 @@ def run(
 def _construct(run: Run) -> None:
     """Let every constructor object before anything is started; they are cheap."""
     problems: list[str] = []
-    for group in ("model", "env", "sampler", "buffer", "optim", "inference", "logger"):
+    for group in ("model", "adapter", "env", "sampler", "buffer", "optim", "inference", "logger"):
         try:
             build(getattr(run, group))()
         except Exception as error:  # noqa: BLE001 an environment is user code and may raise anything

@@ -29,6 +29,7 @@ from rl.ranks import Ranks
 from rl.records import RankBatch
 from rl.server import healthy
 from rl.status import Status
+from rl.strategy import strategy
 from rl.weights import WeightPusher
 
 
@@ -87,7 +88,7 @@ class TrainingRun:
                 self.metrics.truncate_after(self.start - 1)
         if pusher:
             self._wait_for_vllm()
-            pusher.connect()
+            pusher.connect(self.learner.policy)
             pusher.push(self.learner.policy, self.start, must_differ=False)
         self._publish(rollouts, self.start)
         for step in range(self.start, run.max_steps):
@@ -118,7 +119,10 @@ class TrainingRun:
         if not self.sampler.uses_engine:
             return None
         return WeightPusher(
-            build(self.run.sync)(), self.layout.vllm_socket, timeout=self.settings.wait_timeout
+            build(self.run.sync)(),
+            strategy(self.run.sync, self.run.adapter, self.run.model),
+            self.layout.vllm_socket,
+            timeout=self.settings.wait_timeout,
         )
 
     def _wait_for_vllm(self) -> None:

@@ -10,7 +10,7 @@ what it should.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from safetensors.torch import load_file
@@ -20,6 +20,10 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.lora.lora_model import LoRAModel
+from vllm.lora.model_manager import LoRAModelManager
+from vllm.lora.peft_helper import PEFTHelper
+from vllm.lora.utils import parse_fine_tuned_lora_name
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.model_executor.model_loader.reload import (
     finalize_layerwise_reload,
@@ -32,8 +36,9 @@ Weights = Mapping[str, torch.Tensor]
 
 
 def register() -> None:
-    """Entry point: make the engine `shm` known; vLLM calls this in each of its processes."""
+    """Entry point: make our engines known; vLLM calls this in each of its processes."""
     WeightTransferEngineFactory.register_engine("shm", ShmWeightTransferEngine)
+    WeightTransferEngineFactory.register_engine("adapter", AdapterTransferEngine)
 
 
 @dataclass
@@ -70,13 +75,7 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
 
     def receive_weights(self, update_info: ShmUpdateInfo) -> None:
         """Read the file, check it, hand it to the model's own loader."""
-        self._received = load_file(update_info.path)
-        found = fingerprint(self._received)
-        if found != update_info.fingerprint:
-            raise RuntimeError(
-                f"weight push: the trainer wrote {update_info.fingerprint}, vLLM read {found} "
-                f"from {Path(update_info.path).name}"
-            )
+        self._received = read(update_info)
         load = cast("Callable[..., object]", self.model.load_weights)
         load(list(self._received.items()))
 
@@ -95,6 +94,75 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
 
     def shutdown(self) -> None:
         """Nothing is held open."""
+
+
+@dataclass
+class AdapterInitInfo(WeightTransferInitInfo):
+    """What adapter_config.json holds."""
+
+    config: dict[str, Any]
+
+
+class AdapterTransferEngine(WeightTransferEngine[AdapterInitInfo, ShmUpdateInfo]):
+    """Replaces the one adapter that vLLM has loaded by another of the same form.
+
+    Raises:
+        RuntimeError: as above; here the matrices themselves can be looked at.
+
+    """
+
+    init_info_cls = AdapterInitInfo
+    update_info_cls = ShmUpdateInfo
+
+    def init_transfer_engine(self, init_info: AdapterInitInfo) -> None:
+        """Keep the form of all adapters to come."""
+        self._form = PEFTHelper.from_dict(init_info.config)
+
+    def start_weight_update(self) -> None:
+        """Nothing to do: one update lasts as long as the run (rl/weights.py says why)."""
+
+    def receive_weights(self, update_info: ShmUpdateInfo) -> None:
+        """Read the file, check it, put its matrices where the old ones were, look at them."""
+        received = read(update_info)
+        manager = cast("LoRAModelManager", self.model.lora_manager)
+        names = getattr(self.model, "hf_to_vllm_mapper", None)
+        names = names.get_rename_mapper() if names else None
+        (old,) = manager.list_adapters().values()
+        lora = LoRAModel.from_lora_tensors(
+            lora_model_id=old.id,
+            tensors={name: tensor.clone() for name, tensor in received.items()},  # it scales them
+            peft_helper=self._form,
+            device="cpu",
+            dtype=cast("torch.dtype", manager.lora_config.lora_dtype),
+            weights_mapper=names,
+        )
+        manager.remove_adapter(old.id)
+        manager.add_adapter(lora)
+        manager.activate_adapter(old.id)
+        if self.parallel_config.tensor_parallel_size == 1:
+            named = {parse_fine_tuned_lora_name(n, names): t for n, t in received.items()}
+            slot = manager.lora_index_to_id.index(old.id)
+            wrong = list(matrices_that_differ(manager, slot, named, self._form))
+            if wrong:
+                raise RuntimeError(f"adapter push: vLLM holds other matrices in {wrong}")
+
+    def finish_weight_update(self) -> None:
+        """Never called."""
+
+    def shutdown(self) -> None:
+        """Nothing is held open."""
+
+
+def read(update_info: ShmUpdateInfo) -> Weights:
+    """What the trainer wrote, unless it is something else."""
+    received = load_file(update_info.path)
+    found = fingerprint(received)
+    if found != update_info.fingerprint:
+        raise RuntimeError(
+            f"weight push: the trainer wrote {update_info.fingerprint}, vLLM read {found} "
+            f"from {Path(update_info.path).name}"
+        )
+    return received
 
 
 def layers_that_differ(model: torch.nn.Module, weights: Weights) -> Iterator[str]:
@@ -118,4 +186,31 @@ def layers_that_differ(model: torch.nn.Module, weights: Weights) -> Iterator[str
         wanted = torch.nn.functional.linear(probe, weight, bias)[0]
         scale = wanted.float().abs().max().clamp_min(1e-6)
         if float((found.float() - wanted.float()).abs().max() / scale) > 0.02:
+            yield name
+
+
+def matrices_that_differ(
+    manager: LoRAModelManager,
+    slot: int,
+    sent: Mapping[tuple[str, bool], torch.Tensor],
+    form: PEFTHelper,
+) -> Iterator[str]:
+    """Names of adapted layers for which vLLM holds other matrices than were sent, or none.
+
+    `sent` by name and whether it is A. vLLM fuses layers, and multiplies B by the scale.
+    """
+    held: dict[tuple[str, bool], torch.Tensor] = {}
+    for name, layer in manager.modules.items():
+        for i, part in enumerate(manager.packed_modules.get(name, [name])):
+            for is_a, stacks in ((True, "lora_a_stacked"), (False, "lora_b_stacked")):
+                stacked = getattr(layer, stacks)
+                held[part, is_a] = (stacked[i] if isinstance(stacked, tuple) else stacked)[slot, 0]
+    for (name, is_a), tensor in sent.items():
+        found = held.get((name, is_a))
+        if found is None:
+            yield name
+            continue
+        wanted = tensor.to(found) * (1 if is_a else form.get_rank_and_scaling(name)[1])
+        rows, columns = wanted.shape
+        if not torch.equal(found[:rows, :columns], wanted):
             yield name

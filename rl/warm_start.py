@@ -20,9 +20,12 @@ from rl.config import Node, Run
 # Changing one of these changes what a warm start yields.
 _SOURCES = (
     "losses.cross_entropy",
+    "rl.adapter",
     "rl.demonstrations",
+    "rl.engine",
     "rl.logprobs",
     "rl.model_files",
+    "rl.optim",
     "rl.policy",
     "rl.tiny",
 )
@@ -89,6 +92,7 @@ def warm_start_run(run: Run, supervised: dict[str, Any], folder: Path) -> Run:
         updates_per_batch=1,
         entropy_bonus=0.0,
         model={**run.model, "warm_start": None},
+        adapter={"_target_": "rl.adapter.NoAdapter"},  # what a run adapts is a whole model
         optim={
             **supervised["optim"],
             "learning_rate": recipe.learning_rate,

@@ -1,37 +1,44 @@
 """New weights for vLLM after every step, and the proof that they arrived.
 
-    pause(keep) -> start -> update -> finish(version) -> resume       running requests go on
+    shm        pause(keep) -> start -> update -> finish(version) -> resume
+    adapter    pause(keep) -> update -> version -> resume      (running requests go on)
 
-The weights lie in an anonymous file in memory (memfd): vLLM reads it through our /proc entry, and
+What is sent lies in an anonymous file in memory (memfd): vLLM reads it through our /proc entry, and
 it vanishes with us however we end. Three things can go wrong unseen, and each is an error here:
 the push changed nothing, vLLM loaded something else (our plugin compares fingerprints and what
 every layer computes), or trainer and engine disagree although the weights are the same (the
 probe).
 """
 
+import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Literal
 
 import httpx
 import numpy as np
 import torch
 from safetensors.torch import save
 
+from rl.adapter import write_adapter
 from rl.failure import RunFailed
 from rl.fingerprint import fingerprint
-from rl.policy import Policy
 from rl.records import MicroBatch
 from rl.server import connect
+from rl.strategy import SERVED_AS, Strategy
+
+if TYPE_CHECKING:
+    from rl.policy import Policy
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightSync:
     """How weights travel (conf/sync)."""
 
-    strategy: Literal["auto", "shm"]
+    strategy: Literal["auto", "shm", "adapter"]
     probe_every: int
     probe_rows: int
     max_mismatch: float
@@ -40,17 +47,38 @@ class WeightSync:
 class WeightPusher:
     """Pushes weights and probes the result. Rank 0 talks to vLLM; all ranks call every method."""
 
-    def __init__(self, sync: WeightSync, socket: Path, *, timeout: float) -> None:
-        self._sync, self._timeout = sync, timeout
-        self._http = connect(socket, timeout)
+    def __init__(
+        self, sync: WeightSync, strategy: Strategy, socket: Path, *, timeout: float
+    ) -> None:
+        self._sync, self._strategy, self._timeout = sync, strategy, timeout
+        self._served_as = SERVED_AS[strategy]
+        self._http, self._private = connect(socket, timeout), socket.parent
         self._last = ""
         self._first_probe = True
 
-    def connect(self) -> None:
-        """Open the transfer engine inside vLLM."""
-        self._post("/init_weight_transfer_engine", {"init_info": {}})
+    def connect(self, policy: "Policy") -> None:
+        """Open the transfer engine inside vLLM, and make it know the name of the adapter.
 
-    def push(self, policy: Policy, version: int, *, must_differ: bool) -> None:
+        vLLM reads an adapter from a folder and could load the next one in place of it, but then
+        reads the files again at every step of every request. So that is done once, and pushes
+        replace what is loaded.
+        """
+        adapter = policy.adapter_weights() if self._strategy == "adapter" else {}
+        if not policy.ranks.first:
+            return
+        if not adapter:
+            self._post("/init_weight_transfer_engine", {"init_info": {}})
+            return
+        with TemporaryDirectory(dir=self._private) as folder:
+            write_adapter(policy.engine.module.model, adapter, Path(folder))
+            form = json.loads((Path(folder) / "adapter_config.json").read_text())
+            load = {"lora_name": SERVED_AS["adapter"], "lora_path": folder}
+            self._post("/v1/load_lora_adapter", load)
+        self._post("/init_weight_transfer_engine", {"init_info": {"config": form}})
+        # Never finished: finishing an update makes vLLM drop all adapters.
+        self._post("/start_weight_update")
+
+    def push(self, policy: "Policy", version: int, *, must_differ: bool) -> None:
         """Make vLLM sample with the policy's present weights, as `version`.
 
         Args:
@@ -59,7 +87,8 @@ class WeightPusher:
             must_differ: the optimizer took a step, so equal weights would be an error.
 
         """
-        weights = policy.weights()
+        alone = self._strategy == "adapter"
+        weights = policy.adapter_weights() if alone else policy.weights()
         if not policy.ranks.first:
             return
         mark = fingerprint(weights)
@@ -74,16 +103,22 @@ class WeightPusher:
         try:
             path = f"/proc/{os.getpid()}/fd/{descriptor}"
             content = save({name: tensor.contiguous() for name, tensor in weights.items()})
-            os.write(descriptor, content)
+            with open(descriptor, "wb", closefd=False) as file:
+                file.write(content)
+            update = {"update_info": {"path": path, "fingerprint": mark}}
             self._post("/pause?mode=keep&clear_cache=false")
-            self._post("/start_weight_update")
-            self._post("/update_weights", {"update_info": {"path": path, "fingerprint": mark}})
-            self._post("/finish_weight_update", {"weight_version": str(version)})
+            if alone:
+                self._post("/update_weights", update)
+                self._post("/update_weight_version", {"new_version": str(version)})
+            else:
+                self._post("/start_weight_update")
+                self._post("/update_weights", update)
+                self._post("/finish_weight_update", {"weight_version": str(version)})
             self._post("/resume")
         finally:
             os.close(descriptor)
 
-    def probe(self, policy: Policy, batch: MicroBatch, version: int) -> dict[str, float]:
+    def probe(self, policy: "Policy", batch: MicroBatch, version: int) -> dict[str, float]:
         """Compare vLLM's logprobs with the trainer's on rows of a batch, right after a push.
 
         Both score given text at temperature 1, so nothing but the weights and the arithmetic
@@ -121,9 +156,8 @@ class WeightPusher:
     def _score(self, token_ids: list[int]) -> list[float]:
         """Return vLLM's logprob of each token but the first."""
         sampling = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, "detokenize": False}
-        answer = self._post(
-            "/inference/v1/generate", {"token_ids": token_ids, "sampling_params": sampling}
-        )
+        body = {"model": self._served_as, "token_ids": token_ids, "sampling_params": sampling}
+        answer = self._post("/inference/v1/generate", body)
         entries = answer["prompt_logprobs"][1:]
         return [
             entry[str(token)]["logprob"]
@@ -145,7 +179,8 @@ class WeightPusher:
             raise RunFailed(
                 f"vLLM refused `{phase}`: {response.text[:500]}; see logs/inference.log"
             )
-        return response.json()
+        is_json = response.headers.get("content-type", "").startswith("application/json")
+        return response.json() if is_json else {}  # loading an adapter is answered in prose
 
 
 def _lengths(batch: MicroBatch) -> np.ndarray:

@@ -13,13 +13,14 @@ LONGEST_FILE, LONGEST_ENTRY_POINT = 220, 50
 
 # A module of rl/ imports modules of lower floors only. A new module: put it on the lowest it can.
 FLOORS = (
-    "blame client failure fingerprint kl layout logprobs metrics muon process ranges "
-    "model_files ranks reaper records run_folder signatures status token_sums tokenizer wire",
-    "algorithm_rules annotations batches buffer demonstrations objective optim panel plan "
+    "adapter blame client failure fingerprint kl layout metrics model_files muon process ranges "
+    "ranks reaper records run_folder signatures status strategy token_sums tokenizer wire",
+    "algorithm_rules annotations batches buffer demonstrations logprobs objective optim panel plan "
     "rollout_metrics rows runs server truncation vllm_plugin",
-    "credit dispatcher policy pretrained rules sampler screen summary tiny transcripts",
-    "config reference",
-    "anchors endpoint hydra_errors parts warm_start weights",
+    "credit dispatcher engine pretrained rules sampler screen summary tiny transcripts",
+    "config policy",
+    "reference",
+    "anchors endpoint hydra_errors loading parts warm_start weights",
     "learner",
     "checkpoint",
     "launch rollouts supervisor trainer",
@@ -28,7 +29,7 @@ FLOOR = {f"rl.{name}": floor for floor, names in enumerate(FLOORS, 1) for name i
 MAINS = {"rl.supervisor", "rl.rollouts", "rl.trainer"}
 # All that rl/ may know of the other two folders: their records, no formula and no environment.
 SHARED = {"envs.protocol", "losses.tokens"}
-AT_HOME = {"vllm": {"rl.vllm_plugin"}, "deepspeed": {"rl.policy", "rl.ranks"}}
+AT_HOME = {"vllm": {"rl.vllm_plugin"}, "deepspeed": {"rl.engine", "rl.ranks"}}
 HEAVY = {"torch", "transformers", "deepspeed", "vllm"}
 
 ENTRY_POINTS = sorted(path for path in REPO.glob("*.py") if path.name != "conftest.py")

@@ -18,6 +18,13 @@ MUON = {**chosen("optim", "adamw"), **chosen("optim", "muon"), "learning_rate": 
 GSPO = {"loss": chosen("loss", "gspo")}
 SEQUENCE_MEAN = chosen("aggregation", "sequence_mean")
 
+
+def lora(**knobs: Any) -> Changes:
+    return {"adapter": {**chosen("adapter", "lora"), **knobs}}
+
+
+SYNC_ADAPTER = {"sync.strategy": "adapter"}
+
 REFUSED: dict[str, tuple[Changes, str]] = {
     "batch_size": (
         {"batch_size": 250},
@@ -86,6 +93,29 @@ REFUSED: dict[str, tuple[Changes, str]] = {
         {"env.reward_weights": {"exact": 0.0}},
         "env.reward_weights={'exact': 0.0} makes every reward 0: give one a weight",
     ),
+    "adapter sync without an adapter": (
+        SYNC_ADAPTER,
+        "sync=adapter, but there is no adapter: add adapter=lora, or use sync=auto",
+    ),
+    "adapter sync with whole modules": (
+        {**lora(modules_to_save=["norm"]), **SYNC_ADAPTER},
+        "(adapter.modules_to_save=['norm']): leave them out, or use sync=shm",
+    ),
+    "adapter sync beyond vLLM's ranks": (
+        {**lora(rank=513), **SYNC_ADAPTER},
+        "vLLM takes adapter.rank=512 at most, not 513: lower it, or use sync=shm",
+    ),
+    "adapter sync without a base": (
+        {**lora(), **SYNC_ADAPTER, "model.warm_start": None},
+        "vLLM has no base to add an adapter to: give model.warm_start, or use sync=shm",
+    ),
+    "adapter of nothing": (
+        lora(target_modules=[]),
+        "adapter.target_modules=[] leaves LoRA no layer: use all-linear, or name some",
+    ),
+    "rank": (lora(rank=0), "adapter.rank=0, but it must be >= 1"),
+    "scale": (lora(alpha=0.0), "adapter.alpha=0.0, but it must be > 0"),
+    "dropout": (lora(dropout=1.0), "adapter.dropout=1.0, but it must be >= 0 and"),
     "run without a name": ({"run_name": ""}, 'run_name="" is no name for a folder'),
     "run elsewhere": ({"run_name": "../../there"}, "is no name for a folder below output_dir"),
 }
@@ -103,6 +133,9 @@ ALLOWED: dict[str, Changes] = {
     "truncated sampling, knowingly": {"sampler.top_p": 0.9, "sampler.allow_biased_ratio": True},
     "muon with whole matrices": {"optim": MUON, "deepspeed": ZERO[0]},
     "muon with DeepSpeed's default stage": {"optim": MUON, "deepspeed": {}},
+    "adapter alone": {**lora(), **SYNC_ADAPTER},
+    "adapter with whole modules, merged": lora(modules_to_save=["norm"]),
+    "adapter of some layers": lora(target_modules=["q_proj"]),
     "short run": {"max_steps": 2},
     "one of several rewards": {"env.reward_weights": {"exact": 0.0, "similarity": 1.0}},
 }

@@ -28,6 +28,7 @@ COMPANIONS = {
         for path in CONF.glob("correction/*.yaml")
         if path.stem != "none"
     },
+    "sync=adapter": ["adapter=lora"],
 }
 CHOICES = sorted(f"{p.parent.name}={p.stem}" for p in CONF.glob("*/*.yaml"))
 

@@ -17,11 +17,6 @@ from test_config_shipped import CHOICES, COMPANIONS
 PAGE = (REPO / "docs" / "from-verifiers.md").read_text()
 SEED_KEYS = (Path(__file__).parent / "seed_keys.txt").read_text().splitlines()
 
-# Written on other branches. Delete what is merged; at last this set and the test that reads it.
-STILL_TO_COME = {
-    *("adapter=lora", "adapter=none", "adapter.rank", "adapter.alpha", "adapter.dropout"),
-    *("adapter.target_modules", "adapter.modules_to_save", "adapter.rslora"),
-}
 KEY = re.compile(r"[a-z_]+(\.[a-z_0-9]+)*(=[\w.-]+)?")
 
 
@@ -80,7 +75,7 @@ def test_what_a_row_names_is_there(seed_key: str) -> None:
     ours = rows()[seed_key]
     if is_planned(ours):
         return
-    missing = [key for key in keys_of(ours) if key not in STILL_TO_COME and not exists(key)]
+    missing = [key for key in keys_of(ours) if not exists(key)]
     assert not missing, f"{seed_key} -> {ours}"
 
 
@@ -96,10 +91,6 @@ def test_a_row_says_where_it_is_or_why_it_is_not(seed_key: str) -> None:
             assert (REPO / what).is_file()
     told = ("planned: ", "none, because ", "always", "the same name")
     assert commands or keys_of(ours) or ours.startswith(told)
-
-
-def test_what_is_still_to_come_is_not_there_yet() -> None:
-    assert not {key for key in STILL_TO_COME if exists(key)}, "merged: take it out of STILL_TO_COME"
 
 
 HEADER = re.compile(r"\[{1,2}([\w.-]+)\]{1,2}\s*(#.*)?")

@@ -41,15 +41,15 @@ BUDGETS = {"one": 10_000, "several": 60, "rows": 1}  # tokens of a micro-batch
 RATE = 0.01
 
 
-def measurements(world: int) -> dict[str, Any]:
+def measurements(world: int, script: str = __file__) -> dict[str, Any]:
     """What `world` ranks measured; they are started at the first call, and never again."""
-    measured, log = _run(world)
+    measured, log = _run(world, script)
     assert measured is not None, f"the ranks failed:\n{log}"
     return measured
 
 
 @functools.cache
-def _run(world: int) -> tuple[dict[str, Any] | None, str]:
+def _run(world: int, script: str) -> tuple[dict[str, Any] | None, str]:
     """What was measured, None if the ranks failed, and the end of what they printed."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
@@ -63,7 +63,7 @@ def _run(world: int) -> tuple[dict[str, Any] | None, str]:
         with log.open("w") as output:
             ranks = [
                 subprocess.Popen(
-                    [sys.executable, __file__, folder],
+                    [sys.executable, script, folder],
                     cwd=REPO,
                     env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                     stdout=output,
@@ -136,7 +136,7 @@ class PlainSteps:
     """Stands in for rl.optim.AdamW."""
 
     def optimizer(self, parameters: Any, embeddings: Any) -> torch.optim.Optimizer:
-        self.made = CountingSGD(list(parameters), lr=123.0)
+        self.made = CountingSGD([p for p in parameters if p.requires_grad], lr=123.0)
         return self.made
 
     def rate(self, step: int, max_steps: int) -> float:
@@ -166,10 +166,9 @@ class Cases:
     def policy(self, dtype: str, mode: str, optim: Any, seed: int = 0, **changes: Any) -> Any:
         from tiny_policy import TEMPERATURE
 
-        from rl.model_files import load_model
         from rl.policy import Policy
 
-        model = load_model(self.sources[dtype], getattr(torch, dtype), seed)
+        model = self.model(dtype, seed)
         if "checkpointing" in mode:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         model.train()
@@ -182,6 +181,11 @@ class Cases:
             temperature=TEMPERATURE,
             **settings,
         )
+
+    def model(self, dtype: str, seed: int) -> Any:
+        from rl.model_files import load_model
+
+        return load_model(self.sources[dtype], getattr(torch, dtype), seed)
 
     def adamw(self, **changes: Any) -> Any:
         from rl.optim import AdamW

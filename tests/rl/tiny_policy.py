@@ -121,7 +121,7 @@ def reference(
         value = (float(np.float32(weighted_row.token_weight)) * token_loss(tokens).loss).sum()
         value.backward()
         total += float(value.detach())
-    gradient = {name: p.grad.clone() for name, p in model.named_parameters()}
+    gradient = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
     return total, gradient
 

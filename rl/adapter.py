@@ -1,0 +1,208 @@
+"""LoRA: small trained matrices beside frozen ones, arXiv:2106.09685 (conf/adapter).
+
+    y = W x + scale * B (A dropout(x))       scale = alpha / rank, or alpha / sqrt(rank) with rslora
+
+W is frozen, A drawn from the run's seed, B zero: at first the model computes as without. peft puts
+its layers inside of the transformers model, which stays what it was to everybody else. Knobs only
+at the top: the supervisor reads this module and must not import torch.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor, nn
+    from transformers import PreTrainedModel
+
+_NAME = "default"  # peft's name of the one adapter there is
+_SAVED = f".modules_to_save.{_NAME}."
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoAdapter:
+    """All weights are trained."""
+
+    def attach(self, model: PreTrainedModel, seed: int, base: str) -> PreTrainedModel:  # noqa: ARG002
+        """Return the model as it is."""
+        return model
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoRA:
+    """Which layers get trained matrices, and of what size (conf/adapter/lora.yaml)."""
+
+    rank: int
+    alpha: float
+    dropout: float
+    target_modules: Literal["all-linear"] | list[str]
+    modules_to_save: list[str]
+    rslora: bool
+
+    def attach(self, model: PreTrainedModel, seed: int, base: str) -> PreTrainedModel:
+        """Freeze the model and put trained matrices, in its dtype, inside of it; return it.
+
+        Args:
+            model: of transformers, with whole weights.
+            seed: what A is drawn from; the same on all ranks.
+            base: name or folder of the model, for those who load the adapter.
+
+        """
+        import torch
+        from peft import LoraConfig, get_peft_model
+
+        self._check(model)
+        config = LoraConfig(
+            r=self.rank,
+            lora_alpha=self.alpha,  # pyright: ignore[reportArgumentType] any number will do
+            lora_dropout=self.dropout,
+            target_modules=self.target_modules,
+            modules_to_save=self.modules_to_save or None,
+            use_rslora=self.rslora,
+            task_type="CAUSAL_LM",
+        )
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            # DeepSpeed keeps float32 masters of whatever is trained, so no casting by peft.
+            wrapped = get_peft_model(model, config, autocast_adapter_dtype=False)
+        config.base_model_name_or_path = base  # peft has put there where it was read from
+        return wrapped.get_base_model()  # pyright: ignore[reportReturnType]
+
+    def _check(self, model: PreTrainedModel) -> None:
+        """Refuse names that would silently do nothing, and copies of tied weights."""
+        names = [name for name, _ in model.named_modules()]
+        named = [] if self.target_modules == "all-linear" else self.target_modules
+        for key, wanted in (("target_modules", named), ("modules_to_save", self.modules_to_save)):
+            for module in wanted:
+                if not any(f".{name}".endswith(f".{module}") for name in names):
+                    known = sorted({name.rpartition(".")[2] for name in names} - {""})
+                    known = [name for name in known if not name.isdigit()]
+                    raise ValueError(
+                        f"adapter.{key} names {module}, which the model does not have: choose from "
+                        f"{', '.join(known)}"
+                    )
+        tied = {name for name, part in model.named_modules() if part is _tied_embedding(model)}
+        tied |= {"lm_head"} if tied else set()
+        for module in self.modules_to_save:
+            if any(f".{name}".endswith(f".{module}") for name in tied):
+                raise ValueError(
+                    f"adapter.modules_to_save names {module}, whose weights this model shares "
+                    "between embedding and head: a trained copy of one would part them, so leave "
+                    "it out"
+                )
+
+
+def _tied_embedding(model: PreTrainedModel) -> nn.Module | None:
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    tied = head is not None and getattr(head, "weight", 0) is getattr(embedding, "weight", 1)
+    return embedding if tied else None
+
+
+def has_adapter(model: nn.Module) -> bool:
+    """True when `LoRA.attach` has been at work."""
+    return any(hasattr(module, "_disable_adapters") for module in model.modules())
+
+
+@contextmanager
+def without_adapter(model: nn.Module) -> Iterator[None]:
+    """Let the model compute as its base inside of the block, for passes without gradient.
+
+    Raises:
+        ValueError: there is no adapter: what was meant as a reference would be the policy itself.
+
+    """
+    # peft's own switch also turns gradients off and on, which is not for us to do under DeepSpeed.
+    layers: list[Any] = [m for m in model.modules() if hasattr(m, "_disable_adapters")]
+    if not layers:
+        raise ValueError("the model has no adapter to switch off: use adapter=lora")
+    before = [layer._disable_adapters for layer in layers]
+    for layer in layers:
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer, disabled in zip(layers, before, strict=True):
+            layer._disable_adapters = disabled
+
+
+def in_force(module: Any) -> nn.Module:
+    """Return the module itself, or of an original and its trained copy the one that computes."""
+    copies = getattr(module, "modules_to_save", None)
+    if copies is None:
+        return module
+    return module.original_module if module.disable_adapters else copies[_NAME]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One tensor to write: what it is made of, which must be whole, and how."""
+
+    name: str
+    parts: list[nn.Parameter]
+    make: Callable[..., Tensor]  # of the parts; detached, perhaps a view
+
+
+def full_weights(model: nn.Module) -> Iterator[Recipe]:
+    """Yield the weights of the model under its Hugging Face names, the adapter merged in.
+
+    Merged in float32 and rounded once, into new tensors: adding an update to weights in bfloat16
+    loses most of it.
+    """
+    for name, parameter in model.named_parameters():
+        owner, is_base, leaf = name.rpartition(".base_layer.")
+        if ".lora_" in name or ".original_module." in name:
+            continue
+        if is_base and leaf == "weight":
+            layer: Any = model.get_submodule(owner)
+            parts = [parameter, layer.lora_A[_NAME].weight, layer.lora_B[_NAME].weight]
+            yield Recipe(f"{owner}.weight", parts, _merging(layer))
+        else:
+            plain = name.replace(".base_layer.", ".").replace(_SAVED, ".")
+            yield Recipe(plain, [parameter], _as_is)
+
+
+def adapter_weights(model: nn.Module) -> Iterator[Recipe]:
+    """Yield what is trained, under the names of peft's adapter files."""
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            plain = name.replace(_SAVED, ".").replace(f".{_NAME}.weight", ".weight")
+            yield Recipe(f"base_model.model.{plain}", [parameter], _as_is)
+
+
+def _as_is(parameter: Tensor) -> Tensor:
+    return parameter.detach()
+
+
+def _merging(layer: Any) -> Callable[..., Tensor]:
+    import torch
+
+    def merge(base: Tensor, a: Tensor, b: Tensor) -> Tensor:  # [out, in], [rank, in], [out, rank]
+        exact = torch.promote_types(base.dtype, torch.float32)
+        update = b.detach().to(exact) @ a.detach().to(exact) * layer.scaling[_NAME]
+        update = update.T if layer.fan_in_fan_out else update
+        return (base.detach().to(exact) + update).to(base.dtype)
+
+    return merge
+
+
+def write_adapter(model: nn.Module, weights: Mapping[str, Tensor], folder: Path) -> None:
+    """Write adapter_config.json and adapter_model.safetensors, as peft and vLLM read them."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    config = copy.copy(_config(model))
+    config.inference_mode = True
+    config.save_pretrained(str(folder))
+    tensors = {name: tensor.contiguous() for name, tensor in weights.items()}
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+
+
+def _config(model: Any) -> Any:
+    """peft's configuration of the adapter."""
+    return model.peft_config[_NAME]
