@@ -1,10 +1,14 @@
 """A policy of 35 thousand parameters, batches for it, and the gradient by plain torch.
 
 `reference` knows nothing of chunks, padding, plans or ranks: row after row, the logits of the whole
-row, log_softmax, the token loss, times the token weight.
+row, log_softmax, the token loss and what `terms` makes of it, times the token weight.
+
+Old and reference logprobs are a function of the token and its rollout logprob (`fixed`), so that
+they are the same however a batch is split.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from envs.protocol import Example, StopReason
 from losses.tokens import TokenLoss, Tokens
+from rl.objective import Batch
 from rl.plan import Aggregation, WeightedRow, weigh
 from rl.records import Credit, Group, Rollout
 from rl.records import Sequence as Row
@@ -96,8 +101,31 @@ def _row_logprobs(model: PreTrainedModel, token_ids: Tensor) -> Tensor:
     return torch.cat([own.new_zeros(1), own])
 
 
+def fixed(token_ids: Tensor, rollout_logprobs: Tensor) -> tuple[Tensor, Tensor]:
+    """Old and reference logprobs [N] of tokens [N]."""
+    return (
+        rollout_logprobs + 0.1 * torch.sin(token_ids.double()).to(rollout_logprobs),
+        rollout_logprobs + 0.5 * torch.cos(token_ids.double()).to(rollout_logprobs),
+    )
+
+
+def filled(batch: Batch, *, old: bool, dtype: torch.dtype = torch.float64) -> Batch:
+    """With reference logprobs, and with old ones if wanted."""
+    old_logprobs, ref = fixed(batch.token_ids[batch.mask], batch.rollout_logprobs.to(dtype))
+    return replace(batch, old_logprobs=old_logprobs if old else None, ref_logprobs=ref)
+
+
+Terms = Callable[[Tensor, Tokens, Tensor], Tensor]
+"""(token loss [N], tokens of one row, entropies [N]) -> what is minimised [N]"""
+
+
 def reference(
-    model: PreTrainedModel, rows: Sequence[WeightedRow], token_loss: Callable[[Tokens], TokenLoss]
+    model: PreTrainedModel,
+    rows: Sequence[WeightedRow],
+    token_loss: Callable[[Tokens], TokenLoss],
+    terms: Terms | None = None,
+    *,
+    old: bool = False,
 ) -> tuple[float, dict[str, Tensor]]:
     """Value and gradient by name of the whole batch."""
     model.zero_grad()
@@ -111,14 +139,21 @@ def reference(
         logits = model(input_ids=token_ids[None], use_cache=False).logits[0, :-1]
         logprobs = torch.log_softmax(logits / TEMPERATURE, -1)
         own = logprobs.gather(-1, token_ids[1:, None])[:, 0][mask[1:]]
+        sampled = torch.tensor(row.rollout_logprobs)[mask].to(own.dtype)
+        old_logprobs, ref_logprobs = fixed(token_ids[mask], sampled)
         tokens = Tokens(
             logprobs=own,
-            rollout_logprobs=torch.tensor(row.rollout_logprobs)[mask].to(own.dtype),
+            rollout_logprobs=sampled,
             advantages=torch.full_like(own, float(np.float32(weighted_row.advantage))),
             sequence_ids=torch.zeros(len(own), dtype=torch.int64),
             num_sequences=1,
+            old_logprobs=old_logprobs if old else None,
+            ref_logprobs=ref_logprobs,
         )
-        value = (float(np.float32(weighted_row.token_weight)) * token_loss(tokens).loss).sum()
+        loss = token_loss(tokens).loss
+        if terms:
+            loss = terms(loss, tokens, -(logprobs.exp() * logprobs).sum(-1)[mask[1:]])
+        value = (float(np.float32(weighted_row.token_weight)) * loss).sum()
         value.backward()
         total += float(value.detach())
     gradient = {name: p.grad.clone() for name, p in model.named_parameters()}
