@@ -115,13 +115,9 @@ def test_value_and_gradient_are_the_same_for_every_split_and_order(
 ):
     composed = how == "composed"
     objective = Objective(shipped(loss), **(COMPOSED if composed else {}))
-    value, gradient = tiny_policy.reference(
-        model,
-        weigh(groups, AGGREGATIONS[weights]),
-        shipped(loss),
-        everything if composed else None,
-        old=composed,
-    )
+    rows = weigh(groups, AGGREGATIONS[weights])
+    extras = (everything, tiny_policy.fixed_old(rows)) if composed else (None, None)
+    value, gradient = tiny_policy.reference(model, rows, shipped(loss), extras[0], old=extras[1])
     assert tiny_policy.flat(gradient).norm() > 0.01
     counts = set()
     for seed, (ranks, budget) in enumerate(SPLITS):

@@ -3,8 +3,8 @@
 `reference` knows nothing of chunks, padding, plans or ranks: row after row, the logits of the whole
 row, log_softmax, the token loss and what `terms` makes of it, times the token weight.
 
-Old and reference logprobs are a function of the token and its rollout logprob (`fixed`), so that
-they are the same however a batch is split.
+Reference logprobs, and old ones where no policy gives them, are a function of the token and its
+rollout logprob (`fixed`), so that they are the same however a batch is split.
 """
 
 from collections.abc import Callable, Sequence
@@ -115,6 +115,26 @@ def filled(batch: Batch, *, old: bool, dtype: torch.dtype = torch.float64) -> Ba
     return replace(batch, old_logprobs=old_logprobs if old else None, ref_logprobs=ref)
 
 
+def fixed_old(rows: Sequence[WeightedRow]) -> list[Tensor]:
+    """Old logprobs [N] of each row, as `filled` has them."""
+    return [fixed(ids, sampled)[0] for ids, sampled in map(completion, rows)]
+
+
+def own(model: PreTrainedModel, rows: Sequence[WeightedRow]) -> list[Tensor]:
+    """The model's own logprobs [N] of each row."""
+    return [
+        _row_logprobs(model, torch.tensor(r.row.token_ids))[torch.tensor(r.row.completion_mask)]
+        for r in rows
+    ]
+
+
+def completion(weighted_row: WeightedRow) -> tuple[Tensor, Tensor]:
+    """Token ids [N] and rollout logprobs [N]."""
+    row = weighted_row.row
+    mask = torch.tensor(row.completion_mask)
+    return torch.tensor(row.token_ids)[mask], torch.tensor(row.rollout_logprobs)[mask].double()
+
+
 Terms = Callable[[Tensor, Tokens, Tensor], Tensor]
 """(token loss [N], tokens of one row, entropies [N]) -> what is minimised [N]"""
 
@@ -125,12 +145,12 @@ def reference(
     token_loss: Callable[[Tokens], TokenLoss],
     terms: Terms | None = None,
     *,
-    old: bool = False,
+    old: Sequence[Tensor] | None = None,
 ) -> tuple[float, dict[str, Tensor]]:
-    """Value and gradient by name of the whole batch."""
+    """Value and gradient by name of the whole batch; `old`: old logprobs [N] of each row."""
     model.zero_grad()
     total = 0.0
-    for weighted_row in rows:
+    for i, weighted_row in enumerate(rows):
         row = weighted_row.row
         mask = torch.tensor(row.completion_mask)
         if not mask.any():
@@ -140,15 +160,14 @@ def reference(
         logprobs = torch.log_softmax(logits / TEMPERATURE, -1)
         own = logprobs.gather(-1, token_ids[1:, None])[:, 0][mask[1:]]
         sampled = torch.tensor(row.rollout_logprobs)[mask].to(own.dtype)
-        old_logprobs, ref_logprobs = fixed(token_ids[mask], sampled)
         tokens = Tokens(
             logprobs=own,
             rollout_logprobs=sampled,
             advantages=torch.full_like(own, float(np.float32(weighted_row.advantage))),
             sequence_ids=torch.zeros(len(own), dtype=torch.int64),
             num_sequences=1,
-            old_logprobs=old_logprobs if old else None,
-            ref_logprobs=ref_logprobs,
+            old_logprobs=old[i] if old else None,
+            ref_logprobs=fixed(token_ids[mask], sampled)[1],
         )
         loss = token_loss(tokens).loss
         if terms:
