@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -87,6 +88,8 @@ def _run(world: int, script: str) -> tuple[dict[str, Any] | None, str]:
 
 def main(folder: Path) -> None:
     # Imported by the ranks only: the tests that read results need none of it.
+    from update_cases import UPDATE_MODES, around, learner
+
     from rl.ranks import Ranks
 
     torch.set_num_threads(1)
@@ -97,6 +100,8 @@ def main(folder: Path) -> None:
         **{f"{dtype} {mode}": cases.steps(dtype, mode) for dtype, mode in STEPS[ranks.world]},
         **{f"gradient {mode}": cases.gradients(mode) for mode in GRADIENTS[ranks.world]},
         **{f"muon {dtype}": cases.muon(dtype) for dtype in ("float32", "bfloat16")},
+        **{f"around {mode}": around(cases, mode) for mode in UPDATE_MODES[ranks.world]},
+        "learner": learner(cases) if ranks.world == 1 else {},
         "checkpoints": cases.checkpoints(),
     }
     if ranks.first:
@@ -135,12 +140,15 @@ class Watched:
 class PlainSteps:
     """Stands in for rl.optim.AdamW."""
 
+    def __init__(self, rate: float = 1.0) -> None:
+        self._rate = rate
+
     def optimizer(self, parameters: Any, embeddings: Any) -> torch.optim.Optimizer:
         self.made = CountingSGD([p for p in parameters if p.requires_grad], lr=123.0)
         return self.made
 
     def rate(self, step: int, max_steps: int) -> float:
-        return 1.0
+        return self._rate
 
 
 class Cases:
@@ -459,13 +467,14 @@ class Cases:
 
         def save(step: int, **changes: Any) -> Path:
             given = {"rollouts": {"next": step}, "model": source, "keep": 2, **changes}
-            return save_checkpoint(policy, layout, step=step, **given)
+            return save_checkpoint(_learner(policy), layout, step=step, **given)
 
         result: dict[str, Any] = {"none": layout.resumed() is None}
         result["returned"] = [save(step).name for step in (1, 2, 10)]
         result["kept"] = names()
         try:
-            save_checkpoint(_failing(policy), layout, step=11, rollouts={}, model=source, keep=2)
+            failing = _learner(_failing(policy))
+            save_checkpoint(failing, layout, step=11, rollouts={}, model=source, keep=2)
         except OSError as error:
             result["failed"] = str(error)
         result["complete after failure"] = [path.name for path in layout.complete_checkpoints()]
@@ -507,6 +516,11 @@ class PlainMuon:
 
     def weights(self, dtype: torch.dtype) -> dict[str, Tensor]:
         return {name: master.detach().to(dtype) for name, master in self.masters.items()}
+
+
+def _learner(policy: Any) -> Any:
+    """A learner of which nothing but the policy is to be kept."""
+    return SimpleNamespace(policy=policy, save=policy.save)
 
 
 def _failing(policy: Any) -> Any:

@@ -1,9 +1,11 @@
 """The buffer: oldest first, never early when something is due, never anything thrown away."""
 
+from dataclasses import replace
+
 import pytest
 
 from envs.protocol import Example, StopReason
-from rl.buffer import FifoBuffer
+from rl.buffer import DifficultyBuffer, FifoBuffer
 from rl.records import Credit, Group, Rollout
 
 
@@ -68,6 +70,48 @@ def test_a_group_with_nothing_to_score_is_rejected_by_reason():
     assert buffer.add(group(1, 0, (None, 0.5)))
     assert buffer.rejected == {"unscorable": 1}
     assert len(buffer) == 1
+
+
+@pytest.mark.parametrize(
+    ("rewards", "why"),
+    [
+        ((None, None), "unscorable"),
+        ((0.0, 0.1, 0.1), "too_hard"),  # mean 0.067
+        ((0.0, 0.0, None), "too_hard"),  # before zero spread; the third counts nowhere
+        ((0.0, 0.25, None), ""),  # mean 0.125, no longer below
+        ((1.0, 1.0, 1.0), "too_easy"),
+        ((0.75, 1.0), ""),  # mean 0.875, not above
+        ((0.9, 1.0), "too_easy"),
+        ((0.5, 0.5, 0.5), "zero_spread"),
+        ((0.5, 0.625), "zero_spread"),
+        ((0.5, 0.75), ""),  # the least spread that is wanted
+        ((0.5, None), "zero_spread"),  # one alone compares nothing
+        ((0.0, 1.0), ""),
+    ],
+)
+def test_a_group_that_teaches_little_is_rejected_for_the_first_reason_and_counted(rewards, why):
+    buffer = DifficultyBuffer(min_spread=0.25, min_reward=0.125, max_reward=0.875)
+
+    assert buffer.why_useless(group(0, 0, rewards)) == why
+    assert buffer.add(group(0, 0, rewards)) == (not why)
+    assert buffer.rejected == ({why: 1} if why else {})
+    assert len(buffer) == (not why)
+
+
+@pytest.mark.parametrize("rewards", [(0.0, 0.25), (0.75, 1.0)])
+def test_without_bounds_only_the_spread_decides(rewards):
+    buffer = DifficultyBuffer(min_spread=0.25, min_reward=None, max_reward=None)
+
+    assert buffer.add(group(0, 0, rewards))
+    assert not buffer.add(group(1, 0, rewards[:1] * 2))
+    assert not buffer.add(group(2, 0, rewards[1:] * 2))
+    assert buffer.rejected == {"zero_spread": 2}
+
+
+def test_difficulty_goes_by_the_environment_s_reward_whatever_shaping_made_of_it():
+    shaped = replace(group(0, 0, (0.0, 1.0)), credits=(Credit(0.5, 0.0), Credit(0.5, 0.0)))
+
+    assert DifficultyBuffer(min_spread=1e-6, min_reward=None, max_reward=None).add(shaped)
 
 
 def test_a_group_too_old_to_train_is_a_broken_promise():

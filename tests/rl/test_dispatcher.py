@@ -8,7 +8,8 @@ from virtual_time import run_virtually
 from world import EXAMPLES, GROUPS_PER_STEP, World
 
 from envs.protocol import StopReason
-from rl.dispatcher import DispatcherState, ExampleOrder
+from rl.buffer import DifficultyBuffer
+from rl.dispatcher import DispatcherState, ExampleOrder, RolloutsFailed
 from rl.records import Rollout
 
 
@@ -159,6 +160,57 @@ async def _batches(world: World, count: int) -> None:
         batch = await world.dispatcher.batch(step)
         assert [group.index % 3 for group in batch] == [0] * GROUPS_PER_STEP
     task.cancel()
+
+
+def graded(reward_of):
+    """Plays groups of two with these rewards; they finish in order."""
+
+    async def play_group(index, example, group_size):
+        await asyncio.sleep(1 + index / 1000)
+        return tuple(Rollout((), [], r, {}, StopReason.STOP, 1, 0.0) for r in reward_of(index))
+
+    return play_group
+
+
+def picky(play_group) -> World:
+    world = World(0, 1)
+    world.dispatcher.play_group = play_group
+    world.dispatcher.buffer = DifficultyBuffer(min_spread=0.5, min_reward=None, max_reward=0.9)
+    return world
+
+
+def test_groups_that_teach_little_are_replaced_by_the_next_ones():
+    world = picky(graded(lambda index: (0.0, float(index % 3 == 0))))
+    run_virtually(_batches(world, 4))
+
+    # Groups 0, 3, 6 ... are trained: the last of four batches of three cannot be before 33.
+    assert world.rejected[:4] == [1, 2, 4, 5]
+    assert not [index for index in world.rejected if index % 3 == 0]
+    assert world.dispatcher.buffer.rejected == {"zero_spread": len(world.rejected)}
+    assert len(world.rejected) >= 22
+
+
+def test_when_nothing_passes_the_buffer_the_run_stops_and_says_why():
+    """After 8 batches of at least 8 groups: here batches are of 3, so 64 groups."""
+    world = picky(graded(lambda index: (1.0, 1.0) if index % 4 else (0.0, 0.0)))
+    with pytest.raises(ExceptionGroup) as caught:
+        world.run(1)
+    said = str(caught.value.exceptions[0])
+    assert isinstance(caught.value.exceptions[0], RolloutsFailed)
+    assert said.startswith("the buffer rejected the last 64 groups (in all: ")
+    assert "16 zero_spread" in said
+    assert "48 too_easy" in said
+    assert said.endswith(
+        "): the task is too easy or too hard for this policy. Use buffer=fifo or other examples"
+    )
+    assert len(world.rejected) == 63  # and the last one, of which nobody was told
+
+
+def test_one_group_in_64_that_passes_keeps_the_run_alive():
+    world = picky(graded(lambda index: (0.0, float(index % 60 == 0))))
+    run_virtually(_batches(world, 1))
+
+    assert len(world.rejected) > 64
 
 
 def test_what_a_group_raises_ends_the_run():

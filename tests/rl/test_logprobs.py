@@ -88,6 +88,32 @@ def test_logprobs_entropies_and_gradients_are_those_of_plain_log_softmax(
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("chunk", [1, 4, 7, 1000])
+def test_entropies_carry_the_gradient_of_plain_log_softmax_where_wanted(model, rows, chunk):
+    token_ids, mask = stacked(rows, 3)
+    module = PolicyModule(model, chunk=chunk, entropy_gradient=True)
+    logprobs, entropies = module(token_ids, mask, 0.6)
+    expected, expected_entropies = plain(model, rows, 0.6)
+    torch.testing.assert_close(entropies, expected_entropies, rtol=1e-12, atol=1e-12)
+    weights = weights_of(len(expected))
+    alone = gradients(model, (weights * entropies).sum() + 0 * logprobs.sum())
+    wanted = gradients(model, (weights * expected_entropies).sum())
+    assert max(float(gradient.abs().max()) for gradient in wanted.values()) > 0.01
+    torch.testing.assert_close(alone, wanted, rtol=1e-12, atol=1e-12)
+    # Both at once, as the objective has them.
+    logprobs, entropies = module(token_ids, mask, 0.6)
+    expected, expected_entropies = plain(model, rows, 0.6)
+    both = gradients(model, (weights * logprobs - 0.3 * entropies).sum())
+    wanted = gradients(model, (weights * expected - 0.3 * expected_entropies).sum())
+    torch.testing.assert_close(both, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_without_gradient_at_all_wanted_entropies_have_none(model, rows):
+    with torch.no_grad():
+        _, entropies = PolicyModule(model, chunk=4, entropy_gradient=True)(*stacked(rows), 1.0)
+    assert not entropies.requires_grad
+
+
 def test_the_order_of_rows_only_orders_the_result(model, rows):
     order = [3, 1, 0, 2]
     module = PolicyModule(model, chunk=3)

@@ -11,10 +11,10 @@ import torch
 import yaml
 
 from losses import aggregation
-from losses.cispo import cispo
-from losses.gspo import gspo
-from losses.ppo_clip import ppo_clip
-from losses.tokens import TokenLoss
+from losses.correction import tis_sequence
+from losses.kl import k3
+from rl.config import build
+from rl.kl import KLPenalty
 from rl.logprobs import PolicyModule
 from rl.objective import Batch, Objective
 from rl.plan import plan, weigh
@@ -29,19 +29,55 @@ AGGREGATIONS = {
     "constant_length": partial(aggregation.constant_length, length=17),
     "prompt_mean": aggregation.prompt_mean,
 }
-LOSSES = {"cispo": cispo, "ppo_clip": ppo_clip, "gspo": gspo}
-COMBINATIONS = [
-    *((loss, name) for loss in ("cispo", "ppo_clip") for name in AGGREGATIONS),
-    ("gspo", "sequence_mean"),
-]
+SHIPPED = {path.stem: path for path in (CONF / "loss").glob("*.yaml")}
 SPLITS = [(1, 10_000), (1, 60), (1, 1), (2, 45), (3, 30), (3, 1)]  # ranks, tokens_per_micro_batch
+
+
+def node(name):
+    return yaml.safe_load(SHIPPED[name].read_text())
 
 
 def shipped(name):
     """The loss with the knobs of its YAML."""
-    node = yaml.safe_load((CONF / f"loss/{name}.yaml").read_text())
-    knobs = {k: v for k, v in node.items() if k not in ("_target_", "defaults")}
-    return partial(LOSSES[name], **knobs)
+    return build({key: value for key, value in node(name).items() if key != "defaults"})
+
+
+def own_aggregation(name):
+    (found,) = (
+        v
+        for d in node(name)["defaults"]
+        if d != "_self_"
+        for k, v in d.items()
+        if k.startswith("override /aggregation")
+    )
+    return found
+
+
+def everything(loss, tokens, entropies):
+    """tis_sequence on the loss of one row, beta 0.3 times k3, less 0.2 times the entropy."""
+    weight = (tokens.old_logprobs - tokens.rollout_logprobs).sum().exp().clamp(max=1.05)
+    k1 = tokens.logprobs - tokens.ref_logprobs
+    return weight * loss + 0.3 * ((-k1).exp() + k1 - 1) - 0.2 * entropies
+
+
+COMPOSED = {
+    "correction": partial(tis_sequence, cap=1.05),
+    "kl": KLPenalty(estimator=k3, beta=9.0, place="loss", target_kl=None),
+    "entropy_bonus": 0.2,
+}
+# One loss for each function and aggregation: ppo_clip is shipped under several names.
+OWN = {(node(loss)["_target_"], own_aggregation(loss)): loss for loss in sorted(SHIPPED)}
+CROSSED = ("cispo", "ppo_clip")
+COMBINATIONS = [
+    *((loss, name, "alone") for loss in CROSSED for name in AGGREGATIONS),
+    *(
+        (loss, name, "alone")
+        for (_, name), loss in OWN.items()
+        if node(loss)["_target_"] not in {node(crossed)["_target_"] for crossed in CROSSED}
+    ),
+    ("ppo_clip", "token_mean", "composed"),
+    ("cispo", "sequence_mean", "composed"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -55,16 +91,16 @@ def groups(model):
     return tiny_policy.groups(model)
 
 
-def in_parts(model, rows, token_loss, *, ranks, budget):
+def in_parts(model, rows, objective, *, old, ranks, budget):
     """Value and gradient, summed over micro-batches and ranks by hand."""
-    module, objective = PolicyModule(model, chunk=7), Objective(token_loss)
+    module = PolicyModule(model, chunk=7, entropy_gradient=objective.entropy_bonus != 0)
     model.zero_grad()
     total, count = 0.0, 0
     shares = plan(rows, step=0, ranks=ranks, tokens_per_micro_batch=budget, metrics={})
     for micro in (micro for share in shares for micro in share.micro_batches):
-        batch = Batch.of(micro, torch.device("cpu"))
+        batch = tiny_policy.filled(Batch.of(micro, torch.device("cpu")), old=old)
         logprobs, entropies = module(batch.token_ids, batch.mask, tiny_policy.TEMPERATURE)
-        value, metrics = objective(batch, logprobs, entropies)
+        value, metrics = objective(batch, logprobs, entropies, 0.3)
         value.backward()
         total += float(value.detach())
         count += 1
@@ -73,56 +109,27 @@ def in_parts(model, rows, token_loss, *, ranks, budget):
     return total, gradient, count
 
 
-@pytest.mark.parametrize(("loss", "weights"), COMBINATIONS)
-def test_value_and_gradient_are_the_same_for_every_split_and_order(model, groups, loss, weights):
+@pytest.mark.parametrize(("loss", "weights", "how"), COMBINATIONS)
+def test_value_and_gradient_are_the_same_for_every_split_and_order(
+    model, groups, loss, weights, how
+):
+    composed = how == "composed"
+    objective = Objective(shipped(loss), **(COMPOSED if composed else {}))
     rows = weigh(groups, AGGREGATIONS[weights])
-    value, gradient = tiny_policy.reference(model, rows, shipped(loss))
+    extras = (everything, tiny_policy.fixed_old(rows)) if composed else (None, None)
+    value, gradient = tiny_policy.reference(model, rows, shipped(loss), extras[0], old=extras[1])
     assert tiny_policy.flat(gradient).norm() > 0.01
     counts = set()
     for seed, (ranks, budget) in enumerate(SPLITS):
         shuffled = random.Random(seed).sample(groups, len(groups))
         rows = weigh(shuffled, AGGREGATIONS[weights])
-        total, found, count = in_parts(model, rows, shipped(loss), ranks=ranks, budget=budget)
+        total, found, count = in_parts(
+            model, rows, objective, old=composed, ranks=ranks, budget=budget
+        )
         assert total == pytest.approx(value, rel=1e-12, abs=1e-12)
         torch.testing.assert_close(found, gradient, rtol=1e-12, atol=1e-12)
         counts.add(count)
     assert len(counts) > 3
-
-
-def test_two_rows_by_hand():
-    """Weights 0.5 and 0.25, advantages 2 and -4, loss = -advantage * logprob."""
-    micro = MicroBatch(
-        token_ids=np.array([[1, 2, 3], [4, 5, 0]], np.int32),
-        completion_mask=np.array([[False, True, True], [False, True, False]]),
-        rollout_logprobs=np.array([[0, -1, -2], [0, -3, 0]], np.float32),
-        advantages=np.array([2, -4], np.float32),
-        token_weights=np.array([0.5, 0.25], np.float32),
-        token_versions=np.array([[-1, 6, 7], [-1, 7, -1]], np.int32),
-        rollout_ids=np.array([4, 2], np.int32),
-    )
-    batch = Batch.of(micro, torch.device("cpu"))
-    assert batch.token_versions.tolist() == [6, 7, 7]
-    assert batch.sequence_ids.tolist() == [0, 0, 1]
-    assert batch.rollout_ids.tolist() == [4, 4, 2]
-    logprobs = torch.tensor([-1.0, -1.0, -2.0], requires_grad=True)
-    seen = []
-
-    def reinforce(tokens):
-        seen.append(tokens)
-        return TokenLoss(-tokens.advantages * tokens.logprobs, {"ones": torch.ones(3)})
-
-    value, metrics = Objective(reinforce)(batch, logprobs, torch.zeros(3))
-    value.backward()
-    # 0.5 * 2 * 1 + 0.5 * 2 * 1 + 0.25 * -4 * 2
-    assert value.item() == 0.0
-    assert logprobs.grad.tolist() == [-1.0, -1.0, 1.0]
-    assert seen[0].num_sequences == 2
-    assert seen[0].rollout_logprobs.tolist() == [-1.0, -2.0, -3.0]
-    assert metrics["ones"].tolist() == [1, 1, 1]
-    assert metrics["ratio_clamped"].tolist() == [0, 0, 0]
-    # k3 of log(pi / mu) = 0, 1, 1: e - 1 - 1
-    expected = torch.tensor([0.0, np.e - 2, np.e - 2], dtype=torch.float32)
-    torch.testing.assert_close(metrics["kl_to_rollout"], expected)
 
 
 def test_numbers_outside_of_the_completion_reach_neither_value_nor_gradient(model, groups):

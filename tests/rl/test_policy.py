@@ -3,6 +3,7 @@
 import pytest
 import torch
 from policy_worker import BUDGETS, GRADIENTS, RATE, STEPS, measurements
+from update_cases import UPDATE_MODES
 
 torch.set_num_threads(1)
 
@@ -127,3 +128,46 @@ def test_muon_goes_on_after_a_checkpoint_and_after_a_batch_that_is_not_finite(ra
     assert found["loaded"]
     assert found["skipped"] == [1, True]
     assert found["next"]
+
+
+around = pytest.mark.parametrize(
+    ("ranks", "mode"), [(ranks, mode) for ranks in (1, 2) for mode in UPDATE_MODES[ranks]]
+)
+
+
+@around
+def test_several_updates_of_a_batch_are_plain_steps_with_the_old_logprobs_fixed(ranks, mode):
+    found = measurements(ranks)[f"around {mode}"]["several"]
+    assert found["steps"] == 3
+    assert found["error"] < 1e-5
+    for name in ("losses", "norms", "mismatch"):
+        expected, reported = found[name]
+        assert reported == pytest.approx(expected, rel=1e-5)
+
+
+@around
+def test_a_step_with_divergence_and_entropy_is_that_of_plain_torch(ranks, mode):
+    found = measurements(ranks)[f"around {mode}"]["pulled"]
+    assert found["error"] < 1e-5
+    assert found["matters"] > 0.1  # without the two terms the step would be another one
+    assert found["loss"] == pytest.approx(found["value"], rel=1e-5)
+
+
+@around
+def test_a_penalty_in_the_reward_finds_every_rank_s_part_of_a_rollout(ranks, mode):
+    found = measurements(ranks)[f"around {mode}"]["penalty"]
+    assert found["error"] < 1e-5
+    assert found["mean"][1] == pytest.approx(found["mean"][0], rel=1e-5)
+    assert found["old"] == 0  # for the penalty alone, one update keeps the sampler as its anchor
+
+
+def test_an_adaptive_beta_and_a_moving_reference_survive_a_checkpoint():
+    """The divergence stays far below its target: beta falls by the most, two percent a step."""
+    found = measurements(1)["learner"]
+    assert 0 < found["divergence"] < 0.04
+    assert found["betas"] == pytest.approx([0.05, 0.05 * 0.98, 0.05 * 0.98**2], rel=1e-12)
+    assert found["different"] == []
+
+
+def test_where_nothing_reads_a_reference_none_is_loaded():
+    assert measurements(1)["learner"]["bare"] == [True]

@@ -1,10 +1,14 @@
 """A policy of 35 thousand parameters, batches for it, and the gradient by plain torch.
 
 `reference` knows nothing of chunks, padding, plans or ranks: row after row, the logits of the whole
-row, log_softmax, the token loss, times the token weight.
+row, log_softmax, the token loss and what `terms` makes of it, times the token weight.
+
+Reference logprobs, and old ones where no policy gives them, are a function of the token and its
+rollout logprob (`fixed`), so that they are the same however a batch is split.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from envs.protocol import Example, StopReason
 from losses.tokens import TokenLoss, Tokens
+from rl.objective import Batch
 from rl.plan import Aggregation, WeightedRow, weigh
 from rl.records import Credit, Group, Rollout
 from rl.records import Sequence as Row
@@ -96,13 +101,56 @@ def _row_logprobs(model: PreTrainedModel, token_ids: Tensor) -> Tensor:
     return torch.cat([own.new_zeros(1), own])
 
 
+def fixed(token_ids: Tensor, rollout_logprobs: Tensor) -> tuple[Tensor, Tensor]:
+    """Old and reference logprobs [N] of tokens [N]."""
+    return (
+        rollout_logprobs + 0.1 * torch.sin(token_ids.double()).to(rollout_logprobs),
+        rollout_logprobs + 0.5 * torch.cos(token_ids.double()).to(rollout_logprobs),
+    )
+
+
+def filled(batch: Batch, *, old: bool, dtype: torch.dtype = torch.float64) -> Batch:
+    """With reference logprobs, and with old ones if wanted."""
+    old_logprobs, ref = fixed(batch.token_ids[batch.mask], batch.rollout_logprobs.to(dtype))
+    return replace(batch, old_logprobs=old_logprobs if old else None, ref_logprobs=ref)
+
+
+def fixed_old(rows: Sequence[WeightedRow]) -> list[Tensor]:
+    """Old logprobs [N] of each row, as `filled` has them."""
+    return [fixed(ids, sampled)[0] for ids, sampled in map(completion, rows)]
+
+
+def own(model: PreTrainedModel, rows: Sequence[WeightedRow]) -> list[Tensor]:
+    """The model's own logprobs [N] of each row."""
+    return [
+        _row_logprobs(model, torch.tensor(r.row.token_ids))[torch.tensor(r.row.completion_mask)]
+        for r in rows
+    ]
+
+
+def completion(weighted_row: WeightedRow) -> tuple[Tensor, Tensor]:
+    """Token ids [N] and rollout logprobs [N]."""
+    row = weighted_row.row
+    mask = torch.tensor(row.completion_mask)
+    return torch.tensor(row.token_ids)[mask], torch.tensor(row.rollout_logprobs)[mask].double()
+
+
+Terms = Callable[[Tensor, Tokens, Tensor], Tensor]
+"""(token loss [N], tokens of one row, entropies [N]) -> what is minimised [N]"""
+
+
 def reference(
-    model: PreTrainedModel, rows: Sequence[WeightedRow], token_loss: Callable[[Tokens], TokenLoss]
+    model: PreTrainedModel,
+    rows: Sequence[WeightedRow],
+    token_loss: Callable[[Tokens], TokenLoss],
+    terms: Terms | None = None,
+    *,
+    old: Sequence[Tensor] | None = None,
 ) -> tuple[float, dict[str, Tensor]]:
-    """Value and gradient by name of the whole batch."""
+    """Value and gradient by name of the whole batch; `old`: old logprobs [N] of each row."""
     model.zero_grad()
     total = 0.0
-    for weighted_row in rows:
+    for i, weighted_row in enumerate(rows):
         row = weighted_row.row
         mask = torch.tensor(row.completion_mask)
         if not mask.any():
@@ -111,14 +159,20 @@ def reference(
         logits = model(input_ids=token_ids[None], use_cache=False).logits[0, :-1]
         logprobs = torch.log_softmax(logits / TEMPERATURE, -1)
         own = logprobs.gather(-1, token_ids[1:, None])[:, 0][mask[1:]]
+        sampled = torch.tensor(row.rollout_logprobs)[mask].to(own.dtype)
         tokens = Tokens(
             logprobs=own,
-            rollout_logprobs=torch.tensor(row.rollout_logprobs)[mask].to(own.dtype),
+            rollout_logprobs=sampled,
             advantages=torch.full_like(own, float(np.float32(weighted_row.advantage))),
             sequence_ids=torch.zeros(len(own), dtype=torch.int64),
             num_sequences=1,
+            old_logprobs=old[i] if old else None,
+            ref_logprobs=fixed(token_ids[mask], sampled)[1],
         )
-        value = (float(np.float32(weighted_row.token_weight)) * token_loss(tokens).loss).sum()
+        loss = token_loss(tokens).loss
+        if terms:
+            loss = terms(loss, tokens, -(logprobs.exp() * logprobs).sum(-1)[mask[1:]])
+        value = (float(np.float32(weighted_row.token_weight)) * loss).sum()
         value.backward()
         total += float(value.detach())
     gradient = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
