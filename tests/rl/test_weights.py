@@ -44,7 +44,7 @@ class Listener(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(answer)
 
-    def log_message(self, *arguments):
+    def log_message(self, format, *args):
         pass
 
     def address_string(self):
