@@ -34,7 +34,7 @@ PAGE = REPO / "docs" / "compositions.md"
 STEPS = 3
 SMALL = (
     *("batch_size=32", "group_size=4", f"max_steps={STEPS}", "optim.warmup_steps=0"),
-    *("model.warm_start=null", "model.dtype=float32", "trainer.num_threads=2"),
+    *("model.warm_start=null", "model.dtype=float32", "trainer.num_threads=1"),
 )
 # What a choice cannot be composed without.
 COMPANIONS = {
@@ -161,6 +161,7 @@ def _shown(choice: tuple[str, str]) -> str:
 def start_alone(folder: Path) -> Ranks:
     """Join a world of one rank on CPU."""
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", DS_ACCELERATOR="cpu")
+    torch.set_num_threads(1)  # small matrices, and two threads that wait for each other are slower
     return Ranks.join(folder / "rendezvous", 60.0)
 
 
@@ -171,7 +172,6 @@ def main() -> None:
     failed: list[Pair] = []
     with tempfile.TemporaryDirectory() as name:
         ranks = start_alone(Path(name))
-        torch.set_num_threads(2)
         playground = Playground(Path(name), ranks)
         for number, row in enumerate(covering.rows):
             began = time.monotonic()

@@ -30,7 +30,7 @@ from rl.sampler import render
 from rl.tokenizer import load_renderer
 
 _WARM_STEPS = 90
-_MOST_GROUPS = 200  # tried for one batch
+_MOST_GROUPS = 240  # tried for one batch
 
 
 class Playground:
@@ -51,7 +51,7 @@ class Playground:
         overrides = [
             *("loss=sft", "sampler=demonstrations", "model.warm_start=null", "model.dtype=float32"),
             *("batch_size=64", "group_size=1", f"max_steps={_WARM_STEPS}"),
-            *("optim.learning_rate=3e-3", "trainer.num_threads=2", "run_name=taught"),
+            *("optim.learning_rate=3e-3", "trainer.num_threads=1", "run_name=taught"),
         ]
         run = replace(Run(**compose(overrides)), env=env)
         layout = Layout(folder / "run")
@@ -82,17 +82,23 @@ class Playground:
             build(run.truncation), build(run.reward)(), build(run.advantage), env.reward_weights
         )
         order = ExampleOrder(env.examples("train"), run.seed)
-        for tried in range(_MOST_GROUPS):
-            index = step * _MOST_GROUPS + tried
+        for first in range(0, _MOST_GROUPS, run.groups_per_step):
+            indices = [step * _MOST_GROUPS + first + i for i in range(run.groups_per_step)]
             if sampler.uses_engine:
-                rollouts = self._sampled(run, learner, env, renderer, order[index], step)
+                torch.manual_seed(run.seed + indices[0])
+                played = play(run, learner, env, renderer, [order[i] for i in indices], step)
             else:
-                rng = Random(f"{run.seed}:{index}")
-                rollouts = sampler.group(env, renderer, rng, run.group_size, run.max_seq_len)
-            buffer.add(Group(index, order[index], step, rollouts, credit(rollouts)))
-            if len(buffer) == run.groups_per_step:
+                played = [
+                    sampler.group(
+                        env, renderer, Random(f"{run.seed}:{i}"), run.group_size, run.max_seq_len
+                    )
+                    for i in indices
+                ]
+            for index, rollouts in zip(indices, played, strict=True):
+                buffer.add(Group(index, order[index], step, tuple(rollouts), credit(rollouts)))
+            if len(buffer) >= run.groups_per_step:
                 break
-        groups = buffer.draw(step, run.groups_per_step, 0, [])
+        groups = buffer.draw(step, run.groups_per_step, _MOST_GROUPS, [])
         assert groups, f"{_MOST_GROUPS} groups, rejected: {dict(buffer.rejected)}"
         rewards, group_ids = rewards_of(groups)
         (share,) = plan(
@@ -104,52 +110,72 @@ class Playground:
         )
         return replace(share, rewards=rewards, group_ids=group_ids)
 
-    def _sampled(
-        self,
-        run: Run,
-        learner: Learner,
-        env: Environment,
-        renderer: Renderer,
-        example: Example,
-        step: int,
-    ) -> tuple[Rollout, ...]:
-        prompt = render(renderer, example.messages)
-        stops = set(renderer.get_stop_token_ids())
-        limit = run.sampler["max_tokens"]
-        torch.manual_seed(run.seed * 7919 + example.id)
-        said = sample(learner, prompt, run.group_size, limit, stops, run.sampler["temperature"])
-        return tuple(
-            _rollout(
-                env, renderer, example, prompt, tokens, logprobs, step, tokens[-1] not in stops
-            )
-            for tokens, logprobs in said
+
+def play(
+    run: Run,
+    learner: Learner,
+    env: Environment,
+    renderer: Renderer,
+    examples: list[Example],
+    step: int,
+) -> list[list[Rollout]]:
+    """Return a group of rollouts of each example, all generated together."""
+    prompts = [render(renderer, example.messages) for example in examples]
+    stops = renderer.get_stop_token_ids()
+    said = sample(
+        learner.policy.engine.module.model,
+        [prompt for prompt in prompts for _ in range(run.group_size)],
+        run.sampler["max_tokens"],
+        stops,
+        run.sampler["temperature"],
+    )
+    rollouts = [
+        _rollout(
+            env,
+            renderer,
+            examples[i // run.group_size],
+            prompts[i // run.group_size],
+            tokens,
+            logprobs,
+            step,
+            tokens[-1] not in stops,
         )
+        for i, (tokens, logprobs) in enumerate(said)
+    ]
+    return [rollouts[i : i + run.group_size] for i in range(0, len(rollouts), run.group_size)]
 
 
 @torch.no_grad()
 def sample(
-    learner: Learner, prompt: list[int], n: int, limit: int, stops: set[int], temperature: float
+    model: Any, prompts: list[list[int]], limit: int, stops: list[int], temperature: float
 ) -> list[tuple[list[int], list[float]]]:
-    """Return n completions of a prompt and their logprobs, each at most `limit` tokens long."""
-    model = learner.policy.engine.module.model.eval()
-    ids = torch.tensor([prompt] * n)
-    drawn: list[tuple[list[int], list[float]]] = [([], []) for _ in range(n)]
-    alive = set(range(n))
-    for _ in range(limit):
-        logits = model(input_ids=ids).logits[:, -1].float() / temperature
-        logprobs = logits.log_softmax(-1)
-        chosen = torch.multinomial(logprobs.exp(), 1)
-        for i in list(alive):
-            token = int(chosen[i])
-            drawn[i][0].append(token)
-            drawn[i][1].append(float(logprobs[i, token]))
-            if token in stops:
-                alive.remove(i)
-        if not alive:
-            break
-        ids = torch.cat([ids, chosen], 1)
+    """Return a completion of each prompt, at most `limit` tokens long, and its logprobs."""
+    width = max(map(len, prompts))
+    ids = torch.tensor([[stops[0]] * (width - len(p)) + p for p in prompts])  # [B, width]
+    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+    model.eval()
+    made = model.generate(
+        input_ids=ids,
+        attention_mask=mask,
+        do_sample=True,
+        temperature=temperature,
+        top_k=0,
+        top_p=1.0,
+        max_new_tokens=limit,
+        eos_token_id=stops,
+        pad_token_id=stops[0],
+        return_dict_in_generate=True,
+        output_logits=True,
+    )
     model.train()
-    return drawn
+    scores = (torch.stack(made.logits, 1).float() / temperature).log_softmax(-1)  # [B, new, V]
+    new = made.sequences[:, width:]
+    chosen = scores.gather(-1, new.unsqueeze(-1)).squeeze(-1)  # [B, new]
+    found = []
+    for tokens, logprobs in zip(new.tolist(), chosen.tolist(), strict=True):
+        end = next((i + 1 for i, token in enumerate(tokens) if token in stops), len(tokens))
+        found.append((tokens[:end], logprobs[:end]))
+    return found
 
 
 def _rollout(

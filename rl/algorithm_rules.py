@@ -6,6 +6,7 @@ becomes of rewards before they are advantages.
 
 import ast
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from typing import Any
 
 from rl.ranges import value_of
@@ -86,7 +87,13 @@ def needs_reference(config: Config) -> bool:
 def _reads(target: str, attributes: set[str]) -> bool:
     module = source(target.rpartition(".")[0])
     assert module, "the target was found before"
-    return any(isinstance(n, ast.Attribute) and n.attr in attributes for n in ast.walk(module.tree))
+    return bool(_attributes(module.tree) & attributes)
+
+
+@cache
+def _attributes(tree: ast.AST) -> frozenset[str]:
+    """Every name that follows a dot."""
+    return frozenset(node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute))
 
 
 def reference(config: Config) -> Iterator[str]:

@@ -106,7 +106,7 @@ class Run:
 
     @property
     def groups_per_step(self) -> int:
-        """Examples per optimizer step."""
+        """Examples per batch."""
         return self.batch_size // self.group_size
 
     @classmethod

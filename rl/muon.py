@@ -19,12 +19,15 @@ from torch.optim import AdamW, Muon, Optimizer
 class MuonAndAdamW(Optimizer):
     """What DeepSpeed, checkpoints and the schedule see: one list of groups, one state."""
 
-    def __init__(self, muon: Muon, adamw: AdamW) -> None:
-        self._parts: dict[str, Optimizer] = {"muon": muon, "adamw": adamw}
+    def __init__(self, muon: Muon, adamw: AdamW | None) -> None:
+        """`adamw`: None where nothing but hidden matrices is trained (LoRA)."""
+        self._parts: dict[str, Optimizer] = {"muon": muon}
+        if adamw is not None:
+            self._parts["adamw"] = adamw
         for name, part in self._parts.items():
             for group in part.param_groups:
                 group["part"] = name
-        super().__init__([*muon.param_groups, *adamw.param_groups], {})
+        super().__init__([g for part in self._parts.values() for g in part.param_groups], {})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:

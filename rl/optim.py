@@ -113,6 +113,8 @@ class Muon(AdamW):
             ns_steps=self.ns_steps,
             adjust_lr_fn="match_rms_adamw",
         )
+        if not rest:
+            return MuonAndAdamW(muon, None)
         adamw = super().optimizer(rest)
         assert isinstance(adamw, torch.optim.AdamW)
         for group in adamw.param_groups:

@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 
 CONF = Path(__file__).parents[2] / "conf"
 OWN_GROUPS = ("loss", "advantage", "aggregation")
+GROUPS = (*OWN_GROUPS, "sampler", "buffer", "truncation", "kl", "reference")
 FILES = sorted(path for group in OWN_GROUPS for path in (CONF / group).glob("*.yaml"))
 
 # loss: function, advantage, aggregation
@@ -19,40 +20,25 @@ ALGORITHMS = {
     "cispo": ("cispo", "group_mean", "token_mean"),
     "grpo": ("ppo_clip", "group_zscore", "sequence_mean"),
     "dr_grpo": ("ppo_clip", "group_mean", "constant_length"),
+    "dapo": ("ppo_clip", "group_zscore", "token_mean"),
     "ppo_clip": ("ppo_clip", "group_zscore", "token_mean"),
+    "ppo_clip_kl": ("ppo_clip", "group_zscore", "token_mean"),
     "gspo": ("gspo", "group_zscore", "sequence_mean"),
     "sapo": ("sapo", "group_zscore", "sequence_mean"),
     "rloo": ("reinforce", "rloo", "token_mean"),
     "reinforce": ("reinforce", "group_mean", "token_mean"),
     "masked_is": ("masked_is", "group_mean", "token_mean"),
     "dppo": ("dppo", "group_mean", "token_mean"),
+    "distill": ("distill", "none", "token_mean"),
     "sft": ("cross_entropy", "none", "token_mean"),
 }
 
 
-@pytest.fixture(scope="module")
-def primary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A primary config of these three groups alone, in the order that train.yaml must keep."""
-    folder = tmp_path_factory.mktemp("primary")
-    config = {
-        "defaults": [
-            {"advantage": "group_mean"},
-            {"aggregation": "token_mean"},
-            {"loss": "cispo"},
-            "_self_",
-        ],
-        "max_seq_len": 512,
-        "hydra": {"searchpath": [f"file://{CONF}"]},
-    }
-    (folder / "three_groups.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
-    return folder
-
-
-def composed(primary: Path, *overrides: str) -> dict[str, Any]:
-    with initialize_config_dir(str(primary), version_base="1.3"):
-        config = OmegaConf.to_container(compose("three_groups", list(overrides)), resolve=True)
-    assert isinstance(config, dict)
-    return {str(key): value for key, value in config.items()}
+def composed(*overrides: str) -> dict[str, Any]:
+    """The groups that belong to an algorithm, of the shipped primary config."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("train", list(overrides))
+        return {g: OmegaConf.to_container(config[g], resolve=True) for g in GROUPS}
 
 
 def names(config: dict[str, Any]) -> tuple[str, ...]:
@@ -81,20 +67,32 @@ def test_a_yaml_says_what_it_is_and_what_each_knob_does(path: Path) -> None:
 
 
 @pytest.mark.parametrize("loss", ALGORITHMS)
-def test_a_loss_brings_its_advantage_and_aggregation(primary: Path, loss: str) -> None:
-    assert names(composed(primary, f"loss={loss}")) == ALGORITHMS[loss]
+def test_a_loss_brings_its_advantage_and_aggregation(loss: str) -> None:
+    assert names(composed(f"loss={loss}", "++reference.path=teacher")) == ALGORITHMS[loss]
 
 
-def test_the_command_line_wins_over_the_companions_of_a_loss(primary: Path) -> None:
-    config = composed(primary, "loss=grpo", "advantage=rloo")
+def test_some_losses_bring_more() -> None:
+    dapo, kl = composed("loss=dapo"), composed("loss=ppo_clip_kl")["kl"]
+    assert dapo["buffer"]["_target_"] == "rl.buffer.DifficultyBuffer"
+    assert dapo["truncation"]["_target_"] == "rl.truncation.penalty"
+    assert dapo["loss"]["clip_high"] == 0.28
+    assert kl["beta"] > 0
+    assert kl["target_kl"] > 0
+    for loss in ("reinforce", "rloo", "distill"):  # on-policy: nothing in them corrects staleness
+        assert composed(f"loss={loss}", "++reference.path=t")["sampler"]["max_staleness"] == 0
+    assert composed("loss=cispo")["sampler"]["max_staleness"] == 1
+
+
+def test_the_command_line_wins_over_the_companions_of_a_loss() -> None:
+    config = composed("loss=grpo", "advantage=rloo")
     assert names(config) == ("ppo_clip", "rloo", "sequence_mean")
-    config = composed(primary, "aggregation=token_mean", "loss=grpo", "advantage.epsilon=0.5")
+    config = composed("aggregation=token_mean", "loss=grpo", "advantage.epsilon=0.5")
     assert names(config) == ("ppo_clip", "group_zscore", "token_mean")
     assert config["advantage"]["epsilon"] == 0.5
-    assert composed(primary, "loss=dr_grpo")["aggregation"]["length"] == 512
+    assert composed("loss=dr_grpo")["aggregation"]["length"] == 256
 
 
-def test_shipped_bounds_are_the_published_ones(primary: Path) -> None:
+def test_shipped_bounds_are_the_published_ones() -> None:
     published = {  # CISPO's are absolute: a cap of 0.2 or 1.2 is the field's most repeated mistake
         "cispo": {"clip_low": 0.0, "clip_high": 5.0},
         "grpo": {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None},
@@ -104,5 +102,5 @@ def test_shipped_bounds_are_the_published_ones(primary: Path) -> None:
         "dppo": {"delta_low": 0.2, "delta_high": 0.2, "tau": 1e-3},
     }
     for loss, knobs in published.items():
-        node = composed(primary, f"loss={loss}")["loss"]
+        node = composed(f"loss={loss}", "++reference.path=teacher")["loss"]
         assert {key: value for key, value in node.items() if key != "_target_"} == knobs

@@ -21,7 +21,7 @@ from rl.pretrained import ALLOW, IGNORE, PretrainedModel
 
 ROOT = Path(__file__).parents[2]
 CONF = yaml.safe_load((ROOT / "conf/model/hf.yaml").read_text())
-KNOBS = {key: value for key, value in CONF.items() if key != "_target_"}
+KNOBS = {key: value for key, value in CONF.items() if key not in ("_target_", "defaults")}
 
 
 def model(path, **changes):
