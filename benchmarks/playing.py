@@ -29,7 +29,7 @@ from rl.records import Group, RankBatch, Rollout, Sequence
 from rl.sampler import render
 from rl.tokenizer import load_renderer
 
-_WARM_STEPS = 90
+_WARM_STEPS, _TEACHER_STEPS = 50, 60
 _MOST_GROUPS = 240  # tried for one batch
 
 
@@ -50,7 +50,7 @@ class Playground:
     def _teach(self, env: dict[str, Any], folder: Path) -> Path:
         overrides = [
             *("loss=sft", "sampler=demonstrations", "model.warm_start=null", "model.dtype=float32"),
-            *("batch_size=64", "group_size=1", f"max_steps={_WARM_STEPS}"),
+            *("batch_size=64", "group_size=1", f"max_steps={_TEACHER_STEPS}"),
             *("optim.learning_rate=3e-3", "trainer.num_threads=1", "run_name=taught"),
         ]
         run = replace(Run(**compose(overrides)), env=env)
@@ -60,10 +60,16 @@ class Playground:
         self._models[env["_target_"].rpartition(".")[2]] = untaught
         layout.set_model(untaught)
         learner = Learner(run, layout, self._ranks)
-        for step in range(_WARM_STEPS):
+        for step in range(_TEACHER_STEPS):
+            if step == _WARM_STEPS:
+                learner.policy.export(folder / "taught", untaught)
             learner.update(self.batch(run, learner, step))
-        learner.policy.export(folder / "taught", untaught)
+        learner.policy.export(folder / "teacher", untaught)
         return folder / "taught"
+
+    def teacher(self, env: dict[str, Any]) -> Path:
+        """The folder of a model that was taught somewhat longer."""
+        return self.model(env).with_name("teacher")
 
     def transcripts(self, env: dict[str, Any]) -> Path:
         """A file of conversations in this environment."""

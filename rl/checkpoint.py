@@ -8,12 +8,14 @@ checkpoints/step_000100/
 """
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
+from rl.failure import RunFailed
 from rl.layout import Layout
 from rl.learner import Learner
 
@@ -37,6 +39,9 @@ def save_checkpoint(
         model: folder the run's model came from, for its tokenizer files.
         keep: complete checkpoints that stay.
 
+    Raises:
+        RunFailed: it could not be written; what was there before still is.
+
     """
     final = layout.checkpoint(step)
     aside = final.with_name(f".{final.name}.incomplete")
@@ -45,8 +50,16 @@ def save_checkpoint(
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
     dist.barrier()
-    learner.save(aside)
-    learner.policy.export(aside / "hf", model)
+    try:
+        learner.save(aside)
+        learner.policy.export(aside / "hf", model)
+    except (OSError, RuntimeError) as error:  # torch says RuntimeError where a disk is full
+        _clear(aside)  # room for saying so
+        free = shutil.disk_usage(layout.folder).free / 2**20
+        raise RunFailed(
+            f"the checkpoint of step {step} could not be written ({error}); without it "
+            f"{free:,.0f} MiB are free at {layout.folder}. Make room and go on with resume=true"
+        ) from error
     dist.barrier()
     if first:
         state = {"step": step, "rollouts": rollouts}
@@ -58,6 +71,14 @@ def save_checkpoint(
             _delete(old)
     dist.barrier()
     return final
+
+
+def _clear(folder: Path) -> None:
+    """Give the space back at once, even that of files which the failed writer still holds open."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            os.truncate(path, 0)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _delete(checkpoint: Path) -> None:

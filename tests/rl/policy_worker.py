@@ -456,6 +456,7 @@ class Cases:
 
     def checkpoints(self) -> dict[str, Any]:
         from rl.checkpoint import save_checkpoint
+        from rl.failure import RunFailed
         from rl.layout import Layout
 
         layout = Layout(self.folder / "run")
@@ -475,8 +476,9 @@ class Cases:
         try:
             failing = _learner(_failing(policy))
             save_checkpoint(failing, layout, step=11, rollouts={}, model=source, keep=2)
-        except OSError as error:
+        except RunFailed as error:
             result["failed"] = str(error)
+            result["left behind"] = [p.name for p in layout.checkpoints.glob(".*")]
         result["complete after failure"] = [path.name for path in layout.complete_checkpoints()]
         save(11)
         save(11, rollouts={"next": "again"})
