@@ -115,6 +115,11 @@ def reference(config: Config) -> Iterator[str]:
             f"{loss} learns from a teacher, and reference=initial is the policy itself: use "
             "reference=model reference.path=<the teacher>"
         )
+    if node.get("refresh_every") and config["adapter"]["_target_"] == "rl.adapter.LoRA":
+        yield (
+            f"reference.refresh_every={node['refresh_every']} moves the reference, which with "
+            "adapter=lora is the frozen base: set it to 0, or use adapter=none"
+        )
     temperature = value_of(config, "sampler.temperature")
     if kind == "rl.endpoint.Endpoint" and temperature not in (None, 1):
         yield (

@@ -42,6 +42,10 @@ REFUSED: dict[str, tuple[Changes, str]] = {
         {"reference.refresh_every": 10},
         "nothing reads the reference rl.reference.InitialPolicy: add kl.beta=0.01",
     ),
+    "a refresh of the frozen base": (
+        {**KL, "reference.refresh_every": 10, "adapter": chosen("adapter", "lora")},
+        "with adapter=lora is the frozen base: set it to 0, or use adapter=none",
+    ),
     "divergence from nothing": (
         {**KL, **NO_REFERENCE},
         "kl.beta=0.01 needs a reference and reference=none has none: use reference=initial",
