@@ -4,13 +4,11 @@ The loss, what it is averaged over, what its ratios are taken to, what pulls at 
 becomes of rewards before they are advantages.
 """
 
-import ast
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
 from typing import Any
 
 from rl.ranges import value_of
-from rl.signatures import source
+from rl.reads import needs_reference, reads, uses_ratio
 
 Config = Mapping[str, Any]
 
@@ -74,32 +72,10 @@ def loss_and_sampler(config: Config) -> Iterator[str]:
         )
 
 
-def uses_ratio(target: str) -> bool:
-    """Whether a loss reads the probability that its tokens were sampled with."""
-    return _reads(target, {"anchor", "rollout_logprobs", "old_logprobs"})
-
-
-def needs_reference(config: Config) -> bool:
-    """Whether the loss or a penalty reads the logprobs of a reference."""
-    return config["kl"]["beta"] > 0 or _reads(config["loss"]["_target_"], {"ref_logprobs"})
-
-
-def _reads(target: str, attributes: set[str]) -> bool:
-    module = source(target.rpartition(".")[0])
-    assert module, "the target was found before"
-    return bool(_attributes(module.tree) & attributes)
-
-
-@cache
-def _attributes(tree: ast.AST) -> frozenset[str]:
-    """Every name that follows a dot."""
-    return frozenset(node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute))
-
-
 def reference(config: Config) -> Iterator[str]:
     """What reads a reference, and which one it gets."""
     node, loss = config["reference"], config["loss"]["_target_"]
-    kind, teaches = node["_target_"], _reads(loss, {"ref_logprobs"})
+    kind, teaches = node["_target_"], reads(loss, {"ref_logprobs"})
     if not needs_reference(config):
         if kind not in (NO_REFERENCE, INITIAL) or node.get("refresh_every"):
             yield (

@@ -49,9 +49,8 @@ OWNED_BY_US = {
         "seed": "seed",
         "logprobs_mode": "sampler.temperature (logprobs are always those after temperature)",
         "weight_transfer_config": "sync.strategy",
-        "enable_lora": "adapter and sync.strategy",
+        **dict.fromkeys(("enable_lora", "max_loras"), "adapter and sync.strategy"),
         "max_lora_rank": "adapter.rank",
-        "max_loras": "adapter and sync.strategy",
         "lora_target_modules": "adapter.target_modules",
     },
 }

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from rl.algorithm_rules import needs_reference
 from rl.anchors import Anchors
 from rl.config import Run, build
 from rl.kl import KLPenalty
@@ -18,6 +17,7 @@ from rl.loading import load_trained
 from rl.objective import Objective
 from rl.policy import Policy
 from rl.ranks import Ranks
+from rl.reads import needs_reference
 from rl.records import RankBatch
 from rl.reference import Reference, Setting
 

@@ -15,11 +15,11 @@ LONGEST_FILE, LONGEST_ENTRY_POINT = 220, 50
 FLOORS = (
     "adapter blame client failure fingerprint kl layout metrics model_files muon process ranges "
     "ranks reaper records run_folder signatures status strategy token_sums tokenizer wire",
-    "algorithm_rules annotations batches buffer demonstrations logprobs objective optim panel plan "
+    "annotations batches buffer demonstrations logprobs objective optim panel plan reads "
     "rollout_metrics rows runs server truncation vllm_plugin",
-    "credit dispatcher engine pretrained rules sampler screen summary tiny transcripts",
-    "config policy",
-    "reference",
+    "algorithm_rules credit dispatcher engine pretrained sampler screen summary tiny transcripts",
+    "policy rules",
+    "config reference",
     "anchors endpoint hydra_errors loading parts warm_start weights",
     "learner",
     "checkpoint",
