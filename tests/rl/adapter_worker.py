@@ -51,6 +51,7 @@ class AdapterCases(Cases):
 
     saved: tuple[str, ...] = ()
     dropout = 0.0
+    plain = False  # without an adapter, just now
 
     def adapted(self, model: Any, seed: int) -> Any:
         from rl.adapter import LoRA
@@ -67,7 +68,8 @@ class AdapterCases(Cases):
         return model
 
     def model(self, dtype: str, seed: int) -> Any:
-        return self.adapted(super().model(dtype, 0), seed)
+        model = super().model(dtype, 0)
+        return model if self.plain else self.adapted(model, seed)
 
     def everywhere(self, policy: Any) -> dict[str, torch.Tensor]:
         """A copy of what is trained, on every rank."""
@@ -130,8 +132,21 @@ class AdapterCases(Cases):
         norms = [n for n in full if "layernorm" in n or n.endswith("embed_tokens.weight")]
         result["frozen"] = all(torch.equal(full[name], base[name]) for name in norms)
         result["quiet"] = self.quiet(dtype, mode)
+        result["reference"] = self.base_as_reference(policy, dtype, mode)
         self.saved = ()
         return result
+
+    def base_as_reference(self, policy: Any, dtype: str, mode: str) -> dict[str, float]:
+        """Logprobs of a trained policy with its adapter off, against the model it began as."""
+        from rl.objective import Batch
+
+        micro = self.batch(self.rows).micro_batches[0]
+        batch = Batch.of(micro, self.ranks.device)
+        off, on = policy.score(batch, adapter=False), policy.score(batch)
+        self.plain = True
+        base = self.policy(dtype, mode, PlainSteps()).score(batch)
+        self.plain = False
+        return {"base": float((off - base).abs().max()), "policy": float((off - on).abs().max())}
 
     def stored(self, folder: Path) -> int:
         """Elements of model weights in the checkpoint's model file of this rank or rank 0."""

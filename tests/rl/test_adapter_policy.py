@@ -73,3 +73,11 @@ def test_both_exports_have_the_logprobs_of_the_policy(ranks, dtype, mode, saved)
 @kept
 def test_dropout_is_in_the_update_and_not_in_logprobs(ranks, dtype, mode, saved):
     assert measured(ranks, f"{dtype} {mode}")["quiet"] == [True, True]
+
+
+@kept
+def test_with_its_adapter_off_a_trained_policy_is_the_model_it_began_as(ranks, dtype, mode, saved):
+    """So the base is the reference of a divergence, without a second copy."""
+    found = measured(ranks, f"{dtype} {mode}")["reference"]
+    assert found["base"] == 0
+    assert found["policy"] > 0.01

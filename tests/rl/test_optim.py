@@ -215,6 +215,19 @@ def test_three_steps_equal_torchs_two_optimizers_side_by_side():
         assert torch.equal(found, expected)
 
 
+def test_where_only_hidden_matrices_are_trained_muon_steps_alone():
+    """As with an adapter: embeddings, head and norms are frozen."""
+    ours = Language()
+    for name, parameter in ours.named_parameters():
+        parameter.requires_grad_(name in ("wide", "tall"))
+    optimizer = ours.made(learning_rate=0.1)
+    before = ours.wide.detach().clone()
+    ours.set_gradients(0)
+    optimizer.step()
+    assert not torch.equal(ours.wide, before)
+    assert [group["part"] for group in optimizer.param_groups] == ["muon"]
+
+
 def test_the_state_of_both_parts_is_saved_and_loaded():
     straight, resumed = Language(), Language()
     optimizer = straight.made(learning_rate=0.1)
