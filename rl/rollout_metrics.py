@@ -13,6 +13,7 @@ _SPREAD = 1e-6
 def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
     """Return the metrics of the batch that `step` trains; lengths are completion tokens."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
+    credits = [credit for group in groups for credit in group.credits]
     scored = [rollout.reward for rollout in rollouts if rollout.reward is not None]
     lengths = [sum(row.num_completion for row in rollout.sequences) for rollout in rollouts]
     stops = Counter(rollout.stop_reason for rollout in rollouts)
@@ -22,11 +23,13 @@ def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
             named[name].append(value)
     metrics = {
         "train/reward": _mean(scored),
+        "train/shaped_reward": _mean([c.reward for c in credits if c.reward is not None]),
         "rollout/mean_length": _mean(lengths),
         "rollout/max_length": max(lengths, default=0),
         "rollout/turns": _mean([rollout.turns for rollout in rollouts]),
         "rollout/generation_time": _mean([rollout.generation_time for rollout in rollouts]),
         "rollout/truncated": _mean([rollout.stop_reason.truncated for rollout in rollouts]),
+        "rollout/untrained": _mean([not credit.trains for credit in credits]),
         "rollout/errors": _mean([rollout.reward is None for rollout in rollouts]),
         "rollout/forks": _mean([max(len(rollout.sequences) - 1, 0) for rollout in rollouts]),
         "rollout/zero_spread": _mean([_spread(group) <= _SPREAD for group in groups]),

@@ -21,7 +21,10 @@ def rollout(reward, versions=((3,),), stop=StopReason.STOP, turns=1, seconds=0.0
 
 
 def group(*rollouts: Rollout) -> Group:
-    return Group(0, Example(0, "e", []), 3, rollouts, (Credit(0.0, 0.0),) * len(rollouts))
+    credits = tuple(  # half of every reward is lost to some penalty; what was cut off is masked
+        Credit(r.reward and r.reward / 2, 0.0, not r.stop_reason.truncated) for r in rollouts
+    )
+    return Group(0, Example(0, "e", []), 3, rollouts, credits)
 
 
 BATCH = [
@@ -37,6 +40,8 @@ BATCH = [
     ("name", "value"),
     [
         ("train/reward", 0.5),  # the unscorable rollout stays out
+        ("train/shaped_reward", 0.25),
+        ("rollout/untrained", 1 / 4),
         ("reward/exact", 0.5),
         ("train/tokens", 7),
         ("rollout/mean_length", 7 / 4),
