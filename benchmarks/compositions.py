@@ -45,7 +45,7 @@ COMPANIONS = {
 }
 # They decide where a run starts, is logged and served: no part of a training step.
 ELSEWHERE = ("model", "inference", "logger", "experiment")
-# Needs another server; tests/runs has it.
+# Needs another server.
 LEFT_OUT = ("reference=endpoint",)
 # Keys that are choices, though no group.
 KEYS = {

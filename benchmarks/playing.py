@@ -12,7 +12,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import numpy as np
 import torch
 from renderers import Renderer
 
@@ -23,9 +22,10 @@ from rl.credit import Crediting
 from rl.dispatcher import ExampleOrder
 from rl.layout import Layout
 from rl.learner import Learner
-from rl.plan import plan, rewards_of, weigh
+from rl.plan import plan_batch
 from rl.ranks import Ranks
-from rl.records import Group, RankBatch, Rollout, Sequence
+from rl.records import Group, RankBatch, Rollout
+from rl.rows import Rows
 from rl.sampler import render
 from rl.tokenizer import load_renderer
 
@@ -106,15 +106,15 @@ class Playground:
                 break
         groups = buffer.draw(step, run.groups_per_step, _MOST_GROUPS, [])
         assert groups, f"{_MOST_GROUPS} groups, rejected: {dict(buffer.rejected)}"
-        rewards, group_ids = rewards_of(groups)
-        (share,) = plan(
-            weigh(groups, build(run.aggregation)),
+        (share,) = plan_batch(
+            groups,
+            build(run.aggregation),
             step=step,
             ranks=1,
             tokens_per_micro_batch=1024,
             metrics={},
         )
-        return replace(share, rewards=rewards, group_ids=group_ids)
+        return share
 
 
 def play(
@@ -199,12 +199,8 @@ def _rollout(
     messages = [*example.messages, message]
     episode = Episode(example, messages, turns=1, stop_reason=reason)
     rewards = asyncio.run(env.score(episode))
-    before = len(prompt)
-    row = Sequence(
-        token_ids=np.array(prompt + tokens, np.int32),
-        completion_mask=np.array([False] * before + [True] * len(tokens)),
-        rollout_logprobs=np.array([0.0] * before + logprobs, np.float32),
-        token_versions=np.array([-1] * before + [version] * len(tokens), np.int32),
-    )
+    rows = Rows()
+    rows.prompt(prompt)
+    rows.completion(tokens, logprobs, [version] * len(tokens))
     total = sum(w * rewards.get(name, 0.0) for name, w in env.reward_weights.items())
-    return Rollout((row,), messages, total, rewards, reason, 1, 0.0)
+    return Rollout(rows.freeze(), messages, total, rewards, reason, 1, 0.0)

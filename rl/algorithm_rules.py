@@ -9,6 +9,7 @@ from typing import Any
 
 from rl.ranges import value_of
 from rl.reads import needs_reference, reads, uses_ratio
+from rl.strategy import LORA
 
 Config = Mapping[str, Any]
 
@@ -91,7 +92,7 @@ def reference(config: Config) -> Iterator[str]:
             f"{loss} learns from a teacher, and reference=initial is the policy itself: use "
             "reference=model reference.path=<the teacher>"
         )
-    if node.get("refresh_every") and config["adapter"]["_target_"] == "rl.adapter.LoRA":
+    if node.get("refresh_every") and config["adapter"]["_target_"] == LORA:
         yield (
             f"reference.refresh_every={node['refresh_every']} moves the reference, which with "
             "adapter=lora is the frozen base: set it to 0, or use adapter=none"

@@ -6,7 +6,7 @@
 R: rollouts of the global batch, N: completion tokens of a micro-batch.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -15,13 +15,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rl.credit import Advantage
 from rl.kl import KLPenalty
 from rl.objective import Batch
 from rl.policy import Policy
 from rl.records import Floats, Ints, RankBatch
 from rl.reference import Reference
-
-Advantage = Callable[[Sequence[float | None]], list[float]]
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ Rendering the finished conversation in one go would not do: Qwen3's format opens
 turn with an empty think block, which the prompt does not hold, so the policy would learn to say it.
 """
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from random import Random
@@ -21,11 +22,11 @@ from rl.records import Rollout, Sequence
 
 
 @dataclass(frozen=True, kw_only=True)
-class DemonstrationSampler:
-    """conf/sampler/demonstrations.yaml.
+class Imitator:
+    """A sampler of conversations that no policy sampled; where they come from is all that differs.
 
     Attributes:
-        max_staleness: batches made ahead of the trainer; demonstrations themselves never age.
+        max_staleness: batches made ahead of the trainer; text itself never ages.
 
     """
 
@@ -39,6 +40,10 @@ class DemonstrationSampler:
         if self.max_staleness < 0:
             raise ValueError(f"sampler.max_staleness={self.max_staleness}: at least 0, please")
 
+    def conversations(self, env: Environment, rng: Random) -> Iterator[list[Message]]:
+        """Endless conversations."""
+        raise NotImplementedError
+
     def group(
         self,
         env: Environment,
@@ -47,17 +52,24 @@ class DemonstrationSampler:
         group_size: int,
         max_seq_len: int,
     ) -> tuple[Rollout, ...]:
-        """Return `group_size` fresh demonstrations, each with reward 1.
+        """Return `group_size` conversations as rollouts, each with reward 1.
 
         `rng` must be derived from seed and index: then no group depends on which came before it.
         """
-        conversations = env.demonstrations(rng)
-        return tuple(
-            as_rollout(renderer, next(conversations), max_seq_len) for _ in range(group_size)
-        )
+        told = self.conversations(env, rng)
+        return tuple(_as_rollout(renderer, next(told), max_seq_len) for _ in range(group_size))
 
 
-def as_rollout(renderer: Renderer, messages: list[Message], max_seq_len: int) -> Rollout:
+@dataclass(frozen=True, kw_only=True)
+class DemonstrationSampler(Imitator):
+    """conf/sampler/demonstrations.yaml: what the environment's scripted expert says."""
+
+    def conversations(self, env: Environment, rng: Random) -> Iterator[list[Message]]:
+        """Fresh demonstrations."""
+        return env.demonstrations(rng)
+
+
+def _as_rollout(renderer: Renderer, messages: list[Message], max_seq_len: int) -> Rollout:
     """Return a conversation as a rollout with reward 1, which the policy might have played."""
     return Rollout(
         sequences=tokenize(renderer, messages, max_seq_len),

@@ -34,7 +34,7 @@ class Endpoint:
 
     def start(self, setting: Setting) -> Reference:
         """Connect at the first batch."""
-        assert setting.temperature == 1, "rl/rules.py: prompt logprobs are those at temperature 1"
+        assert setting.temperature == 1, "refused by rl/algorithm_rules.py"
         return _Remote(self)
 
 

@@ -7,7 +7,7 @@ ranks meet in collectives in every one of them.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -56,6 +56,27 @@ def rewards_of(groups: Sequence[Group]) -> tuple[Floats, Ints]:
     group_ids = [i for i, group in enumerate(groups) for _ in group.credits]
     values = [np.nan if reward is None else reward for reward in rewards]
     return np.array(values, np.float32), np.array(group_ids, np.int32)
+
+
+def plan_batch(
+    groups: Sequence[Group],
+    aggregation: Aggregation,
+    *,
+    step: int,
+    ranks: int,
+    tokens_per_micro_batch: int,
+    metrics: dict[str, float],
+) -> list[RankBatch]:
+    """Return one `RankBatch` per rank for these groups: weighed, planned, with their rewards."""
+    shares = plan(
+        weigh(groups, aggregation),
+        step=step,
+        ranks=ranks,
+        tokens_per_micro_batch=tokens_per_micro_batch,
+        metrics=metrics,
+    )
+    rewards, group_ids = rewards_of(groups)
+    return [replace(share, rewards=rewards, group_ids=group_ids) for share in shares]
 
 
 def plan(

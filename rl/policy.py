@@ -113,11 +113,8 @@ class Policy:
 
         All ranks must call it together; `adapter=False` asks the model below the adapter.
         """
-        self.engine.eval()
         with nullcontext() if adapter else without_adapter(self.engine.module.model):
-            logprobs, _ = self.engine(batch.token_ids, batch.mask, self._temperature)
-        self.engine.train()
-        return logprobs
+            return self._score(batch.token_ids, batch.mask, self._temperature)
 
     @torch.no_grad()
     def logprobs(self, token_ids: Ints, temperature: float = 1.0) -> Tensor:
@@ -128,12 +125,17 @@ class Policy:
         tokens = torch.tensor(token_ids, dtype=torch.int64, device=self.ranks.device)
         mask = torch.ones_like(tokens, dtype=torch.bool)
         mask[:, 0] = False
-        self.engine.module.eval()
-        flat, _ = self.engine(tokens, mask, temperature)
-        self.engine.module.train()
+        flat = self._score(tokens, mask, temperature)
         result = flat.new_zeros(tokens.shape)
         result[mask] = flat
         return result.cpu()
+
+    def _score(self, token_ids: Tensor, mask: Tensor, temperature: float) -> Tensor:
+        """Logprobs [N] of the masked tokens, without dropout."""
+        self.engine.eval()
+        logprobs, _ = self.engine(token_ids, mask, temperature)
+        self.engine.train()
+        return logprobs
 
     def weights(self) -> dict[str, Tensor]:
         """Return all weights under Hugging Face names, tied ones once; on rank 0, else empty.

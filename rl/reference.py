@@ -66,7 +66,7 @@ class NoReference:
 
     def start(self, setting: Setting) -> Reference:  # noqa: ARG002 one signature for all
         """Nothing may ask for one."""
-        raise AssertionError("rl/rules.py refuses what needs a reference where there is none")
+        raise AssertionError("rl/algorithm_rules.py refuses what needs a reference here")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,9 +11,8 @@ import json
 import random
 import sys
 from contextlib import AsyncExitStack, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 from renderers import Renderer
@@ -22,10 +21,11 @@ from envs.protocol import Environment, Example
 from rl.client import TokenClient
 from rl.config import Run, build
 from rl.credit import Crediting
+from rl.demonstrations import Imitator
 from rl.dispatcher import Dispatcher, DispatcherState, ExampleOrder, PlayGroup
 from rl.failure import reporting
 from rl.layout import Layout
-from rl.plan import plan, rewards_of, weigh
+from rl.plan import plan_batch
 from rl.records import Credit, Group, RankBatch, Rollout
 from rl.rollout_metrics import batch_metrics
 from rl.sampler import Player
@@ -76,15 +76,14 @@ class RolloutService:
         }
         self._write(step, groups)
         trainer = self._run.trainer
-        rewards, group_ids = rewards_of(groups)
-        shares = plan(
-            weigh(groups, self._aggregation),
+        return plan_batch(
+            groups,
+            self._aggregation,
             step=step,
             ranks=trainer["ranks"],
             tokens_per_micro_batch=trainer["tokens_per_micro_batch"],
             metrics=metrics,
         )
-        return [replace(share, rewards=rewards, group_ids=group_ids) for share in shares]
 
     def _write(self, step: int, groups: list[Group]) -> None:
         rejected, self._rejected[:] = list(self._rejected), []
@@ -121,21 +120,6 @@ def _rollout_line(group: Group, rollout: Rollout, credit: Credit, used: bool) ->
         "used": used and credit.trains,
         "error": rollout.error,
     }
-
-
-class Imitator(Protocol):
-    """A sampler of conversations that no policy sampled."""
-
-    def group(
-        self,
-        env: Environment,
-        renderer: Renderer,
-        rng: random.Random,
-        group_size: int,
-        max_seq_len: int,
-    ) -> tuple[Rollout, ...]:
-        """Return the conversations of a group."""
-        ...
 
 
 def _imitate(run: Run, sampler: Imitator, env: Environment, renderer: Renderer) -> PlayGroup:

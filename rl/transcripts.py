@@ -7,65 +7,52 @@ the best of what a teacher said is one key away:
 """
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from glob import glob
 from pathlib import Path
 from random import Random
-from typing import ClassVar
-
-from renderers import Renderer
 
 from envs.protocol import Environment, Message
-from rl.demonstrations import as_rollout
-from rl.records import Rollout
+from rl.demonstrations import Imitator
 
 
 @dataclass(frozen=True, kw_only=True)
-class TranscriptSampler:
+class TranscriptSampler(Imitator):
     """conf/sampler/transcripts.yaml.
 
     Attributes:
         path: a file, or a pattern of files, of JSON lines with `messages` (OpenAI form).
         min_reward: lines with a lower `reward`, or without one, are left out; None takes all.
-        max_staleness: batches made ahead of the trainer; text never ages.
 
     """
 
-    uses_engine: ClassVar[bool] = False
-    temperature: ClassVar[float] = 1.0  # the trainer's logits stay as they are
-    max_concurrent: ClassVar[int] = 4096
-
     path: str
     min_reward: float | None
-    max_staleness: int
 
     def __post_init__(self) -> None:
-        if not conversations(self.path, self.min_reward):
+        super().__post_init__()
+        if not read_conversations(self.path, self.min_reward):
             raise ValueError(
                 f"sampler.path={self.path}: no line of these files is a conversation that ends "
                 f"with an assistant message and has a reward >= sampler.min_reward="
                 f"{self.min_reward}: check the pattern, or lower sampler.min_reward"
             )
 
-    def group(
+    def conversations(
         self,
         env: Environment,  # noqa: ARG002 the text is there already
-        renderer: Renderer,
         rng: Random,
-        group_size: int,
-        max_seq_len: int,
-    ) -> tuple[Rollout, ...]:
-        """Return `group_size` conversations, drawn with replacement, each with reward 1.
-
-        `rng` must be derived from seed and index: then no group depends on which came before it.
-        """
-        chosen = rng.choices(conversations(self.path, self.min_reward), k=group_size)
-        return tuple(as_rollout(renderer, messages, max_seq_len) for messages in chosen)
+    ) -> Iterator[list[Message]]:
+        """Conversations drawn with replacement."""
+        known = read_conversations(self.path, self.min_reward)
+        while True:
+            yield rng.choices(known)[0]
 
 
 @cache
-def conversations(path: str, min_reward: float | None) -> list[list[Message]]:
+def read_conversations(path: str, min_reward: float | None) -> list[list[Message]]:
     """Return the conversations of all files that match, files by name and lines in order.
 
     Raises:

@@ -5,10 +5,12 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 
+from rl.config import ConfigError, check
 from rl.launch import resolved
 
 REPO = Path(__file__).parents[2]
@@ -36,6 +38,14 @@ def changed(config: dict[str, Any], changes: Changes) -> dict[str, Any]:
             node = node[parent]
         node[last] = deepcopy(value)
     return config
+
+
+def only_problem(config: dict[str, Any]) -> str:
+    """The one sentence with which a configuration is refused."""
+    with pytest.raises(ConfigError) as caught:
+        check(config)
+    (problem,) = caught.value.problems
+    return problem
 
 
 def chosen(group: str, choice: str) -> dict[str, Any]:
