@@ -41,7 +41,7 @@ class MetricsFile:
 
     def append(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """Write one line and flush it. A value that is not finite becomes null."""
-        row: Row = {"step": step, "time": round(time.time(), 3)}
+        row: Row = {"step": step, "time": time.time()}
         row |= {name: finite(value) for name, value in metrics.items()}
         self._file.write(json.dumps(row) + "\n")
         self._file.flush()
