@@ -17,16 +17,17 @@ from renderers import Renderer
 
 from benchmarks.composing import compose
 from envs.protocol import Environment, Episode, Example, StopReason
+from rl.chat import render
+from rl.client import Completion
 from rl.config import Run, build
 from rl.credit import Crediting
-from rl.dispatcher import ExampleOrder
+from rl.example_order import ExampleOrder
 from rl.layout import Layout
 from rl.learner import Learner
 from rl.plan import plan_batch
 from rl.ranks import Ranks
 from rl.records import Group, RankBatch, Rollout
 from rl.rows import Rows
-from rl.sampler import render
 from rl.tokenizer import load_renderer
 
 _WARM_STEPS, _TEACHER_STEPS = 50, 60
@@ -85,9 +86,12 @@ class Playground:
         renderer = load_renderer(self.model(run.env), build(run.model)().renderer)
         sampler, buffer = build(run.sampler)(), build(run.buffer)()
         credit = Crediting(
-            build(run.truncation), build(run.reward)(), build(run.advantage), env.reward_weights
+            build(run.truncation),
+            build(run.reward)(),
+            build(run.advantage),
+            lambda _: env.reward_weights,
         )
-        order = ExampleOrder(env.examples("train"), run.seed)
+        order = ExampleOrder(env.pools("train"), run.seed)
         for first in range(0, _MOST_GROUPS, run.groups_per_step):
             indices = [step * _MOST_GROUPS + first + i for i in range(run.groups_per_step)]
             if sampler.uses_engine:
@@ -101,7 +105,11 @@ class Playground:
                     for i in indices
                 ]
             for index, rollouts in zip(indices, played, strict=True):
-                buffer.add(Group(index, order[index], step, tuple(rollouts), credit(rollouts)))
+                buffer.add(
+                    Group(
+                        index, order[index], step, tuple(rollouts), credit(order[index], rollouts)
+                    )
+                )
             if len(buffer) >= run.groups_per_step:
                 break
         groups = buffer.draw(step, run.groups_per_step, _MOST_GROUPS, [])
@@ -200,7 +208,6 @@ def _rollout(
     episode = Episode(example, messages, turns=1, stop_reason=reason)
     rewards = asyncio.run(env.score(episode))
     rows = Rows()
-    rows.prompt(prompt)
-    rows.completion(tokens, logprobs, [version] * len(tokens))
+    rows.turn(Completion(tokens, logprobs, [version] * len(tokens), cut_off, prompt))
     total = sum(w * rewards.get(name, 0.0) for name, w in env.reward_weights.items())
     return Rollout(rows.freeze(), messages, total, rewards, reason, 1, 0.0)

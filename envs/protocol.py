@@ -4,18 +4,21 @@
         def examples(self, split): ...
         async def score(self, episode): return {"exact": float(episode.text == ...)}
 
-A single-turn environment needs those two. One that answers the policy overrides `reply`.
-Environment code may raise, hang or return NaN: that costs the rollout, never the run.
+A single-turn environment needs those two. One with tools lists them in `tools` and raises
+`max_turns`; one that answers the policy in words overrides `reply`. `reply` and `score` may be
+plain functions where they block (they then run in a thread). Environment code may raise, hang or
+return NaN: that costs the rollout, never the run.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from random import Random
 from typing import Any, Literal
 
-Message = dict[str, Any]
-"""One chat message in OpenAI form: `role`, `content`; for tools `tool_calls`, `tool_call_id`."""
+from envs.messages import Message
+from envs.tools import Function, Toolbox
 
 Split = Literal["train", "eval"]
 
@@ -53,6 +56,8 @@ class Episode:
     example: Example
     messages: list[Message]  # the whole conversation so far, opening messages included
     turns: int = 0  # assistant turns so far
+    tool_calls: int = 0  # answered so far, mistaken ones included
+    tool_errors: int = 0  # of these, answered with an error
     stop_reason: StopReason | None = None  # set before `score`
     memory: dict[str, Any] = field(default_factory=dict)  # the environment's own, one per episode
 
@@ -63,6 +68,14 @@ class Episode:
         return next((m.get("content") or "" for m in said), "")
 
 
+@dataclass(frozen=True)
+class Pool:
+    """Examples of one environment, and how often they are drawn."""
+
+    weight: float
+    examples: Sequence[Example]
+
+
 class Environment:
     """Base of all environments. Constructors are cheap; `examples` may load data.
 
@@ -71,28 +84,40 @@ class Environment:
         max_turns: assistant turns after which an episode ends.
         reward_weights: `reward` is the sum of these times the named rewards of `score`; a name
             that is not listed is logged and does not count.
+        tools: functions that the policy may call (envs/tools.py).
+        tool_timeout: seconds that one call of a tool may take.
+        describe_tools: whether the prompt holds the tools' schemas. A policy that learned them by
+            heart saves the tokens.
+        max_concurrent: episodes of this environment at once; None: as many as the sampler allows.
 
     """
 
     name: str = "environment"
     max_turns: int = 1
     reward_weights: Mapping[str, float]
+    tools: Sequence[Function] = ()
+    tool_timeout: float = 60.0
+    describe_tools: bool = True
+    max_concurrent: int | None = None
 
     def examples(self, split: Split) -> Sequence[Example]:
         """All examples of a split, in an order that does not change between runs."""
         raise NotImplementedError
 
-    async def reply(
-        self,
-        episode: Episode,  # noqa: ARG002 for those that override it
-        message: Message,  # noqa: ARG002
-    ) -> list[Message] | None:
-        """The answer to the policy's `message`; None ends the episode (the default)."""
-        return None
+    async def reply(self, episode: Episode, message: Message) -> list[Message] | None:
+        """The answer to the policy's `message`; None ends the episode.
+
+        Here: the answer of each tool that it called, in order, and the end where it called none.
+        """
+        calls = message.get("tool_calls") or []
+        return [await self.toolbox.answer(call, episode) for call in calls] or None
 
     async def score(self, episode: Episode) -> dict[str, float]:
         """Named rewards of a finished episode. NaN marks an episode that cannot be judged."""
         raise NotImplementedError
+
+    def close(self, episode: Episode) -> None:
+        """Give back what the episode holds (a process, a file), however it ended. Cheap."""
 
     def demonstrations(
         self,
@@ -103,3 +128,21 @@ class Environment:
             f"the environment {self.name!r} has no scripted expert: there is nothing to imitate; "
             "give it a demonstrations() method, or set model.warm_start=null, or another sampler"
         )
+
+    def of(self, example: Example) -> "Environment":  # noqa: ARG002 for mixtures
+        """The environment that plays this example: itself, but for a mixture."""
+        return self
+
+    def pools(self, split: Split) -> list[Pool]:
+        """The examples of a split, by environment: one pool, but for a mixture."""
+        return [Pool(1.0, self.examples(split))]
+
+    @cached_property
+    def toolbox(self) -> Toolbox:
+        """The tools, ready to be called."""
+        return Toolbox(self.tools, self.tool_timeout)
+
+    @property
+    def tool_specs(self) -> list[dict[str, Any]] | None:
+        """What the prompt says of the tools; None for nothing."""
+        return (self.toolbox.specs or None) if self.describe_tools else None

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -18,12 +18,13 @@ class EngineError(RuntimeError):
 
 @dataclass(frozen=True)
 class Completion:
-    """What the engine sampled after one prompt. N tokens."""
+    """What the engine sampled after one prompt. P tokens of the prompt, N sampled ones."""
 
     token_ids: list[int]  # [N] the stop token included
     logprobs: list[float]  # [N] under the distribution that was sampled from
     versions: list[int]  # [N] policy version that sampled each token
     cut_off: bool  # ended by max_tokens instead of by the policy
+    prompt_ids: list[int] = field(default_factory=list)  # [P]
 
 
 class Client(Protocol):
@@ -79,7 +80,7 @@ class TokenClient:
             "sampling_params": {**sampling, "n": n, "logprobs": 0, "detokenize": False},
         }
         answer = await self._post("/inference/v1/generate", body)
-        return [_completion(choice) for choice in answer["choices"]]
+        return [_completion(choice, list(prompt_ids)) for choice in answer["choices"]]
 
     async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         for attempt in range(_RETRIES):
@@ -96,7 +97,7 @@ class TokenClient:
         raise AssertionError("unreachable")
 
 
-def _completion(choice: dict[str, Any]) -> Completion:
+def _completion(choice: dict[str, Any], prompt_ids: list[int]) -> Completion:
     token_ids: list[int] = choice["token_ids"] or []
     content: list[dict[str, Any]] = (choice["logprobs"] or {}).get("content") or []
     versions = [-1] * len(token_ids)
@@ -113,4 +114,5 @@ def _completion(choice: dict[str, Any]) -> Completion:
         logprobs=[entry["logprob"] for entry in content],
         versions=versions,
         cut_off=choice["finish_reason"] == "length",
+        prompt_ids=prompt_ids,
     )

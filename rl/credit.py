@@ -9,6 +9,7 @@ still be compared by it.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from envs.protocol import Example
 from rl.records import Credit, Rollout
 from rl.truncation import Standing
 
@@ -37,21 +38,21 @@ class Crediting:
     """Judges whole groups.
 
     Attributes:
-        reward_weights: of the environment; read only where each reward is normalised by itself.
+        weights_of: an example's reward weights; read only where each reward is normalised.
 
     """
 
     truncation: Truncation
     shaping: RewardShaping
     advantage: Advantage
-    reward_weights: Mapping[str, float]
+    weights_of: Callable[[Example], Mapping[str, float]]
 
-    def __call__(self, rollouts: Sequence[Rollout]) -> tuple[Credit, ...]:
-        """Return one credit per rollout of a group."""
+    def __call__(self, example: Example, rollouts: Sequence[Rollout]) -> tuple[Credit, ...]:
+        """Return one credit per rollout of the group that played `example`."""
         standings = [self._shaped(rollout) for rollout in rollouts]
         rewards = [standing.reward for standing in standings]
         if self.shaping.normalise_each:
-            advantages = self._one_by_one(rollouts, standings)
+            advantages = self._one_by_one(self.weights_of(example), rollouts, standings)
         else:
             advantages = self.advantage(rewards)
         return tuple(
@@ -67,7 +68,10 @@ class Crediting:
         return replace(standing, reward=standing.reward - lost)
 
     def _one_by_one(
-        self, rollouts: Sequence[Rollout], standings: Sequence[Standing]
+        self,
+        weights: Mapping[str, float],
+        rollouts: Sequence[Rollout],
+        standings: Sequence[Standing],
     ) -> list[float]:
         """The weighted sum of each named reward's own advantages.
 
@@ -77,7 +81,7 @@ class Crediting:
         total = [0.0] * len(rollouts)
         columns = [
             (weight, [rollout.rewards.get(name, 0.0) for rollout in rollouts])
-            for name, weight in self.reward_weights.items()
+            for name, weight in weights.items()
         ]
         changes = [
             (standing.reward or 0.0) - (rollout.reward or 0.0)

@@ -57,7 +57,10 @@ class Imitator:
         `rng` must be derived from seed and index: then no group depends on which came before it.
         """
         told = self.conversations(env, rng)
-        return tuple(_as_rollout(renderer, next(told), max_seq_len) for _ in range(group_size))
+        return tuple(
+            _as_rollout(renderer, next(told), env.tool_specs, max_seq_len)
+            for _ in range(group_size)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,10 +72,12 @@ class DemonstrationSampler(Imitator):
         return env.demonstrations(rng)
 
 
-def _as_rollout(renderer: Renderer, messages: list[Message], max_seq_len: int) -> Rollout:
+def _as_rollout(
+    renderer: Renderer, messages: list[Message], tools: Any, max_seq_len: int
+) -> Rollout:
     """Return a conversation as a rollout with reward 1, which the policy might have played."""
     return Rollout(
-        sequences=tokenize(renderer, messages, max_seq_len),
+        sequences=tokenize(renderer, messages, max_seq_len, tools),
         messages=messages,
         reward=1.0,
         rewards={},
@@ -82,7 +87,9 @@ def _as_rollout(renderer: Renderer, messages: list[Message], max_seq_len: int) -
     )
 
 
-def tokenize(renderer: Renderer, messages: Seq[Any], max_seq_len: int) -> tuple[Sequence, ...]:
+def tokenize(
+    renderer: Renderer, messages: Seq[Any], max_seq_len: int, tools: Any = None
+) -> tuple[Sequence, ...]:
     """Return the rows of a conversation: one, unless a later prompt does not extend the last turn.
 
     Raises:
@@ -96,7 +103,7 @@ def tokenize(renderer: Renderer, messages: Seq[Any], max_seq_len: int) -> tuple[
     rows: list[Sequence] = []
     token_ids: list[int] = []
     mask: list[bool] = []
-    prompt = renderer.render_ids(messages[:turn], add_generation_prompt=True)
+    prompt = renderer.render_ids(messages[:turn], tools=tools, add_generation_prompt=True)
     while True:
         if prompt[: len(token_ids)] != token_ids:  # history was rewritten: start another row
             rows.append(_row(token_ids, mask, max_seq_len))
@@ -107,10 +114,12 @@ def tokenize(renderer: Renderer, messages: Seq[Any], max_seq_len: int) -> tuple[
         following = _next_turn(messages, turn)
         if following is None:
             return (*rows, _row(token_ids, mask, max_seq_len))
-        bridged = renderer.bridge_to_next_turn(prompt, completion, messages[turn + 1 : following])
+        bridged = renderer.bridge_to_next_turn(
+            prompt, completion, messages[turn + 1 : following], tools=tools
+        )
         turn = following
         prompt = (
-            renderer.render_ids(messages[:turn], add_generation_prompt=True)
+            renderer.render_ids(messages[:turn], tools=tools, add_generation_prompt=True)
             if bridged is None
             else bridged.token_ids
         )

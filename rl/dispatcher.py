@@ -10,19 +10,19 @@ weights it will train are live. One condition variable wakes everybody whenever 
 """
 
 import asyncio
-import random
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from envs.protocol import Example
 from rl.buffer import FifoBuffer
+from rl.example_order import ExampleOrder
 from rl.failure import RunFailed
 from rl.records import Credit, Group, Rollout
 
 PlayGroup = Callable[[int, Example, int], Awaitable[tuple[Rollout, ...]]]
 """(group index, example, group size) -> its rollouts"""
-Crediting = Callable[[Sequence[Rollout]], tuple[Credit, ...]]
+Crediting = Callable[[Example, Sequence[Rollout]], tuple[Credit, ...]]
 
 _HOPELESS_GROUPS = 16  # without one scorable rollout: not bad luck, however small the batch is
 _HOPELESS_BATCHES = 8  # of rejected groups in a row
@@ -34,23 +34,6 @@ def _ignore(group: Group) -> None:
 
 class RolloutsFailed(RunFailed):
     """No usable rollouts come any more; the message says why."""
-
-
-class ExampleOrder:
-    """The example of the i-th group: a new shuffle of the split for every pass, by seed."""
-
-    def __init__(self, examples: Sequence[Example], seed: int) -> None:
-        if not examples:
-            raise ValueError("the environment has no training examples")
-        self._examples, self._seed = examples, seed
-        self._epoch, self._order = -1, list[int]()
-
-    def __getitem__(self, index: int) -> Example:
-        epoch, position = divmod(index, len(self._examples))
-        if epoch != self._epoch:
-            self._epoch, self._order = epoch, list(range(len(self._examples)))
-            random.Random(f"{self._seed}:{epoch}").shuffle(self._order)
-        return self._examples[self._order[position]]
 
 
 @dataclass
@@ -117,7 +100,7 @@ class Dispatcher:
     async def _one(self, index: int, version: int) -> None:
         example = self.examples[index]
         rollouts = await self.play_group(index, example, self.group_size)
-        group = Group(index, example, version, rollouts, self.credit(rollouts))
+        group = Group(index, example, version, rollouts, self.credit(example, rollouts))
         async with self._changed:
             del self._running[index]
             self._note_failures(group)

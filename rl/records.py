@@ -42,6 +42,9 @@ class Rollout:
     turns: int
     generation_time: float  # seconds spent waiting for the engine
     error: str = ""  # what went wrong, one line
+    tool_calls: int = 0
+    tool_errors: int = 0  # calls answered with an error
+    retries: int = 0  # earlier attempts that the environment broke
 
     @property
     def num_completion(self) -> int:

@@ -32,11 +32,23 @@ def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
         "rollout/untrained": _mean([not credit.trains for credit in credits]),
         "rollout/errors": _mean([rollout.reward is None for rollout in rollouts]),
         "rollout/forks": _mean([max(len(rollout.sequences) - 1, 0) for rollout in rollouts]),
+        "rollout/retries": _mean([rollout.retries for rollout in rollouts]),
         "rollout/zero_spread": _mean([_spread(group) <= _SPREAD for group in groups]),
         "train/tokens": sum(lengths),
         **{f"reward/{name}": _mean(values) for name, values in named.items()},
         **{f"stop/{reason}": count / len(rollouts) for reason, count in stops.items()},
     }
+    if any(rollout.tool_calls for rollout in rollouts):
+        metrics |= {
+            "rollout/tool_calls": _mean([rollout.tool_calls for rollout in rollouts]),
+            "rollout/tool_errors": _mean([rollout.tool_errors for rollout in rollouts]),
+        }
+    by_env: dict[str, list[float]] = defaultdict(list)
+    for group in groups:
+        by_env[group.example.env] += [r.reward for r in group.rollouts if r.reward is not None]
+    if len(by_env) > 1:
+        metrics |= {f"env/{name}/reward": _mean(values) for name, values in by_env.items()}
+        metrics |= {f"env/{name}/share": len(v) / len(scored) for name, v in by_env.items()}
     behind = _staleness(groups, step)
     if behind.size:
         metrics |= {

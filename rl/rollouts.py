@@ -18,17 +18,19 @@ import msgspec
 from renderers import Renderer
 
 from envs.protocol import Environment, Example
+from rl.chat import RendererChat
 from rl.client import TokenClient
 from rl.config import Run, build
 from rl.credit import Crediting
 from rl.demonstrations import Imitator
-from rl.dispatcher import Dispatcher, DispatcherState, ExampleOrder, PlayGroup
+from rl.dispatcher import Dispatcher, DispatcherState, PlayGroup
+from rl.example_order import ExampleOrder
 from rl.failure import reporting
 from rl.layout import Layout
 from rl.plan import plan_batch
+from rl.player import Player
 from rl.records import Credit, Group, RankBatch, Rollout
 from rl.rollout_metrics import batch_metrics
-from rl.sampler import Player
 from rl.status import Status
 from rl.strategy import SERVED_AS, strategy
 from rl.tokenizer import load_renderer
@@ -115,6 +117,7 @@ def _rollout_line(group: Group, rollout: Rollout, credit: Credit, used: bool) ->
         "advantage": credit.advantage,
         "stop_reason": rollout.stop_reason,
         "turns": rollout.turns,
+        "tool_calls": rollout.tool_calls,
         "tokens": sum(len(v) for v in versions),
         "versions": sorted({int(v) for row in versions for v in row}),
         "used": used and credit.trains,
@@ -140,7 +143,7 @@ async def main(folder: Path) -> None:
     status = Status(folder, "rollouts")
     status.set("loading the environment")
     env: Environment = build(run.env)()
-    examples = ExampleOrder(env.examples("train"), run.seed)
+    examples = ExampleOrder(env.pools("train"), run.seed)
     renderer = load_renderer(layout.model(), build(run.model)().renderer)
     sampler = build(run.sampler)()
     start = layout.resumed()
@@ -149,10 +152,10 @@ async def main(folder: Path) -> None:
             name = SERVED_AS[strategy(run.sync, run.adapter, run.model)]
             client = TokenClient(layout.vllm_socket, model=name, timeout=sampler.rollout_timeout)
             await stack.enter_async_context(client)
-            player = Player(
-                sampler, env, renderer, client, run.max_seq_len, lambda: dispatcher.version
+            chat = RendererChat(
+                sampler, renderer, client, run.max_seq_len, lambda: dispatcher.version
             )
-            play_group = player.play_group
+            play_group = Player(sampler, env, chat).play_group
         else:
             play_group = _imitate(run, sampler, env, renderer)
         dispatcher = Dispatcher(
@@ -162,7 +165,7 @@ async def main(folder: Path) -> None:
                 build(run.truncation),
                 build(run.reward)(),
                 build(run.advantage),
-                env.reward_weights,
+                lambda example: env.of(example).reward_weights,
             ),
             buffer=build(run.buffer)(),
             group_size=run.group_size,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rl.client import Completion
 from rl.records import Sequence
 
 
@@ -42,21 +43,15 @@ class Rows:
     def __init__(self) -> None:
         self._rows: list[_Row] = []
 
-    def prompt(self, token_ids: Items[int]) -> None:
-        """The engine is about to see this whole prompt."""
-        tokens = list(token_ids)
+    def turn(self, done: Completion) -> None:
+        """The engine saw the whole prompt and sampled these tokens after it."""
+        tokens = done.prompt_ids
         row = self._rows[-1] if self._rows else None
         if row is None or tokens[: len(row.token_ids)] != row.token_ids:
             row = _Row()
             self._rows.append(row)
         row.extend(tokens[len(row.token_ids) :], [], [])
-
-    def completion(
-        self, token_ids: Items[int], logprobs: Items[float], versions: Items[int]
-    ) -> None:
-        """The engine sampled these tokens after the last prompt."""
-        assert self._rows, "a completion needs a prompt before it"
-        self._rows[-1].extend(token_ids, logprobs, versions)
+        row.extend(done.token_ids, done.logprobs, done.versions)
 
     @property
     def token_ids(self) -> list[int]:

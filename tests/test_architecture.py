@@ -15,10 +15,10 @@ LONGEST_FILE, LONGEST_ENTRY_POINT = 220, 50
 FLOORS = (
     "adapter blame client failure fingerprint kl layout metrics model_files muon process ranges "
     "ranks reaper records run_folder signatures status strategy token_sums tokenizer wire",
-    "annotations batches buffer demonstrations logprobs objective optim panel plan reads "
-    "rollout_metrics rows runs server truncation vllm_plugin",
-    "algorithm_rules credit dispatcher engine pretrained sampler screen summary tiny transcripts",
-    "policy rules",
+    "annotations batches buffer demonstrations example_order logprobs objective optim panel plan "
+    "reads rollout_metrics rows runs sampler server truncation vllm_plugin",
+    "algorithm_rules chat credit dispatcher engine pretrained screen summary tiny transcripts",
+    "player policy rules",
     "config reference",
     "anchors endpoint hydra_errors loading parts warm_start weights",
     "learner",
@@ -28,7 +28,7 @@ FLOORS = (
 FLOOR = {f"rl.{name}": floor for floor, names in enumerate(FLOORS, 1) for name in names.split()}
 MAINS = {"rl.supervisor", "rl.rollouts", "rl.trainer"}
 # All that rl/ may know of the other two folders: their records, no formula and no environment.
-SHARED = {"envs.protocol", "losses.tokens"}
+SHARED = {"envs.messages", "envs.protocol", "envs.workers", "losses.tokens"}
 AT_HOME = {"vllm": {"rl.vllm_plugin"}, "deepspeed": {"rl.engine", "rl.ranks"}}
 HEAVY = {"torch", "transformers", "deepspeed", "vllm"}
 

@@ -11,9 +11,11 @@ from renderers import Renderer
 from virtual_time import run_virtually
 
 from envs.protocol import Environment, Example
+from rl.chat import RendererChat
 from rl.client import Completion
+from rl.player import Player
 from rl.records import Rollout
-from rl.sampler import Player, PolicySampler
+from rl.sampler import PolicySampler
 from rl.tiny import TinyModel
 from rl.tokenizer import load_renderer
 
@@ -33,6 +35,7 @@ SAMPLER = PolicySampler(
     max_tokens=32,
     rollout_timeout=60.0,
     allow_biased_ratio=False,
+    max_retries=0,
 )
 
 
@@ -56,9 +59,9 @@ class ScriptedClient:
     async def generate(self, prompt_ids, sampling, *, n, version):
         self.requests.append((list(prompt_ids), sampling, n, version))
         await asyncio.sleep(self.seconds)
-        return [self._next(sampling["max_tokens"], version) for _ in range(n)]
+        return [self._next(list(prompt_ids), sampling["max_tokens"], version) for _ in range(n)]
 
-    def _next(self, max_tokens: int, version: int) -> Completion:
+    def _next(self, prompt: list[int], max_tokens: int, version: int) -> Completion:
         answer = self.answers[min(self.given, len(self.answers) - 1)]
         self.given += 1
         if isinstance(answer, Exception):
@@ -66,7 +69,9 @@ class ScriptedClient:
         ids = [*answer.encode(), IM_END]
         kept = ids[:max_tokens]
         logprobs = [-token / 8 for token in kept]
-        return Completion(kept, logprobs, [version] * len(kept), cut_off=len(kept) < len(ids))
+        return Completion(
+            kept, logprobs, [version] * len(kept), cut_off=len(kept) < len(ids), prompt_ids=prompt
+        )
 
 
 class ScriptedEnv(Environment):
@@ -99,8 +104,10 @@ def play(
     *,
     messages: tuple[dict[str, Any], ...] = HI,
     max_seq_len: int = 256,
+    sampler: PolicySampler = SAMPLER,
 ) -> tuple[Rollout, ...]:
     """The rollouts of example 3, under version 7, in virtual time."""
-    player = Player(SAMPLER, env, tiny_renderer(), client, max_seq_len, lambda: 7)
+    chat = RendererChat(sampler, tiny_renderer(), client, max_seq_len, lambda: 7)
+    player = Player(sampler, env, chat)
     example = Example(id=3, env=env.name, messages=list(messages))
     return run_virtually(player.play_group(0, example, group_size))

@@ -30,6 +30,13 @@ CUT = (StopReason.MAX_TOKENS, StopReason.CONTEXT)
 ROOT3 = math.sqrt(3)
 
 
+EXAMPLE = Example(0, "e", [])
+
+
+def weights_of(weights):
+    return lambda example: weights
+
+
 def row(length: int, prompt: int = 1) -> Sequence:
     versions = np.array([-1] * prompt + [0] * length, np.int32)
     return Sequence(versions + 2, versions >= 0, np.zeros(len(versions), np.float32), versions)
@@ -80,12 +87,13 @@ def test_the_soft_limit_goes_by_length_alone(lengths, reward, stop):
 
 def test_the_length_penalty_is_taken_off_per_completion_token_after_truncation():
     shaping = RewardShaping(normalise_each=False, length_penalty=0.1)
-    made = Crediting(truncation.zero_reward, shaping, group_mean, {})(
+    made = Crediting(truncation.zero_reward, shaping, group_mean, weights_of({}))(
+        EXAMPLE,
         [
             rollout(1.0, lengths=(2, 3)),
             rollout(1.0, StopReason.MAX_TOKENS, lengths=(4,)),
             rollout(None, StopReason.ENV_ERROR, lengths=(7,)),
-        ]
+        ],
     )
     assert [credit.reward for credit in made] == [0.5, pytest.approx(-0.4), None]
     assert [credit.advantage for credit in made] == [pytest.approx(0.45), pytest.approx(-0.45), 0.0]
@@ -94,14 +102,14 @@ def test_the_length_penalty_is_taken_off_per_completion_token_after_truncation()
 
 def test_masked_rollouts_stay_in_the_baseline_and_dropped_ones_do_not():
     rollouts = [rollout(1.0), rollout(0.0), rollout(-4.0, StopReason.CONTEXT)]
-    masked = Crediting(truncation.mask, SUMMED, group_mean, {})(rollouts)
-    dropped = Crediting(truncation.drop, SUMMED, group_mean, {})(rollouts)
+    masked = Crediting(truncation.mask, SUMMED, group_mean, weights_of({}))(EXAMPLE, rollouts)
+    dropped = Crediting(truncation.drop, SUMMED, group_mean, weights_of({}))(EXAMPLE, rollouts)
     assert masked == (Credit(1.0, 2.0), Credit(0.0, 1.0), Credit(-4.0, -3.0, trains=False))
     assert dropped == (Credit(1.0, 0.5), Credit(0.0, -0.5), Credit(None, 0.0, trains=False))
 
 
 def advantages(shaping, weights, *rollouts, truncated=truncation.keep, advantage=zscore):
-    made = Crediting(truncated, shaping, advantage, weights)(rollouts)
+    made = Crediting(truncated, shaping, advantage, weights_of(weights))(EXAMPLE, rollouts)
     return [credit.advantage for credit in made]
 
 
@@ -139,7 +147,9 @@ def test_normalised_each_a_dropped_rollout_stays_out_of_every_reward():
 def test_normalised_each_what_truncation_took_is_one_more_reward_of_weight_1():
     # Rewards 0, 0, 6 = 2 a; truncation takes 0, 0, 6: 2 * (-1, -1, 2) + (1, 1, -2), over sqrt(3).
     rollouts = [rollout(0.0, a=0.0), rollout(0.0, a=0.0), rollout(6.0, StopReason.CONTEXT, a=3.0)]
-    made = Crediting(truncation.zero_reward, EACH, zscore, {"a": 2.0})(rollouts)
+    made = Crediting(truncation.zero_reward, EACH, zscore, weights_of({"a": 2.0}))(
+        EXAMPLE, rollouts
+    )
     assert [credit.reward for credit in made] == [0.0, 0.0, 0.0]
     found = [credit.advantage for credit in made]
     assert found == pytest.approx([-1 / ROOT3, -1 / ROOT3, 2 / ROOT3], abs=1e-12)

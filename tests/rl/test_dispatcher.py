@@ -7,9 +7,10 @@ import pytest
 from virtual_time import run_virtually
 from world import EXAMPLES, GROUPS_PER_STEP, World
 
-from envs.protocol import StopReason
+from envs.protocol import Pool, StopReason
 from rl.buffer import DifficultyBuffer
-from rl.dispatcher import DispatcherState, ExampleOrder, RolloutsFailed
+from rl.dispatcher import DispatcherState, RolloutsFailed
+from rl.example_order import ExampleOrder
 from rl.records import Rollout
 
 
@@ -233,7 +234,7 @@ def test_progress_says_what_is_waited_for():
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_every_epoch_is_another_permutation(seed):
-    order = ExampleOrder(EXAMPLES, seed)
+    order = ExampleOrder([Pool(1.0, EXAMPLES)], seed)
     epochs = [[order[i].id for i in range(start, start + 10)] for start in (0, 10, 20)]
 
     assert [sorted(epoch) for epoch in epochs] == [list(range(10))] * 3
@@ -242,7 +243,7 @@ def test_every_epoch_is_another_permutation(seed):
 
 def test_the_order_depends_on_the_seed_and_not_on_what_was_asked_before():
     def ids(seed, indices):
-        order = ExampleOrder(EXAMPLES, seed)
+        order = ExampleOrder([Pool(1.0, EXAMPLES)], seed)
         return {i: order[i].id for i in indices}
 
     assert ids(0, range(30)) == ids(0, reversed(range(30)))
@@ -251,4 +252,4 @@ def test_the_order_depends_on_the_seed_and_not_on_what_was_asked_before():
 
 def test_an_environment_without_examples_is_refused():
     with pytest.raises(ValueError, match="no training examples"):
-        ExampleOrder([], 0)
+        ExampleOrder([Pool(1.0, [])], 0)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from rl.client import Completion
 from rl.rows import Rows
 
 
@@ -10,8 +11,8 @@ def played(*turns):
     """Rows of (prompt, completion) turns: token t has logprob -t / 8, turn i version i + 5."""
     rows = Rows()
     for i, (prompt, completion) in enumerate(turns):
-        rows.prompt(prompt)
-        rows.completion(completion, [-t / 8 for t in completion], [i + 5] * len(completion))
+        logprobs, versions = [-t / 8 for t in completion], [i + 5] * len(completion)
+        rows.turn(Completion(completion, logprobs, versions, False, prompt))
     return rows
 
 
@@ -62,9 +63,8 @@ def test_after_a_fork_the_new_row_grows():
     assert played(*turns).token_ids == [9, 3, 4, 5]
 
 
-def test_a_prompt_without_a_completion_is_nothing_to_train_on():
-    rows = played(([1, 2], [3]))
-    rows.prompt([7, 8])
-
-    assert [row.token_ids.tolist() for row in rows.freeze()] == [[1, 2, 3]]
+def test_an_empty_completion_is_nothing_to_train_on():
+    assert [row.token_ids.tolist() for row in played(([1, 2], [3]), ([7, 8], [])).freeze()] == [
+        [1, 2, 3]
+    ]
     assert Rows().freeze() == ()

@@ -3,10 +3,12 @@
 import asyncio
 import json
 import re
+import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from scripted import ScriptedClient, ScriptedEnv, play, scoring
+from scripted import SAMPLER, ScriptedClient, ScriptedEnv, play, scoring
 
 from envs.protocol import StopReason
 from rl.client import EngineError
@@ -95,11 +97,10 @@ async def _give_up(*_):
         (_fail, "Mine.score raised OSError: first second (test_sampler_failures.py:"),
         (_cancel, "Mine.score raised CancelledError: mine ("),
         (_give_up, "Mine.score raised TimeoutError: my own ("),
-        (lambda *_: {"good": 1.0}, "Mine.score raised TypeError: "),
         (lambda *_: asyncio.sleep(0, None), "Mine.score raised AttributeError: "),
         (lambda *_: asyncio.sleep(0, {"good": "much"}), "Mine.score raised ValueError: "),
     ],
-    ids=["not async", "cancels", "its own timeout", "forgot async", "returns None", "no number"],
+    ids=["not async", "cancels", "its own timeout", "returns None", "no number"],
 )
 def test_whatever_a_score_does_wrong_is_an_error_of_the_environment(score, error):
     (rollout,) = play(scoring(score), ScriptedClient("good"))
@@ -158,3 +159,76 @@ def test_cancelling_a_group_cancels_it_and_blames_nobody():
 
     with pytest.raises(asyncio.CancelledError):
         play(Hanging(), ScriptedClient("good"))
+
+
+def test_a_score_that_blocks_runs_in_a_thread_of_its_own():
+    threads = []
+
+    def score(self, episode):
+        threads.append(threading.current_thread())
+        return {"good": 1.0}
+
+    (rollout,) = play(scoring(score), ScriptedClient("good"))
+
+    assert rollout.reward == 2.0
+    assert threads[0] is not threading.main_thread()
+
+
+def failing(times):
+    """An environment whose score raises the first `times` times."""
+    left = [times]
+
+    async def score(self, episode):
+        left[0] -= 1
+        if left[0] >= 0:
+            raise OSError("the judge is busy")
+        return {"good": float(episode.text == "good")}
+
+    return scoring(score)
+
+
+@pytest.mark.parametrize(
+    ("failures", "reward", "retries", "requests"), [(1, 2.0, 1, 2), (2, 2.0, 2, 3), (3, None, 2, 3)]
+)
+def test_a_rollout_that_the_environment_broke_is_played_again(failures, reward, retries, requests):
+    client = ScriptedClient("good")
+    sampler = replace(SAMPLER, max_retries=2)
+
+    (rollout,) = play(failing(failures), client, sampler=sampler)
+
+    assert (rollout.reward, rollout.retries, len(client.requests)) == (reward, retries, requests)
+    assert rollout.sequences[0].num_completion == 5
+
+
+def test_an_environment_plays_no_more_episodes_at_once_than_it_allows():
+    class Narrow(ScriptedEnv):
+        max_concurrent, inside, most = 2, 0, 0
+
+        async def reply(self, episode, message):
+            Narrow.inside += 1
+            Narrow.most = max(Narrow.most, Narrow.inside)
+            await asyncio.sleep(1)
+            Narrow.inside -= 1
+
+    play(Narrow(max_turns=2), ScriptedClient("good"), 6)
+
+    assert Narrow.most == 2
+
+
+def test_an_episode_is_closed_however_it_ended():
+    closed = []
+
+    class Holding(ScriptedEnv):
+        async def score(self, episode):
+            if episode.text == "hang":
+                await asyncio.sleep(1e9)
+            return {"good": 1 / (episode.text == "good")}
+
+        def close(self, episode):
+            closed.append(episode.text)
+            raise OSError("already gone")
+
+    rollouts = play(Holding(), ScriptedClient("good", "bad", "hang"), 3)
+
+    assert sorted(closed) == ["bad", "good", "hang"]
+    assert [r.stop_reason for r in rollouts] == ["stop", "env_error", "timeout"]

@@ -9,17 +9,18 @@ from random import Random
 import numpy as np
 from virtual_time import run_virtually
 
-from envs.protocol import Example, StopReason
+from envs.protocol import Example, Pool, StopReason
 from losses.advantages import group_mean
 from rl.buffer import FifoBuffer
-from rl.dispatcher import Dispatcher, DispatcherState, ExampleOrder
+from rl.dispatcher import Dispatcher, DispatcherState
+from rl.example_order import ExampleOrder
 from rl.records import Credit, Rollout, Sequence
 
 GROUP_SIZE, GROUPS_PER_STEP = 2, 3
 EXAMPLES = [Example(id=i, env="scripted", messages=[]) for i in range(10)]
 
 
-def _credit(rollouts):
+def _credit(example, rollouts):
     rewards = [rollout.reward for rollout in rollouts]
     return tuple(Credit(r, a) for r, a in zip(rewards, group_mean(rewards), strict=True))
 
@@ -35,7 +36,7 @@ class World:
         self.most_running = 0
         self.dispatcher = Dispatcher(
             play_group=self.play_group,
-            examples=ExampleOrder(EXAMPLES, seed),
+            examples=ExampleOrder([Pool(1.0, EXAMPLES)], seed),
             credit=_credit,
             buffer=FifoBuffer(),
             group_size=GROUP_SIZE,

@@ -1,0 +1,173 @@
+"""Functions as tools: what the policy reads of them, and the answer to calls right and wrong."""
+
+import asyncio
+import threading
+import time
+from typing import Literal
+
+import pytest
+
+from envs.messages import called
+from envs.protocol import Environment, Episode, Example
+from envs.tools import Tool, Toolbox, ToolError
+
+
+def look_up(word: str, limit: int = 3, order: Literal["a-z", "z-a"] = "a-z") -> str:
+    """Find a word.
+
+    In the dictionary.
+
+    Args:
+        word: what to find.
+        limit: most entries.
+    """
+    if word == "nonsense":
+        raise ToolError("no such word: try another")
+    return f"{word} {limit} {order}"
+
+
+async def count(episode: Episode, step: int = 1) -> dict[str, int]:
+    """Count up."""
+    episode.memory["n"] = episode.memory.get("n", 0) + step
+    return {"n": episode.memory["n"]}
+
+
+def episode() -> Episode:
+    return Episode(Example(0, "e", []), [])
+
+
+def ask(call, tools=(look_up, count), episode=None, timeout=5.0):
+    return asyncio.run(
+        Toolbox(tools, timeout).answer(call, episode or Episode(Example(0, "e", []), []))
+    )
+
+
+def raw(name, arguments, **rest):
+    return {"id": "x", "function": {"name": name, "arguments": arguments}, **rest}
+
+
+def test_signature_and_docstring_are_the_schema():
+    assert Tool(look_up).spec == {
+        "name": "look_up",
+        "description": "Find a word. In the dictionary.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "word": {"type": "string", "description": "what to find."},
+                "limit": {"type": "integer", "description": "most entries.", "default": 3},
+                "order": {"enum": ["a-z", "z-a"], "default": "a-z"},
+            },
+            "required": ["word"],
+            "additionalProperties": False,
+        },
+    }
+
+
+def test_the_episode_is_supplied_and_not_shown():
+    assert set(Tool(count).spec["parameters"]["properties"]) == {"step"}
+    held = episode()
+    assert ask(raw("count", {}), episode=held)["content"] == '{"n": 1}'
+    assert ask(raw("count", {"step": 4}), episode=held)["content"] == '{"n": 5}'
+    assert (held.tool_calls, held.tool_errors) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("call", "answer"),
+    [
+        (raw("look_up", {"word": "a"}), "a 3 a-z"),
+        (raw("look_up", {"word": "a", "limit": "5"}), "a 5 a-z"),  # as models often write numbers
+        (raw("look_up", '{"word": "a", "order": "z-a"}'), "a 3 z-a"),  # as remote endpoints send
+        (raw("count", ""), '{"n": 1}'),
+    ],
+)
+def test_a_right_call_is_answered(call, answer):
+    assert ask(call) == {"role": "tool", "tool_call_id": "x", "content": answer}
+
+
+USAGE = 'look_up(word: string, limit?: integer, order?: "a-z" or "z-a")'
+
+
+@pytest.mark.parametrize(
+    ("call", "answer"),
+    [
+        (raw("look_up", {}), f"Error: Object missing required field `word`. Usage: {USAGE}"),
+        (
+            raw("look_up", {"word": 3}),
+            f"Error: Expected `str`, got `int` - at `$.word`. Usage: {USAGE}",
+        ),
+        (
+            raw("look_up", {"word": "a", "lim": 1}),
+            f"Error: Object contains unknown field `lim`. Usage: {USAGE}",
+        ),
+        (raw("look_up", ["a"]), f"Error: Expected `object`, got `array`. Usage: {USAGE}"),
+        (raw("look_up", "{"), "Error: the arguments are not JSON: "),
+        (raw("look_up", {"word": "nonsense"}), "Error: no such word: try another"),
+        (
+            raw("lookup", {}),
+            f"Error: there is no tool 'lookup'. Tools: {USAGE}, count(step?: integer)",
+        ),
+        (
+            raw("", "{bad", error="the tool call is not valid JSON"),
+            f"Error: the tool call is not valid JSON. Tools: {USAGE}, ",
+        ),
+    ],
+)
+def test_a_mistake_of_the_policy_gets_an_answer_that_it_can_use(call, answer):
+    held = episode()
+    assert ask(call, episode=held)["content"].startswith(answer)
+    assert (held.tool_calls, held.tool_errors) == (1, 1)
+
+
+def test_a_fault_of_the_tool_is_a_fault_of_the_environment():
+    def broken() -> str:
+        """Break."""
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        ask(raw("broken", {}), [broken])
+
+
+def test_a_slow_tool_is_told_to_the_policy_and_one_that_blocks_does_not_stall_the_others():
+    release = threading.Event()
+
+    def stuck() -> str:
+        """Block."""
+        release.wait(30)
+        return ""
+
+    async def both():
+        toolbox = Toolbox([stuck, look_up], 0.3)
+        stalled = asyncio.create_task(toolbox.answer(raw("stuck", {}), episode()))
+        began = time.monotonic()
+        quick = await toolbox.answer(raw("look_up", {"word": "a"}), episode())
+        return quick, stalled.done(), await stalled, time.monotonic() - began
+
+    quick, was_done, late, _ = asyncio.run(both())
+    release.set()
+    assert quick["content"] == "a 3 a-z"
+    assert not was_done
+    assert late["content"] == "Error: stuck took longer than 0.3 s"
+
+
+def test_a_tool_without_types_or_a_name_twice_is_refused():
+    def untyped(x): ...
+
+    with pytest.raises(ValueError, match="untyped has a parameter 'x' without a type"):
+        Tool(untyped)
+    with pytest.raises(ValueError, match="two tools have the same name"):
+        Toolbox([look_up, look_up], 1.0)
+
+
+def test_the_default_reply_answers_every_call_in_order_and_ends_without_one():
+    class Counting(Environment):
+        tools = (count,)
+
+    env, held = Counting(), episode()
+    two = called("count", step=2)
+    two["tool_calls"] += called("count", "call_1", step=3)["tool_calls"]
+    replies = asyncio.run(env.reply(held, two))
+    assert [(r["tool_call_id"], r["content"]) for r in replies] == [
+        ("call_0", '{"n": 2}'),
+        ("call_1", '{"n": 5}'),
+    ]
+    assert asyncio.run(env.reply(held, {"role": "assistant", "content": "done"})) is None
