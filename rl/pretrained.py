@@ -36,6 +36,7 @@ class PretrainedModel:
     max_seq_len: int
     max_tokens: int
     learning_rate: float
+    describe_tools: bool
     warm_start: Node | None
 
     def __post_init__(self) -> None:

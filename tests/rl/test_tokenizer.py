@@ -11,10 +11,17 @@ from rl.tokenizer import Tokenizer, hub_name, load_renderer
 
 SIZES = {"hidden_size": 8, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "head_dim": 4}
 LENGTHS = {"dtype": "float32", "max_seq_len": 64, "max_tokens": 16}
+REST = {
+    "learning_rate": 1e-3,
+    "describe_tools": False,
+    "rope_theta": 100.0,
+    "tokenizer": None,
+    "warm_start": None,
+}
 
 
 def tiny(folder):
-    model = TinyModel(**SIZES, **LENGTHS, learning_rate=1e-3, warm_start=None)
+    model = TinyModel(**SIZES, **LENGTHS, **REST)
     return model.prepare(folder)
 
 
@@ -134,7 +141,7 @@ import sys
 from pathlib import Path
 from random import Random
 import envs.arithmetic, envs.reverse_text, rl.demonstrations, rl.pretrained, rl.tiny, rl.tokenizer
-model = rl.tiny.TinyModel(**{SIZES}, **{LENGTHS}, learning_rate=1e-3, warm_start=None)
+model = rl.tiny.TinyModel(**{SIZES}, **{LENGTHS}, **{REST})
 renderer = rl.tokenizer.load_renderer(model.prepare(Path({str(tmp_path / "m")!r})), "auto")
 env = envs.arithmetic.Arithmetic(
     max_operand=9, operators=["+"], num_train=9, num_eval=9, reward_weights={{"correct": 1.0}}

@@ -38,6 +38,9 @@ def model_folder(folder: Path, dtype: str = "float32") -> Path:
         max_seq_len=64,
         max_tokens=16,
         learning_rate=1e-3,
+        describe_tools=False,
+        rope_theta=100.0,
+        tokenizer=None,
         warm_start=None,
     ).prepare(folder)
 

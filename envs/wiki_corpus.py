@@ -1,0 +1,131 @@
+"""Pages made of sections, the questions about them, and where both come from.
+
+    {"title": "Paris", "sections": {"Overview": "Paris is the capital of France."}}      a page
+    {"question": "...", "answer": "..."}                                                 a question
+
+A page may have `content` instead: Markdown, one section per heading.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+OPENING = "Introduction"  # of Markdown, what stands before its first heading
+HEADING = re.compile(r"^#{1,6}\s+(.+?)\s*#*$")
+
+
+@dataclass(frozen=True)
+class Page:
+    """One page.
+
+    Attributes:
+        sections: text by heading, in order.
+
+    """
+
+    title: str
+    sections: dict[str, str]
+
+    @property
+    def id(self) -> str:
+        """The title as it stands in addresses: spaces become underscores."""
+        return self.title.replace(" ", "_")
+
+    @property
+    def section_ids(self) -> list[str]:
+        """`Page_title:Heading` of each section."""
+        return [f"{self.id}:{name.replace(' ', '_')}" for name in self.sections]
+
+    @property
+    def text(self) -> str:
+        """Everything on the page, for the index."""
+        return "\n".join([self.title, *(f"{name}\n{text}" for name, text in self.sections.items())])
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question with its answer.
+
+    Attributes:
+        level: 1, the page is named; 2, it must be found by what it says; 3, it takes two pages;
+            0, unknown.
+        path: (title, heading) of what an expert reads, in order; empty where nobody knows.
+        query: what the expert searches for first; the first title if empty.
+
+    """
+
+    text: str
+    answer: str
+    level: int = 0
+    path: tuple[tuple[str, str], ...] = field(default=())
+    query: str = ""
+
+
+def read_pages(path: Path) -> list[Page]:
+    """Return the pages of a JSONL file.
+
+    Raises:
+        ValueError: a line is no page, or two pages have the same title.
+
+    """
+    pages: dict[str, Page] = {}
+    for number, record in records(path):
+        page = page_of(record, f"{path}, line {number}")
+        if page.id in pages:
+            raise ValueError(f"{path}, line {number}: there is a page {page.title!r} already")
+        pages[page.id] = page
+    return list(pages.values())
+
+
+def page_of(record: dict[str, Any], where: str) -> Page:
+    """Return a record as a page."""
+    title, sections, content = (record.get(key) for key in ("title", "sections", "content"))
+    if not isinstance(title, str) or not title.strip():
+        raise ValueError(f"{where}: a page needs a `title`")
+    if isinstance(content, str):
+        sections = dict(_split(content))
+    if not isinstance(sections, dict) or not sections:
+        raise ValueError(f"{where}: page {title!r} needs `sections` (a mapping) or `content`")
+    return Page(title, {str(name): str(text) for name, text in sections.items()})
+
+
+def _split(markdown: str) -> Iterator[tuple[str, str]]:
+    heading, lines = OPENING, list[str]()
+    for line in [*markdown.splitlines(), "# end"]:
+        if found := HEADING.match(line):
+            if text := "\n".join(lines).strip():
+                yield heading, text
+            heading, lines = found[1], []
+        else:
+            lines.append(line)
+
+
+def read_questions(path: Path) -> list[Question]:
+    """Return the questions of a JSONL file (`question`, `answer`, optional `level`)."""
+    questions = []
+    for number, record in records(path):
+        if not {"question", "answer"} <= record.keys():
+            raise ValueError(f"{path}, line {number}: a line needs `question` and `answer`")
+        level = int(record.get("level", 0))
+        questions.append(Question(str(record["question"]), str(record["answer"]), level))
+    return questions
+
+
+def records(path: Path) -> Iterable[tuple[int, dict[str, Any]]]:
+    """Yield the line number and content of each line of a JSONL file."""
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file; give a JSON Lines file")
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{path}, line {number}: {error}") from error
+            if not isinstance(record, dict):
+                raise ValueError(f"{path}, line {number}: a line must be a mapping")
+            yield number, record

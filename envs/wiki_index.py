@@ -1,0 +1,74 @@
+"""The three tools over a corpus: search, list sections, read one. Retrieval is BM25 (`bm25s`)."""
+
+import re
+from difflib import get_close_matches
+
+import bm25s
+import numpy as np
+
+from envs.tools import ToolError
+from envs.wiki_corpus import Page
+
+WORD = re.compile(r"\w+")
+
+
+class WikiIndex:
+    """Pages that can be searched and read; bound methods are tools."""
+
+    def __init__(self, pages: list[Page], num_results: int) -> None:
+        """`num_results`: pages that a search lists, at most."""
+        self._pages = {page.id: page for page in pages}
+        self._ids = list(self._pages)
+        self._sections = {
+            section: text
+            for page in pages
+            for section, text in zip(page.section_ids, page.sections.values(), strict=True)
+        }
+        self._num_results = min(num_results, len(pages))
+        self._bm25 = bm25s.BM25()
+        # The title counts twice: pages that mention it must not come before its own.
+        words = [_words(f"{page.title}\n{page.text}") for page in pages]
+        self._bm25.index(words, show_progress=False)
+
+    def search_pages(self, query: str) -> str:
+        """Search for pages; returns the ids of those that fit best, best first.
+
+        Args:
+            query: words to look for.
+        """
+        words = [word for word in _words(query) if word in self._bm25.vocab_dict]
+        if not words:
+            return "No page found."
+        scores = self._bm25.get_scores(words)
+        best = np.argsort(-scores, kind="stable")[: self._num_results]
+        return "\n".join(self._ids[i] for i in best if scores[i] > 0)
+
+    def view_sections(self, page_id: str) -> str:
+        """List the section ids of a page.
+
+        Args:
+            page_id: a page id, as search_pages returns it.
+        """
+        if page_id not in self._pages:
+            raise ToolError(f"there is no page {page_id!r}{_near(page_id, self._ids)}")
+        return "\n".join(self._pages[page_id].section_ids)
+
+    def read_section(self, section_id: str) -> str:
+        """Read a section.
+
+        Args:
+            section_id: a section id, as view_sections returns it.
+        """
+        if section_id not in self._sections:
+            hint = _near(section_id, list(self._sections))
+            raise ToolError(f"there is no section {section_id!r}{hint}")
+        return self._sections[section_id]
+
+
+def _words(text: str) -> list[str]:
+    return [word.lower() for word in WORD.findall(text.replace("_", " "))]
+
+
+def _near(word: str, known: list[str]) -> str:
+    close = get_close_matches(word, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else "; use an id that a tool returned"

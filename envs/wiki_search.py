@@ -1,0 +1,147 @@
+"""Answer questions by searching a small encyclopedia with tools, over several turns.
+
+    question -> search_pages(query) -> view_sections(page_id) -> read_section(section_id) -> answer
+
+The shipped corpus holds some 400 pages made from tables of facts (envs/wiki_facts.py); your own is
+a JSONL file of pages and one of questions. The held-out questions are others, about other pages.
+"""
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from envs.messages import asked, called, said
+from envs.protocol import Environment, Episode, Example, Message, Split
+from envs.rewards import exact, f1
+from envs.wiki_corpus import Page, Question, read_pages, read_questions
+from envs.wiki_facts import made_up, shipped
+from envs.wiki_index import WikiIndex
+
+REWARDS = ("exact", "f1", "judge")
+
+
+class WikiSearch(Environment):
+    """Questions over a corpus, tools to search it."""
+
+    name = "wiki-search"
+
+    def __init__(
+        self,
+        *,
+        corpus: Path | None,
+        questions: Path | None,
+        levels: Sequence[int],
+        num_eval: int,
+        num_results: int,
+        max_turns: int,
+        system_prompt: str,
+        describe_tools: bool,
+        reward_weights: Mapping[str, float],
+    ) -> None:
+        if (corpus is None) != (questions is None):
+            raise ValueError(
+                f"corpus={corpus}, questions={questions}: a corpus of your own needs both files; "
+                "leave both null for the one that ships"
+            )
+        if not levels or set(levels) - {0, 1, 2, 3}:
+            raise ValueError(f"levels={list(levels)}: list one or more of 1, 2, 3 (0: unknown)")
+        if max_turns < 1 or num_results < 1 or num_eval < 1:
+            raise ValueError(
+                f"max_turns={max_turns}, num_results={num_results}, num_eval={num_eval}: each is "
+                "at least 1"
+            )
+        self.max_turns, self.describe_tools = max_turns, describe_tools
+        self.reward_weights = dict(reward_weights)
+        self._corpus, self._questions_path = corpus, questions
+        self._levels, self._num_eval, self._num_results = set(levels), num_eval, num_results
+        self._system = [{"role": "system", "content": system_prompt}] if system_prompt else []
+
+    def examples(self, split: Split) -> list[Example]:
+        return [
+            Example(
+                id=number,
+                env=self.name,
+                messages=[*self._system, asked(question.text)],
+                info={"answer": question.answer, "level": question.level},
+            )
+            for number, question in enumerate(self._splits[split])
+        ]
+
+    @property
+    def tools(self) -> list[Callable[..., Any]]:
+        """Search, list sections, read one."""
+        return _tools(self._index)
+
+    async def score(self, episode: Episode) -> dict[str, float]:
+        """Return exact (0 or 1) and f1 of the last message's text against the answer."""
+        text = episode.text.rpartition("</think>")[2].strip()
+        answer = [episode.example.info["answer"]]
+        return {"exact": exact(text, answer), "f1": f1(text, answer)}
+
+    def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
+        """Yield an expert's conversations about made-up pages, for ever."""
+        while True:
+            pages, questions = made_up(rng)
+            index = WikiIndex(pages, self._num_results)
+            asked_for = [q for q in questions if q.level in self._levels]
+            for question in rng.sample(asked_for, min(3, len(asked_for))):
+                if conversation := expert(question, index):
+                    yield [*self._system, *conversation]
+
+    @cached_property
+    def _pages_and_questions(self) -> tuple[list[Page], list[Question]]:
+        if self._corpus is None or self._questions_path is None:
+            return shipped()
+        return read_pages(self._corpus), read_questions(self._questions_path)
+
+    @cached_property
+    def _index(self) -> WikiIndex:
+        return WikiIndex(self._pages_and_questions[0], self._num_results)
+
+    @cached_property
+    def _splits(self) -> dict[Split, list[Question]]:
+        """Questions by split: all those about one page are in the same one."""
+        by_page: dict[str, list[Question]] = {}
+        for question in self._pages_and_questions[1]:
+            if question.level in self._levels:
+                page = question.path[-1][0] if question.path else question.text
+                by_page.setdefault(page, []).append(question)
+        held_out: list[Question] = []
+        train: list[Question] = []
+        for page in sorted(by_page, key=lambda title: (zlib.crc32(title.encode()), title)):
+            (held_out if len(held_out) < self._num_eval else train).extend(by_page[page])
+        if not train:
+            raise ValueError(
+                f"num_eval={self._num_eval} and levels={sorted(self._levels)} leave no question to "
+                "train on: lower num_eval or add levels"
+            )
+        return {"train": train, "eval": held_out[: self._num_eval]}
+
+
+def expert(question: Question, index: WikiIndex) -> list[Message] | None:
+    """Return a conversation that finds the answer, or None where the search does not lead there."""
+    titles = [title for title, _ in question.path]
+    turns: list[tuple[str, str, str]] = [
+        ("search_pages", "query", question.query or titles[0]),
+    ]
+    if question.level != 2:  # there the title found is the answer
+        for title, heading in question.path:
+            page = title.replace(" ", "_")
+            turns.append(("view_sections", "page_id", page))
+            turns.append(("read_section", "section_id", f"{page}:{heading.replace(' ', '_')}"))
+    tools = {tool.__name__: tool for tool in _tools(index)}
+    messages = [asked(question.text)]
+    for name, parameter, argument in turns:
+        answer = tools[name](argument)
+        if name == "search_pages" and titles[0].replace(" ", "_") not in answer.split("\n"):
+            return None
+        messages.append(called(name, **{parameter: argument}))
+        messages.append({"role": "tool", "tool_call_id": "call_0", "content": answer})
+    return [*messages, said(question.answer)]
+
+
+def _tools(index: WikiIndex) -> list[Callable[..., Any]]:
+    return [index.search_pages, index.view_sections, index.read_section]
