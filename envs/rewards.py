@@ -1,0 +1,115 @@
+"""What an answer is worth: comparisons of text, and the rewards of an environment made of config.
+
+    exact, f1                                      said: str, answers: Sequence[str]
+    exact_match, token_f1, contains, number_match  Episode, whose info["answer"] is the answer
+    matches                                        Episode
+
+An answer is text or a number, or a list of several that are all right. What the policy said is its
+last turn without its reasoning; one that never ended its reasoning said nothing. Rewards are
+coroutine functions because they never block: a plain function would get a thread (envs/workers.py).
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from decimal import Decimal, InvalidOperation
+from string import punctuation
+
+from envs.protocol import Episode
+
+_DROPPED = str.maketrans("", "", punctuation)
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_NUMBER = re.compile(r"(?:(?<![\w.])-)?\d+(?:,\d{3})*(?:\.\d+)?")
+
+
+def normalised(text: str) -> str:
+    """Return text as SQuAD compares it: lower case, no punctuation, no articles, single spaces.
+
+    A sign is punctuation too: compare numbers with `number_match`.
+    """
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_DROPPED)).split())
+
+
+def exact(said: str, answers: Sequence[str]) -> float:
+    """Return 1 where `said` is one of the answers once both are normalised, else 0."""
+    return float(normalised(said) in map(normalised, _several(answers)))
+
+
+def f1(said: str, answers: Sequence[str]) -> float:
+    """Return the best F1 of normalised words, in 0..1, over the answers."""
+    return max((_f1(said, answer) for answer in _several(answers)), default=0.0)
+
+
+def final_text(episode: Episode) -> str:
+    """Return the last turn without reasoning, stripped; empty where the reasoning never ended."""
+    _, ended, after = episode.text.rpartition("</think>")
+    if not ended and "<think>" in after:
+        return ""
+    return after.strip()
+
+
+def answers_of(episode: Episode) -> list[str]:
+    """Return all right answers as text. ValueError where the example has none."""
+    info = episode.example.info
+    if "answer" not in info:
+        raise ValueError(
+            f"example {episode.example.id} has no info['answer'] to compare with: its data set "
+            "must name the column of the answer"
+        )
+    answer = info["answer"]
+    return [str(one) for one in answer] if isinstance(answer, list | tuple) else [str(answer)]
+
+
+async def exact_match(episode: Episode) -> float:
+    """Return 1 where the policy gave an answer and nothing else, after `normalised`."""
+    return exact(final_text(episode), answers_of(episode))
+
+
+async def token_f1(episode: Episode) -> float:
+    """Return the F1 of words with the nearest answer, in 0..1."""
+    return f1(final_text(episode), answers_of(episode))
+
+
+async def contains(episode: Episode) -> float:
+    """Return 1 where an answer occurs in what the policy said, as whole words, normalised."""
+    said = f" {normalised(final_text(episode))} "
+    wanted = (normalised(answer) for answer in answers_of(episode))
+    return float(any(f" {words} " in said for words in wanted if words))
+
+
+async def number_match(episode: Episode, *, tolerance: float) -> float:
+    """Return 1 where the last number that the policy said is at most `tolerance` off an answer."""
+    numbers = _NUMBER.findall(final_text(episode))
+    if not numbers:
+        return 0.0
+    said, most = _decimal(numbers[-1]), Decimal(str(tolerance))
+    return float(any(abs(said - _decimal(a)) <= most for a in answers_of(episode)))
+
+
+async def matches(episode: Episode, *, pattern: str) -> float:
+    """Return 1 where the whole last turn, reasoning excepted, has the form of a pattern.
+
+    Args:
+        pattern: regular expression; a dot is a line break too.
+
+    """
+    return float(re.fullmatch(pattern, final_text(episode), re.DOTALL) is not None)
+
+
+def _several(answers: Sequence[str]) -> Sequence[str]:
+    return [answers] if isinstance(answers, str) else answers
+
+
+def _f1(said: str, answer: str) -> float:
+    ours, theirs = normalised(said).split(), normalised(answer).split()
+    if not ours or not theirs:
+        return float(ours == theirs)
+    common = (Counter(ours) & Counter(theirs)).total()
+    return 2 * common / (len(ours) + len(theirs))
+
+
+def _decimal(text: str) -> Decimal:
+    try:
+        return Decimal(text.replace(",", ""))
+    except InvalidOperation:
+        raise ValueError(f"the answer {text!r} is no number: use exact_match or contains") from None

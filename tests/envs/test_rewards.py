@@ -1,0 +1,101 @@
+"""Comparisons of text, and rewards of whole episodes, as tables."""
+
+import asyncio
+
+import pytest
+
+from envs import rewards
+from envs.protocol import Episode, Example
+
+
+def episode(said, answer):
+    example = Example(4, "e", [], {} if answer is None else {"answer": answer})
+    return Episode(example, [{"role": "assistant", "content": said}])
+
+
+def score(reward, said, answer=None, **knobs):
+    return asyncio.run(reward(episode(said, answer), **knobs))
+
+
+@pytest.mark.parametrize(
+    ("said", "answers", "exact", "f1"),
+    [
+        ("the Eiffel Tower.", ["Eiffel tower"], 1, 1),
+        ("Eiffel", ["Eiffel Tower"], 0, 2 / 3),  # precision 1, recall 1/2
+        ("a b b c", ["b b b d"], 0, 2 * 2 / (3 + 4)),  # the article a falls away
+        ("Theodore", ["odore"], 0, 0),
+        ("paris", ["London", "Paris, France", "Paris"], 1, 1),
+        ("paris", ["London", "Paris, France"], 0, 2 / 3),
+        ("paris", "Paris", 1, 1),  # one text is one answer, not five letters
+        ("", ["x"], 0, 0),
+        ("x", [""], 0, 0),
+        ("The", ["an"], 1, 1),  # nothing is left of either
+        ("x", [], 0, 0),
+    ],
+)
+def test_exact_and_f1_of_text(said, answers, exact, f1):
+    assert rewards.exact(said, answers) == exact
+    assert rewards.f1(said, answers) == pytest.approx(f1)
+
+
+@pytest.mark.parametrize(
+    ("said", "answer", "exact_match", "token_f1", "contains"),
+    [
+        ("Paris!", "paris", 1, 1, 1),
+        ("It is Paris.", "Paris", 0, 2 * 1 / (3 + 1), 1),
+        ("<think>London</think>\nParis", "London", 0, 0, 0),
+        ("<think>Paris, surely", "Paris", 0, 0, 0),
+        ("comparison", "paris", 0, 0, 0),
+        ("new  york", ["NYC", "New York"], 1, 1, 1),
+        ("42", 42, 1, 1, 1),
+        ("anything", "the", 0, 0, 0),
+        ("", "Paris", 0, 0, 0),
+    ],
+)
+def test_rewards_of_an_answer(said, answer, exact_match, token_f1, contains):
+    assert score(rewards.exact_match, said, answer) == exact_match
+    assert score(rewards.token_f1, said, answer) == pytest.approx(token_f1)
+    assert score(rewards.contains, said, answer) == contains
+
+
+@pytest.mark.parametrize(
+    ("said", "answer", "tolerance", "match"),
+    [
+        ("7", "7", 0.0, 1),
+        ("3 + 4 = 7.", 7, 0.0, 1),
+        ("about 1,234.50 dollars", "1234.5", 0.0, 1),
+        ("10-3", "-3", 0.0, 0),  # a minus, not a sign
+        ("it is -3", "-3", 0.0, 1),
+        ("-3", "3", 0.0, 0),
+        ("0.1", 0.3, 0.2, 1),  # in decimals: 0.3 - 0.1 is no more than 0.2
+        ("0.0999", 0.3, 0.2, 0),
+        ("9" * 400, "1" + "0" * 400, 1.0, 1),
+        ("7 of 8", "7", 0.0, 0),
+        ("8 of 7", ["6", "7"], 0.0, 1),
+        ("<think>7</think> none", "7", 0.0, 0),
+        ("", "7", 0.0, 0),
+    ],
+)
+def test_the_last_number_is_compared(said, answer, tolerance, match):
+    assert score(rewards.number_match, said, answer, tolerance=tolerance) == match
+
+
+@pytest.mark.parametrize(
+    ("said", "match"),
+    [
+        ("<answer>7</answer>", 1),
+        ("<think>so</think>\n\n<answer>7\n8</answer>\n", 1),
+        ("<answer>7</answer> there", 0),
+        ("<think><answer>7</answer>", 0),
+        ("", 0),
+    ],
+)
+def test_the_form_of_an_answer(said, match):
+    assert score(rewards.matches, said, pattern="<answer>.+</answer>") == match
+
+
+def test_an_example_that_cannot_be_compared_with_is_an_error():
+    with pytest.raises(ValueError, match=r"example 4 has no info\['answer'\]"):
+        score(rewards.exact_match, "x")
+    with pytest.raises(ValueError, match="'seven' is no number: use exact_match"):
+        score(rewards.number_match, "7", "seven", tolerance=0.0)
