@@ -45,8 +45,8 @@ COMPANIONS = {
 }
 # They decide where a run starts, is logged and served: no part of a training step.
 ELSEWHERE = ("model", "inference", "logger", "experiment")
-# Needs another server.
-LEFT_OUT = ("reference=endpoint",)
+# Needs another server; more than the one turn, or the one environment, that is played here.
+LEFT_OUT = ("reference=endpoint", "env=alphabet-sort", "env=composed", "env=mixture")
 # Keys that are choices, though no group.
 KEYS = {
     "updates_per_batch": {"1": 1, "2": 2},

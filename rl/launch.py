@@ -119,6 +119,7 @@ def launch(main: Callable[[], object]) -> None:
     """Call what @hydra.main made, and say in a few lines what Hydra itself found wrong."""
     wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # then Hydra raises instead of printing
+    sys.path.append(os.getcwd())  # a user's modules: our `python -m` children find them there too
     try:
         main()
     except KeyboardInterrupt:

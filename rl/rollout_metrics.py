@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rl.records import Group
+from rl.records import Group, Rollout
 
 _SPREAD = 1e-6
 
@@ -43,12 +43,15 @@ def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
             "rollout/tool_calls": _mean([rollout.tool_calls for rollout in rollouts]),
             "rollout/tool_errors": _mean([rollout.tool_errors for rollout in rollouts]),
         }
-    by_env: dict[str, list[float]] = defaultdict(list)
+    by_env: dict[str, list[Rollout]] = defaultdict(list)
     for group in groups:
-        by_env[group.example.env] += [r.reward for r in group.rollouts if r.reward is not None]
+        by_env[group.example.env] += group.rollouts
     if len(by_env) > 1:
-        metrics |= {f"env/{name}/reward": _mean(values) for name, values in by_env.items()}
-        metrics |= {f"env/{name}/share": len(v) / len(scored) for name, v in by_env.items()}
+        for name, played in by_env.items():
+            rewards = [rollout.reward for rollout in played if rollout.reward is not None]
+            metrics[f"env/{name}/reward"] = _mean(rewards)
+            metrics[f"env/{name}/share"] = len(played) / len(rollouts)
+            metrics[f"env/{name}/errors"] = 1 - len(rewards) / len(played)
     behind = _staleness(groups, step)
     if behind.size:
         metrics |= {

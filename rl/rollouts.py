@@ -128,11 +128,11 @@ def _rollout_line(group: Group, rollout: Rollout, credit: Credit, used: bool) ->
 def _imitate(run: Run, sampler: Imitator, env: Environment, renderer: Renderer) -> PlayGroup:
     async def play_group(
         index: int,
-        example: Example,  # noqa: ARG001 the expert chooses what to show
+        example: Example,  # says which environment of a mixture; its expert chooses what to show
         group_size: int,
     ) -> tuple[Rollout, ...]:
         rng = random.Random(f"{run.seed}:{index}")
-        return sampler.group(env, renderer, rng, group_size, run.max_seq_len)
+        return sampler.group(env.of(example), renderer, rng, group_size, run.max_seq_len)
 
     return play_group
 

@@ -85,9 +85,11 @@ def steps_and_waits(config: Config) -> Iterator[str]:
 
 def rewards(config: Config) -> Iterator[str]:
     """Something must be rewarded."""
-    weights = value_of(config, "env.reward_weights")
-    if isinstance(weights, Mapping) and not any(weights.values()):
-        yield f"env.reward_weights={dict(weights)} makes every reward 0: give one a weight"
+    members = value_of(config, "env.envs") or {}  # of a mixture
+    for path in ("env", *(f"env.envs.{name}" for name in members)):
+        weights = value_of(config, f"{path}.reward_weights")
+        if isinstance(weights, Mapping) and not any(weights.values()):
+            yield f"{path}.reward_weights={dict(weights)} makes every reward 0: give one a weight"
 
 
 def adapter(config: Config) -> Iterator[str]:

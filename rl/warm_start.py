@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -34,6 +35,7 @@ _LEARNING = (
     *("loss", "reward", "truncation", "advantage", "aggregation"),
     *("reference", "kl", "correction", "sampler", "buffer"),
 )
+_LONGEST_PATH = 4096
 _PACKAGES = ("torch", "transformers", "deepspeed", "renderers")
 
 
@@ -59,14 +61,40 @@ def warm_start_key(first: Run) -> str:
     # The first two serve the run that follows; the environment's rewards are not looked at.
     content["model"] = _without(first.model, "learning_rate", "max_tokens")
     content["env"] = _without(first.env, "reward_weights")
-    sources = [*_SOURCES, first.env["_target_"].rpartition(".")[0]]
+    parts = [*_nodes(first.env)]
+    sources = [*_SOURCES, *(node["_target_"].rpartition(".")[0] for node in parts)]
     content["sources"] = [_source(name) for name in sources]
+    content["files"] = [_content(value) for node in parts for value in node.values()]
     content["versions"] = [version(name) for name in _PACKAGES]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _without(node: Node, *keys: str) -> Node:
-    return {key: value for key, value in node.items() if key not in keys}
+def _without(node: Any, *keys: str) -> Any:
+    """Return a node without these keys, in the nodes inside it neither."""
+    if isinstance(node, dict):
+        return {key: _without(value, *keys) for key, value in node.items() if key not in keys}
+    return [_without(item, *keys) for item in node] if isinstance(node, list) else node
+
+
+def _nodes(value: Any) -> Iterator[Node]:
+    """Yield every node in a value, itself included: a mixture's, a data set's, a tool's."""
+    if isinstance(value, dict):
+        if "_target_" in value:
+            yield value
+        value = list(value.values())
+    for item in value if isinstance(value, list) else ():
+        yield from _nodes(item)
+
+
+def _content(value: Any) -> str:
+    """Return the hash of the file that a knob names; nothing where it names none."""
+    if not isinstance(value, str) or "\n" in value or not value or len(value) > _LONGEST_PATH:
+        return ""
+    path = Path(value).expanduser()
+    if not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def warm_start_run(run: Run, supervised: dict[str, Any], folder: Path) -> Run:

@@ -197,7 +197,8 @@ def test_a_missing_key_of_any_choice_is_refused_by_name(choice: str, tmp_path: P
         path, _, last = key.rpartition(".")
         (problem,) = caught.value.problems
         if last == "_target_":
-            assert problem.startswith(f"{path} is ")
+            parent, _, item = path.rpartition(".")
+            assert problem.startswith((f"{path} is ", f'{parent} has an item "{item}" that is '))
             assert "where a node with _target_ " in problem
         else:
             assert problem == f"{key} is missing: add it to the YAML that sets {path}"

@@ -1,0 +1,160 @@
+"""Keep a list of names in alphabetical order while more of them come: several turns.
+
+    sort: dob an kit   ->   an dob kit          add: fe   ->   an dob fe kit
+
+Every answer is the whole list, names apart by spaces. Names are made-up strings of a-z, drawn by
+fixed seeds; no list of the eval split occurs in training or in demonstrations.
+"""
+
+from collections.abc import Iterator, Mapping
+from difflib import SequenceMatcher
+from functools import cached_property
+from itertools import chain
+from math import perm
+from random import Random
+from string import ascii_lowercase
+
+from envs.messages import Message, asked, said
+from envs.protocol import Environment, Episode, Example, Split
+
+REWARDS = ("exact", "similarity")
+Names = list[list[str]]  # [turns][names that are new]
+
+
+class AlphabetSort(Environment):
+    """Lists that grow from turn to turn."""
+
+    name = "alphabet-sort"
+
+    def __init__(
+        self,
+        *,
+        min_turns: int,
+        max_turns: int,
+        num_names: int,
+        names_per_turn: int,
+        min_length: int,
+        max_length: int,
+        similarity_power: float,
+        num_train: int,
+        num_eval: int,
+        reward_weights: Mapping[str, float],
+    ) -> None:
+        if not 1 <= min_turns <= max_turns:
+            raise ValueError(
+                f"min_turns={min_turns}, max_turns={max_turns}: an episode needs at least one turn "
+                "and min_turns may not exceed max_turns"
+            )
+        if not 1 <= min_length <= max_length:
+            raise ValueError(
+                f"min_length={min_length}, max_length={max_length}: a name needs at least one "
+                "letter and min_length may not exceed max_length"
+            )
+        if min(num_names, names_per_turn, num_train, num_eval) < 1:
+            raise ValueError(
+                f"num_names={num_names}, names_per_turn={names_per_turn}, num_train={num_train}, "
+                f"num_eval={num_eval}: at least 1 each, please"
+            )
+        most = num_names + (max_turns - 1) * names_per_turn
+        capacity = sum(len(ascii_lowercase) ** n for n in range(min_length, max_length + 1))
+        if capacity < 4 * most:  # drawing anew until all differ ends soon
+            raise ValueError(
+                f"{most} different names an episode are too many for the {capacity} that have "
+                f"{min_length} to {max_length} letters: raise max_length or ask for fewer"
+            )
+        lists = perm(capacity, num_names + (min_turns - 1) * names_per_turn)
+        if lists < 2 * num_eval:
+            raise ValueError(
+                f"num_eval={num_eval} leaves too little to train on: there may be no more than "
+                f"{lists} lists; raise max_length or num_names, or lower num_eval"
+            )
+        if similarity_power <= 0:
+            raise ValueError(f"similarity_power={similarity_power}: it must be more than 0")
+        if unknown := set(reward_weights) - set(REWARDS):
+            raise ValueError(
+                f"reward_weights names {sorted(unknown)}, which is not scored here: use "
+                f"{' or '.join(REWARDS)}"
+            )
+        self.max_turns = max_turns
+        self.reward_weights = dict(reward_weights)
+        self._turns, self._lengths = range(min_turns, max_turns + 1), (min_length, max_length)
+        self._num_names, self._names_per_turn = num_names, names_per_turn
+        self._power = similarity_power
+        self._num_train, self._num_eval = num_train, num_eval
+
+    def examples(self, split: Split) -> list[Example]:
+        lists = self._eval_lists if split == "eval" else self._train_lists
+        return [
+            Example(id=i, env=self.name, messages=[_question(names, 0)], info={"names": names})
+            for i, names in enumerate(lists)
+        ]
+
+    async def reply(
+        self,
+        episode: Episode,
+        message: Message,  # noqa: ARG002 whatever was said, the next names come
+    ) -> list[Message] | None:
+        """The names of the next turn; None after the last."""
+        names = episode.example.info["names"]
+        return [_question(names, episode.turns)] if episode.turns < len(names) else None
+
+    async def score(self, episode: Episode) -> dict[str, float]:
+        """Return means over all turns of the example; one that was never played scores 0.
+
+        exact: the share of turns whose list is right.
+        similarity: how alike the lists are, in 0..1, to the power of similarity_power.
+        """
+        answers = _answers(episode.example.info["names"])
+        turns = [m["content"] or "" for m in episode.messages if m["role"] == "assistant"]
+        lists = [turn.rpartition("</think>")[2].split() for turn in turns]
+        pairs = list(zip(lists, answers, strict=False))
+        alike = [SequenceMatcher(None, ours, theirs, False).ratio() for ours, theirs in pairs]
+        return {
+            "exact": sum(ours == theirs for ours, theirs in pairs) / len(answers),
+            "similarity": sum(ratio**self._power for ratio in alike) / len(answers),
+        }
+
+    def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
+        """Yield whole conversations about fresh names, for ever."""
+        held_out = {str(names) for names in self._eval_lists}
+        while True:
+            names = self._draw(rng)
+            if str(names) not in held_out:
+                turns = enumerate(_answers(names))
+                pairs = [(_question(names, turn), said(" ".join(right))) for turn, right in turns]
+                yield [message for pair in pairs for message in pair]
+
+    @cached_property
+    def _eval_lists(self) -> list[Names]:
+        rng = Random("alphabet-sort/eval")
+        return [self._draw(rng) for _ in range(self._num_eval)]
+
+    @cached_property
+    def _train_lists(self) -> list[Names]:
+        held_out, rng = {str(names) for names in self._eval_lists}, Random("alphabet-sort/train")
+        lists: list[Names] = []
+        while len(lists) < self._num_train:
+            names = self._draw(rng)
+            if str(names) not in held_out:
+                lists.append(names)
+        return lists
+
+    def _draw(self, rng: Random) -> Names:
+        """Return the names of an episode, all different."""
+        turns = rng.choice(self._turns)
+        wanted = self._num_names + (turns - 1) * self._names_per_turn
+        drawn: dict[str, None] = {}  # a set that keeps its order
+        while len(drawn) < wanted:
+            drawn["".join(rng.choices(ascii_lowercase, k=rng.randint(*self._lengths)))] = None
+        names, step = list(drawn), self._names_per_turn
+        later = range(self._num_names, wanted, step)
+        return [names[: self._num_names], *(names[start : start + step] for start in later)]
+
+
+def _question(names: Names, turn: int) -> Message:
+    return asked(f"{'add' if turn else 'sort'}: {' '.join(names[turn])}")
+
+
+def _answers(names: Names) -> Names:
+    """Return the whole sorted list of each turn."""
+    return [sorted(chain(*names[: turn + 1])) for turn in range(len(names))]

@@ -1,0 +1,218 @@
+"""Examples out of files or from the hub: the columns of a row become a prompt and an answer.
+
+    {"question": "2+2?", "answer": "4", "level": 1}
+        -> messages: [user: 2+2?], info: {"answer": "4", "level": 1}
+
+A prompt is text, or a list of messages. Where there is no eval split, rows are held out by the hash
+of their prompt: which ones does not depend on the order of the rows, and a prompt that occurs twice
+is in one split only. Any class with this `examples` may be the `dataset` of envs/composed.py.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, overload
+
+from envs.messages import Message, asked
+from envs.protocol import Example, Split
+
+Rows = Any  # len(rows), rows[i] a mapping: a list of mappings, or a datasets.Dataset
+EVAL, TRAIN = "eval", "train"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """Base of all: which columns are read, and what is held out.
+
+    Attributes:
+        path: where the rows come from.
+        prompt: column of the prompt.
+        answer: column of the answer, which rewards find as info["answer"]; None: there is none.
+        num_eval: distinct prompts held out, or the most that are taken of a split of its own.
+
+    """
+
+    path: str
+    prompt: str
+    answer: str | None
+    num_eval: int
+
+    def __post_init__(self) -> None:
+        if self.num_eval < 0:
+            raise ValueError(f"num_eval={self.num_eval}: at least 0, please")
+
+    def load(self) -> dict[str, Rows]:
+        """Return the rows: "train", and "eval" where that is a split of its own."""
+        raise NotImplementedError
+
+    def examples(self, split: Split, *, env: str, system_prompt: str | None) -> Sequence[Example]:
+        """Return the examples of the environment `env`, in the order of the rows; loads them once.
+
+        Raises:
+            ValueError: they cannot be loaded, or lack a column; one sentence.
+
+        """
+        rules = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
+        rows, numbers = self._splits[split]
+        return _Examples(self, rows, numbers, env, rules)
+
+    @cached_property
+    def _splits(self) -> dict[str, tuple[Rows, Sequence[int]]]:
+        loaded = self.load()
+        for rows in loaded.values():
+            self._check(rows)
+        train = loaded[TRAIN]
+        if EVAL in loaded:
+            most = min(self.num_eval, len(loaded[EVAL]))
+            return {TRAIN: (train, range(len(train))), EVAL: (loaded[EVAL], range(most))}
+        keys = [_hash(prompt) for prompt in _column(train, self.prompt)]
+        held_out = set(sorted(set(keys))[: self.num_eval])
+        if len(set(keys)) == len(held_out):
+            raise ValueError(
+                f"num_eval={self.num_eval} leaves nothing to train on: {self.path} has "
+                f"{len(held_out)} distinct prompts; lower num_eval"
+            )
+        kept = [i for i, key in enumerate(keys) if key not in held_out]
+        others = [i for i, key in enumerate(keys) if key in held_out]
+        return {TRAIN: (train, kept), EVAL: (train, others)}
+
+    def _check(self, rows: Rows) -> None:
+        if not len(rows):
+            raise ValueError(f"{self.path} holds no rows")
+        for number, row in enumerate(rows if isinstance(rows, list) else rows.select([0])):
+            for column in filter(None, (self.prompt, self.answer)):
+                if column not in row:
+                    raise ValueError(
+                        f"{self.path}: row {number} has no column {column!r}, but "
+                        f"{', '.join(map(repr, row)) or 'none'}: set prompt and answer to those "
+                        "that you mean (answer=null: none)"
+                    )
+
+    def example(self, row: Mapping[str, Any], number: int, env: str, opening: list[Any]) -> Example:
+        """Return a row as an example; the other columns are in its info."""
+        prompt = row[self.prompt]
+        messages = prompt if isinstance(prompt, list) else [asked(str(prompt))]
+        info = {name: value for name, value in row.items() if name != self.prompt}
+        if self.answer is not None:
+            info["answer"] = row[self.answer]
+        return Example(id=number, env=env, messages=[*opening, *messages], info=info)
+
+
+@dataclass(frozen=True)
+class _Examples(Sequence[Example]):
+    """Examples made when they are looked at: a data set may be larger than the memory."""
+
+    dataset: Dataset
+    rows: Rows
+    numbers: Sequence[int]  # of the rows
+    env: str
+    opening: list[Message]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> Example: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Example]: ...
+    def __getitem__(self, index: int | slice) -> Example | list[Example]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        number = range(len(self))[index]  # IndexError behind the last
+        row = self.rows[self.numbers[number]]
+        return self.dataset.example(row, number, self.env, self.opening)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonLines(Dataset):
+    """A file with one JSON object a line, and perhaps another for evaluation."""
+
+    eval_path: str | None
+
+    def load(self) -> dict[str, Rows]:
+        return {split: _json_lines(path) for split, path in _paths(self.path, self.eval_path)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Files(Dataset):
+    """Parquet or CSV files, by name or pattern, through the library `datasets`."""
+
+    format: Literal["parquet", "csv"]
+    eval_path: str | None
+
+    def load(self) -> dict[str, Rows]:
+        files = {split: str(path) for split, path in _paths(self.path, self.eval_path)}
+        return dict(_load(self.path, self.format, data_files=files))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hub(Dataset):
+    """A data set of the Hugging Face hub, or a local copy of one, through `datasets`.
+
+    Attributes:
+        config: which of its configurations; None: the only one.
+        split, eval_split: their names there, such as train and test, or train[:90%].
+        revision: branch, tag or commit; None: the newest.
+
+    """
+
+    config: str | None
+    split: str
+    eval_split: str | None
+    revision: str | None
+
+    def load(self) -> dict[str, Rows]:
+        where = {"name": self.config, "revision": self.revision}
+        names = [(TRAIN, self.split), (EVAL, self.eval_split)]
+        return {ours: _load(self.path, self.path, split=s, **where) for ours, s in names if s}
+
+
+def _paths(train: str, evaluation: str | None) -> Iterator[tuple[str, Path]]:
+    for split, path in ((TRAIN, train), (EVAL, evaluation)):
+        if path is not None:
+            yield split, Path(path).expanduser()
+
+
+def _load(source: str, path: str, **where: Any) -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        raise ValueError(
+            f"{source} is read through the library `datasets`, which is not installed: "
+            "pip install 'offbyone[data]', or write JSON lines and use envs.datasets.JsonLines"
+        ) from error
+    try:
+        return datasets.load_dataset(path, **where)
+    except Exception as error:  # its own, the hub's and those of the network
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise ValueError(
+            f"{source} cannot be loaded ({said}): check its name and splits, or the network"
+        ) from error
+
+
+def _json_lines(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file")
+    rows = []
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                row = json.loads(line) if line.strip() else None
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{path}, line {number} is no JSON: {error}") from error
+            if isinstance(row, dict):
+                rows.append(row)
+            elif line.strip():
+                raise ValueError(f"{path}, line {number} is no JSON object")
+    return rows
+
+
+def _column(rows: Rows, name: str) -> Sequence[Any]:
+    return [row[name] for row in rows] if isinstance(rows, list) else rows[name]
+
+
+def _hash(prompt: Any) -> bytes:
+    return hashlib.sha256(json.dumps(prompt, sort_keys=True).encode()).digest()

@@ -1,0 +1,132 @@
+"""AlphabetSort: what whole conversations score, what it holds out, what it refuses."""
+
+from itertools import islice
+from random import Random
+
+import pytest
+
+from envs.alphabet_sort import AlphabetSort
+from envs.messages import said
+from envs.protocol import Episode, Example
+
+KNOBS = {
+    "min_turns": 2,
+    "max_turns": 3,
+    "num_names": 3,
+    "names_per_turn": 1,
+    "min_length": 2,
+    "max_length": 4,
+    "similarity_power": 2.0,
+    "num_train": 500,
+    "num_eval": 100,
+    "reward_weights": {"exact": 0.0, "similarity": 1.0},
+}
+NAMES = [["dob", "an", "kit"], ["fe"]]  # an dob kit, then an dob fe kit
+
+
+def make(**changes):
+    return AlphabetSort(**{**KNOBS, **changes})
+
+
+async def play(env, example, answers):
+    """The conversation in which the policy says `answers`, as the player would lead it."""
+    episode = Episode(example, list(example.messages))
+    for answer in answers:
+        episode.messages.append(said(answer))
+        episode.turns += 1
+        reply = await env.reply(episode, episode.messages[-1])
+        if reply is None:
+            break
+        episode.messages += reply
+    return episode, await env.score(episode)
+
+
+@pytest.mark.parametrize(
+    ("answers", "exact", "similarity"),
+    [
+        (["an dob kit", "an dob fe kit"], 1, 1),
+        ([" an\ndob  kit\n", "<think>fe?</think>an dob fe kit"], 1, 1),
+        (["an dob kit", "fe an dob kit"], 1 / 2, (1 + (6 / 8) ** 2) / 2),  # 3 of 4 in order
+        (["an dob kit", "an dob kit"], 1 / 2, (1 + (6 / 7) ** 2) / 2),  # fe forgotten
+        (["an dob kit"], 1 / 2, 1 / 2),  # cut off: the turn that was not played scores 0
+        (["kit dob an", "an dob fe kit"], 1 / 2, ((2 / 6) ** 2 + 1) / 2),
+        (["an dob kit an", "an dob fe kit"], 1 / 2, ((6 / 7) ** 2 + 1) / 2),  # one too many
+        (["an,dob,kit", "AN DOB FE KIT"], 0, 0),
+        (["", "\ufffd"], 0, 0),
+        ([], 0, 0),
+    ],
+)
+async def test_rewards_of_a_conversation(answers, exact, similarity):
+    opening = [{"role": "user", "content": "sort: dob an kit"}]
+    example = Example(0, "alphabet-sort", opening, {"names": NAMES})
+    _, scores = await play(make(), example, answers)
+    assert scores == pytest.approx({"exact": exact, "similarity": similarity})
+
+
+async def test_the_names_of_each_turn_come_after_any_answer_and_then_it_ends():
+    example = Example(0, "alphabet-sort", [{"role": "user", "content": "?"}], {"names": NAMES})
+    episode, _ = await play(make(), example, ["nonsense", "more", "never asked for"])
+    assert [m["content"] for m in episode.messages] == ["?", "nonsense", "add: fe", "more"]
+
+
+async def test_the_expert_scores_one_in_conversations_that_the_environment_would_lead():
+    env = make(names_per_turn=2, max_turns=4)
+    turns = set()
+    for shown in islice(env.demonstrations(Random(0)), 100):
+        lists = [message["content"].split()[1:] for message in shown[::2]]
+        example = Example(0, env.name, shown[:1], {"names": lists})
+        episode, scores = await play(env, example, [m["content"] for m in shown[1::2]])
+        assert episode.messages == shown
+        assert scores == {"exact": 1.0, "similarity": 1.0}
+        assert [len(names) for names in lists] == [3] + [2] * (len(lists) - 1)
+        turns.add(len(lists))
+    assert turns == {2, 3, 4}
+
+
+def lists(examples):
+    return {str(example.info["names"]) for example in examples}
+
+
+def test_splits_and_demonstrations_share_no_list_with_eval():
+    # One turn of one letter: 26 lists, of which at most 13 are held out.
+    env = make(min_turns=1, max_turns=1, num_names=1, min_length=1, max_length=1, num_eval=13)
+    held_out = lists(env.examples("eval"))
+    assert 6 < len(held_out) <= 13
+    assert held_out.isdisjoint(lists(env.examples("train")))
+    shown = {messages[0]["content"] for messages in islice(env.demonstrations(Random(3)), 300)}
+    assert shown.isdisjoint(e.messages[0]["content"] for e in env.examples("eval"))
+
+
+def test_the_same_knobs_give_the_same_lists_and_all_their_names_differ():
+    examples = make().examples("train")
+    assert examples == make().examples("train")
+    assert make().examples("eval") == make(num_train=5).examples("eval")
+    assert [example.id for example in examples] == list(range(500))
+    for example in examples:
+        names = [name for turn in example.info["names"] for name in turn]
+        assert len(set(names)) == len(names) in (4, 5)
+        assert {len(name) for name in names} <= {2, 3, 4}
+    first, again, other = (
+        list(islice(make().demonstrations(Random(seed)), 20)) for seed in (1, 1, 2)
+    )
+    assert first == again != other
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"min_turns": 4}, "min_turns may not exceed"),
+        ({"min_length": 0}, "at least one letter"),
+        ({"names_per_turn": 0}, "names_per_turn=0"),
+        ({"min_length": 1, "max_length": 1, "num_names": 6}, "8 different .* 26 .* raise max_len"),
+        (
+            {"max_turns": 2, "num_names": 1, "min_length": 1, "max_length": 1, "num_eval": 326},
+            "num_eval=326 leaves too little .* 650 lists",
+        ),
+        ({"similarity_power": 0.0}, "more than 0"),
+        ({"reward_weights": {"exakt": 1.0}}, "exakt.* use exact or similarity"),
+    ],
+)
+def test_impossible_knobs_are_refused_with_a_remedy(changes, message):
+    with pytest.raises(ValueError, match=message):
+        make(**changes)

@@ -1,0 +1,164 @@
+"""Data sets: columns, splits that share no prompt, and files as the real library reads them."""
+
+import csv
+import json
+import sys
+
+import pytest
+
+from envs.datasets import Files, Hub, JsonLines
+
+ROWS = [{"question": f"{i} + 1?", "answer": str(i + 1), "level": i % 3} for i in range(40)]
+COLUMNS = {"prompt": "question", "answer": "answer", "num_eval": 10}
+
+
+@pytest.fixture
+def datasets(monkeypatch, tmp_path):
+    """The library, which keeps what it reads below a folder of the test."""
+    library = pytest.importorskip("datasets")
+    monkeypatch.setattr(library.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(library.config, "HF_HUB_OFFLINE", True)
+    return library
+
+
+def written(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def lines(path, rows=ROWS, **changes):
+    knobs = {**COLUMNS, "path": written(path, rows), "eval_path": None}
+    return JsonLines(**{**knobs, **changes})
+
+
+def both(dataset, system_prompt=None):
+    return [
+        dataset.examples(split, env="mine", system_prompt=system_prompt)
+        for split in ("train", "eval")
+    ]
+
+
+def prompts(examples):
+    return [example.messages[-1]["content"] for example in examples]
+
+
+def test_a_row_becomes_an_example_with_its_other_columns(tmp_path):
+    train, _ = both(lines(tmp_path / "a.jsonl", num_eval=0), "Be brief.")
+    assert len(train) == 40
+    assert train[7].messages == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "7 + 1?"},
+    ]
+    assert (train[7].id, train[7].env) == (7, "mine")
+    assert train[7].info == {"answer": "8", "level": 1}
+    assert train[-1].id == 39
+    assert [example.id for example in train[:3]] == [0, 1, 2]
+    assert list(train) == train[:]
+    with pytest.raises(IndexError):
+        train[40]
+
+
+def test_other_columns_can_be_the_prompt_and_the_answer(tmp_path):
+    told = [{"role": "user", "content": "hi \u2028 there"}]  # no line break in JSON
+    dataset = lines(
+        tmp_path / "a.jsonl", [{"told": told, "n": 5}], prompt="told", answer="n", num_eval=0
+    )
+    train, _ = both(dataset)
+    assert (train[0].messages, train[0].info) == (told, {"answer": 5, "n": 5})
+    bare = lines(tmp_path / "a.jsonl", [{"q": 7}], prompt="q", answer=None, num_eval=0)
+    (example,) = both(bare)[0]
+    assert (prompts([example]), example.info) == (["7"], {})
+
+
+def test_the_prompts_held_out_do_not_depend_on_the_order_and_are_in_no_other_split(tmp_path):
+    train, held_out = both(lines(tmp_path / "a.jsonl"))
+    assert (len(train), len(held_out)) == (30, 10)
+    assert set(prompts(train)).isdisjoint(prompts(held_out))
+    turned = both(lines(tmp_path / "b.jsonl", ROWS[::-1]))[1]
+    assert prompts(turned) == prompts(held_out)[::-1]
+    twice = both(lines(tmp_path / "c.jsonl", ROWS + ROWS))
+    assert [len(split) for split in twice] == [60, 20]
+    assert set(prompts(twice[1])) == set(prompts(held_out))
+    assert [example.id for example in twice[1]] == list(range(20))
+
+
+def test_a_file_for_evaluation_is_a_split_of_its_own(tmp_path):
+    other = written(tmp_path / "eval.jsonl", ROWS[::2])
+    train, held_out = both(lines(tmp_path / "a.jsonl", eval_path=other, num_eval=5))
+    assert len(train) == 40
+    assert prompts(held_out) == [f"{i} + 1?" for i in range(0, 10, 2)]
+
+
+def test_parquet_and_csv_are_read_as_json_lines_are(tmp_path, datasets):
+    from_lines = both(lines(tmp_path / "a.jsonl"))
+    datasets.Dataset.from_list(ROWS).to_parquet(tmp_path / "a.parquet")
+    with (tmp_path / "a.csv").open("w", newline="") as file:
+        table = csv.DictWriter(file, ROWS[0].keys())
+        table.writeheader()
+        table.writerows(ROWS)
+    for kind in ("parquet", "csv"):
+        files = Files(format=kind, path=str(tmp_path / f"a.{kind}"), eval_path=None, **COLUMNS)
+        for ours, theirs in zip(both(files), from_lines, strict=True):
+            assert prompts(ours) == prompts(theirs)
+            assert [str(e.info["answer"]) for e in ours] == [e.info["answer"] for e in theirs]
+            assert [e.info["level"] for e in ours] == [e.info["level"] for e in theirs]
+
+
+def test_several_files_and_one_for_evaluation(tmp_path, datasets):
+    for i in range(2):
+        datasets.Dataset.from_list(ROWS[20 * i : 20 * i + 20]).to_parquet(tmp_path / f"{i}.parquet")
+    pattern, last = str(tmp_path / "*.parquet"), str(tmp_path / "1.parquet")
+    files = Files(format="parquet", path=pattern, eval_path=last, **COLUMNS)
+    train, held_out = both(files)
+    assert (len(train), len(held_out)) == (40, 10)
+    assert held_out[0].messages[0]["content"] == "20 + 1?"
+
+
+def test_a_data_set_in_the_form_of_the_hub_has_splits_by_name(tmp_path, datasets):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for split, rows in (("train", ROWS[:30]), ("test", ROWS[30:])):
+        written(folder / f"{split}.jsonl", rows)
+    knobs = {**COLUMNS, "path": str(folder), "config": None, "revision": None, "num_eval": 5}
+    train, held_out = both(Hub(split="train", eval_split="test", **knobs))
+    assert (len(train), prompts(held_out)[0], len(held_out)) == (30, "30 + 1?", 5)
+    train, held_out = both(Hub(split="train[:50%]", eval_split=None, **knobs))
+    assert (len(train), len(held_out)) == (10, 5)
+    with pytest.raises(ValueError, match=r"mine cannot be loaded .* check its name and splits"):
+        both(Hub(split="validation", eval_split=None, **knobs))
+
+
+def test_a_name_out_of_reach_is_one_sentence(datasets):
+    knobs = {**COLUMNS, "config": None, "split": "train", "eval_split": None, "revision": None}
+    with pytest.raises(ValueError, match=r"no-such/data cannot be loaded \(\w+: .* or the network"):
+        both(Hub(path="no-such/data", **knobs))
+
+
+def test_without_the_library_the_remedy_is_said(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "datasets", None)  # import then raises ImportError
+    files = Files(format="csv", path="a.csv", eval_path=None, **COLUMNS)
+    with pytest.raises(ValueError, match=r"a\.csv is read .* pip install 'offbyone\[data\]'"):
+        both(files)
+    assert len(both(lines(tmp_path / "a.jsonl"))[0]) == 30
+
+
+@pytest.mark.parametrize(
+    ("text", "changes", "message"),
+    [
+        ('{"question": "q", "solution": 1}', {}, "row 0 has no column 'answer', but 'question', "),
+        ('{"answer": 1}', {}, "no column 'question'"),
+        ('{"question": "q", "answer": 1}\n{', {}, "line 2 is no JSON: "),
+        ("[1]", {}, "line 1 is no JSON object"),
+        ("null", {}, "line 1 is no JSON object"),
+        ("\n", {}, "holds no rows"),
+        (None, {}, "no such file"),
+        ('{"question": "q", "answer": 1}', {}, "num_eval=10 leaves nothing .* 1 distinct prompts"),
+        ("", {"num_eval": -1}, "num_eval=-1"),
+    ],
+)
+def test_a_file_that_will_not_do_is_refused(tmp_path, text, changes, message):
+    path = tmp_path / "a.jsonl"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        both(JsonLines(**{**COLUMNS, "path": str(path), "eval_path": None, **changes}))
