@@ -1,6 +1,6 @@
 """Shuts the calling process in: from here on it can compute, and read Python's own library.
 
-    resource limits   memory, processor time; no core dump, no byte to any file, no child
+    resource limits   memory; no core dump, no byte to any file, no child
     capabilities      none, for a process of root
     Landlock          reads Python's library and the system's, no other file; traces no process
     seccomp           a list of allowed system calls: no network, no child or thread, no program,
@@ -73,19 +73,17 @@ def die_with_parent() -> None:
     _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def limit_resources(memory_mb: int, cpu_seconds: int) -> None:
-    """Bound address space (MiB) and processor time of this process's whole life."""
+def limit_resources(memory_mb: int) -> None:
+    """Bound the address space (MiB), and forbid what is not needed at all."""
     limits = {
         resource.RLIMIT_AS: memory_mb * 2**20,
-        resource.RLIMIT_CPU: cpu_seconds,
         resource.RLIMIT_NOFILE: 64,
         **dict.fromkeys((resource.RLIMIT_CORE, resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC), 0),
     }
     for which, value in limits.items():
-        extra = 1 if which == resource.RLIMIT_CPU else 0  # who catches SIGXCPU gets SIGKILL
         hard = resource.getrlimit(which)[1]
-        value, top = (v if hard < 0 else min(v, hard) for v in (value, value + extra))
-        resource.setrlimit(which, (value, top))
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(which, (value, value))
 
 
 def readable(packages: Sequence[str]) -> list[str]:
@@ -183,10 +181,10 @@ def seccomp() -> None:
     _call("prctl", PR_SET_SECCOMP, 2, pointer, 0, 0)
 
 
-def confine(*, memory_mb: int, cpu_seconds: int, packages: Sequence[str]) -> None:
+def confine(*, memory_mb: int, packages: Sequence[str]) -> None:
     """All of the above, in an order that works. OSError where the kernel does not play along."""
     die_with_parent()
-    limit_resources(memory_mb, cpu_seconds)
+    limit_resources(memory_mb)
     drop_capabilities()
     paths = readable(packages)
     if not landlock(paths):

@@ -128,7 +128,7 @@ def main() -> None:
     knobs = json.loads(sys.argv[-1])
     fd, packages = knobs["fd"], knobs["packages"]
     try:
-        confine(memory_mb=knobs["memory_mb"], cpu_seconds=knobs["cpu_seconds"], packages=packages)
+        confine(memory_mb=knobs["memory_mb"], packages=packages)
     except OSError as error:
         send(fd, READY, str(error))
         return

@@ -18,12 +18,15 @@ alone. For code that strangers write, run the rollouts in a virtual machine of t
 
 import asyncio
 import json
+import math
+import resource
 import secrets
 import signal
 import socket
 import subprocess
 import sys
 import sysconfig
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +34,7 @@ from envs import workers
 from envs.interpreter import HEADER, READY
 from envs.tools import ToolError
 
-START_TIMEOUT = 30.0  # seconds until a new process must be ready
+START_TIMEOUT = 120.0  # seconds until a new process must be ready
 BOOT = "import sys; sys.path.append({!r}); from envs.interpreter import main; main()"
 OURS = str(Path(__file__).parents[1])
 # Nothing of our own environment; numerical libraries would start threads, which fail here.
@@ -43,16 +46,16 @@ class Limits:
     """What code in a sandbox may use.
 
     Attributes:
-        call_timeout: seconds that one call may take.
-        cpu_seconds: processor time of all calls together.
+        cpu_seconds: processor time of one call.
+        call_timeout: seconds of one call on the clock; on a busy machine code waits for its turn.
         memory_mb: address space of the process; Python itself takes about 30.
         max_output_chars: of the answer to one call; what is longer loses its middle.
         site_packages: whether installed packages (sympy, numpy) can be imported.
 
     """
 
-    call_timeout: float
     cpu_seconds: int
+    call_timeout: float
     memory_mb: int
     max_output_chars: int
     site_packages: bool
@@ -72,8 +75,9 @@ class _Lost(Exception):
 class Sandbox:
     """A Python interpreter behind bars. Starts when it is first used."""
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
+    def __init__(self, limits: Limits, preload: str = "") -> None:
+        """`preload`: code that every fresh process runs first, at leisure."""
+        self._limits, self._preload = limits, preload
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
 
@@ -104,6 +108,7 @@ class Sandbox:
     async def _ask(self, code: str) -> str:
         if self._process is None:
             await self._start()
+        self._allow_processor_time()
         ticket = secrets.token_bytes(8)
         try:
             async with asyncio.timeout(self._limits.call_timeout):
@@ -118,6 +123,14 @@ class Sandbox:
         raise ToolError(
             f"the code {what}; the interpreter was restarted and its variables are gone"
         )
+
+    def _allow_processor_time(self) -> None:
+        """Let the process be stopped after cpu_seconds from now, by the kernel."""
+        assert self._process
+        pid = self._process.pid
+        used = time.clock_gettime((~pid << 3) | 2)  # the kernel's name of a process's own clock
+        until = math.ceil(used + self._limits.cpu_seconds)
+        resource.prlimit(pid, resource.RLIMIT_CPU, (until, resource.RLIM_INFINITY))
 
     async def _cause(self) -> str:
         """Why the process has ended, or is about to."""
@@ -140,7 +153,6 @@ class Sandbox:
             "fd": theirs.fileno(),
             "ours": OURS,
             "packages": sorted(paths) if limits.site_packages else [],
-            "cpu_seconds": limits.cpu_seconds,
             "memory_mb": limits.memory_mb,
             "max_output_chars": limits.max_output_chars,
         }
@@ -159,6 +171,9 @@ class Sandbox:
         try:
             async with asyncio.timeout(START_TIMEOUT):
                 problem = await self._receive(READY)
+                if self._preload and not problem:
+                    await self._send(READY, self._preload)
+                    problem = await self._receive(READY)
         except (TimeoutError, _Lost, OSError) as error:
             problem = f"it did not get ready within {START_TIMEOUT:g} s ({error!r})"
         if problem:

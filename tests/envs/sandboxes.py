@@ -16,7 +16,7 @@ KNOBS = {
 
 
 def make(**changes):
-    return Sandbox(Limits(**{**KNOBS, "call_timeout": 20.0, **changes}))
+    return Sandbox(Limits(**{**KNOBS, "call_timeout": 60.0, **changes}))
 
 
 def interpreters():
@@ -33,7 +33,7 @@ def interpreters():
     return found
 
 
-def settled(expected, seconds=5.0):
+def settled(expected, seconds=60.0):
     """Whether the living interpreters become `expected` in a while."""
     deadline = time.monotonic() + seconds
     while interpreters() != expected and time.monotonic() < deadline:

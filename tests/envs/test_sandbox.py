@@ -77,10 +77,11 @@ def test_a_long_answer_keeps_both_ends():
     assert left + 100 == sum(len(f"{i}\n") for i in range(100000)) + len("'end'\n")
 
 
-def test_processor_time_is_counted_over_all_calls():
+def test_processor_time_is_counted_call_by_call():
     box = make(cpu_seconds=1)
     burn = "import time\nend = time.process_time() + {}\nwhile time.process_time() < end: pass"
-    assert asyncio.run(said(box, burn.format(0.5))) == ""
+    for _ in range(3):
+        assert asyncio.run(said(box, burn.format(0.6))) == ""
     assert "used up 1 s of processor time; the interp" in asyncio.run(said(box, burn.format(5)))
     assert asyncio.run(box.run("1")) == "1\n"
     box.close()
@@ -88,8 +89,9 @@ def test_processor_time_is_counted_over_all_calls():
 
 def test_a_call_that_is_given_up_does_not_answer_the_next(box):
     async def give_up():
+        await box.run("")
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(box.run("import time; time.sleep(0.3); print('late')"), 0.2)
+            await asyncio.wait_for(box.run("import time; time.sleep(1); print('late')"), 0.5)
         return await box.run("print('next')")
 
     assert asyncio.run(give_up()) == "next\n"
