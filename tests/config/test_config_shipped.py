@@ -29,6 +29,7 @@ COMPANIONS = {
         if path.stem != "none"
     },
     "sync=adapter": ["adapter=lora"],
+    "env=math-file": ["env.questions.path=questions.jsonl"],
 }
 CHOICES = sorted(f"{p.parent.name}={p.stem}" for p in CONF.glob("*/*.yaml"))
 
