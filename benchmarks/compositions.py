@@ -45,8 +45,11 @@ COMPANIONS = {
 }
 # They decide where a run starts, is logged and served: no part of a training step.
 ELSEWHERE = ("model", "inference", "logger", "experiment")
-# Needs another server.
-LEFT_OUT = ("reference=endpoint",)
+# Needs another server; environments whose episodes are too long for the policy that plays here.
+LEFT_OUT = (
+    "reference=endpoint",
+    *(f"env={name}" for name in ("gsm8k", "math-file", "math-python", "word-problems")),
+)
 # Keys that are choices, though no group.
 KEYS = {
     "updates_per_batch": {"1": 1, "2": 2},

@@ -117,10 +117,10 @@ def test_examples_are_the_same_each_time_and_split_apart():
 def test_questions_without_a_solution_cannot_be_imitated():
     env = make(questions=Given(Question("6 * 7?", "42")), instruction="")
     assert env.examples("train")[0].messages == [{"role": "user", "content": "6 * 7?"}]
-    with pytest.raises(ValueError, match="no worked solutions.*model.warm_start=null"):
+    with pytest.raises(ValueError, match=r"no worked solutions.*model.warm_start=null"):
         next(env.demonstrations(Random(0)))
 
 
 def test_an_unknown_reward_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match="exact.* use correct or format"):
+    with pytest.raises(ValueError, match=r"exact.* use correct or format"):
         make(reward_weights={"exact": 1.0})
