@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.composing import compose
+from benchmarks.composing import CONF, compose
 from benchmarks.covering import Assignment, Covering, cover
 from benchmarks.playing import Playground
 from rl.config import Run
@@ -45,8 +45,12 @@ COMPANIONS = {
 }
 # They decide where a run starts, is logged and served: no part of a training step.
 ELSEWHERE = ("model", "inference", "logger", "experiment")
-# Needs another server; more than the one turn, or the one environment, that is played here.
-LEFT_OUT = ("reference=endpoint", "env=alphabet-sort", "env=composed", "env=mixture")
+# Needs another server; the environments of one turn that are short enough for the policy here stay.
+PLAYED = ("reverse-text", "arithmetic")
+LEFT_OUT = (
+    "reference=endpoint",
+    *(f"env={path.stem}" for path in CONF.glob("env/*.yaml") if path.stem not in PLAYED),
+)
 # Keys that are choices, though no group.
 KEYS = {
     "updates_per_batch": {"1": 1, "2": 2},
