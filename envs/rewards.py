@@ -12,11 +12,7 @@ coroutine functions because they never block: a plain function would get a threa
 import re
 from collections import Counter
 from collections.abc import Sequence
-<<<<<<< HEAD
-from decimal import Decimal, InvalidOperation
-=======
 from decimal import Decimal
->>>>>>> mixture
 from string import punctuation
 
 from envs.protocol import Episode
@@ -82,14 +78,6 @@ async def contains(episode: Episode) -> float:
 
 
 async def number_match(episode: Episode, *, tolerance: float) -> float:
-<<<<<<< HEAD
-    """Return 1 where the last number that the policy said is at most `tolerance` off an answer."""
-    numbers = _NUMBER.findall(final_text(episode))
-    if not numbers:
-        return 0.0
-    said, most = _decimal(numbers[-1]), Decimal(str(tolerance))
-    return float(any(abs(said - _decimal(a)) <= most for a in answers_of(episode)))
-=======
     """Return 1 where the last number that the policy said is at most `tolerance` off the answer's.
 
     The answer may be a worked solution: its last number counts too.
@@ -100,7 +88,6 @@ async def number_match(episode: Episode, *, tolerance: float) -> float:
         raise ValueError(f"the answer {answers} has no number: use exact_match or contains")
     most = Decimal(str(tolerance))
     return float(said is not None and any(abs(said - number) <= most for number in wanted))
->>>>>>> mixture
 
 
 async def matches(episode: Episode, *, pattern: str) -> float:
@@ -125,14 +112,6 @@ def _f1(said: str, answer: str) -> float:
     return 2 * common / (len(ours) + len(theirs))
 
 
-<<<<<<< HEAD
-def _decimal(text: str) -> Decimal:
-    try:
-        return Decimal(text.replace(",", ""))
-    except InvalidOperation:
-        raise ValueError(f"the answer {text!r} is no number: use exact_match or contains") from None
-=======
 def _last_number(text: str) -> Decimal | None:
     numbers = _NUMBER.findall(text)
     return Decimal(numbers[-1].replace(",", "")) if numbers else None
->>>>>>> mixture
