@@ -30,7 +30,7 @@ COMPANIONS = {
     },
     "sync=adapter": ["adapter=lora"],
     "env=composed": ["env.dataset.path=data.jsonl"],
-    "env=math-file": ["env.questions.path=questions.jsonl"],
+    "env=math-file": ["env.questions.dataset.path=questions.jsonl"],
 }
 CHOICES = sorted(f"{p.parent.name}={p.stem}" for p in CONF.glob("*/*.yaml"))
 

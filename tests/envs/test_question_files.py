@@ -1,16 +1,14 @@
-"""Questions out of files and data sets: what is read, held out, refused."""
+"""Questions out of data sets: what is taken apart, held out, refused. How rows are read is tested
+with envs/datasets.py."""
 
-import importlib.util
 import json
-import sys
 from random import Random
 
 import pytest
 
-from envs.question_files import FileQuestions, HubQuestions
+from envs.datasets import Hub, JsonLines
+from envs.question_files import DataQuestions
 from envs.questions import Question
-
-KEYS = {"question_key": "question", "answer_key": "answer"}
 
 
 def write(path, rows):
@@ -23,7 +21,8 @@ def rows(*numbers):
 
 
 def of_file(path, **changes):
-    return FileQuestions(**{"path": path, "eval_path": None, "num_eval": 2, **KEYS, **changes})
+    knobs = {"eval_path": None, "num_eval": 2, "prompt": "question", "answer": "answer"}
+    return DataQuestions(dataset=JsonLines(path=path, **{**knobs, **changes}))
 
 
 def test_some_of_one_file_are_held_out(tmp_path):
@@ -48,63 +47,38 @@ def test_a_question_of_the_eval_file_is_not_trained_on(tmp_path):
 def test_worked_steps_are_taken_apart_as_in_gsm8k(tmp_path):
     told = "She sells 48/2 = <<48/2=24>>24.\nTogether 48+24 = <<48+24=72>>72.\n#### 72"
     path = write(tmp_path / "a.jsonl", [{"q": " How many? ", "a": told}, {"q": "x", "a": 5}])
-    made = of_file(path, num_eval=1, question_key="q", answer_key="a")
+    made = of_file(path, num_eval=1, prompt="q", answer="a")
     assert {*made.load("train"), *made.load("eval")} == {
         Question("How many?", "72", "She sells 48/2 = 24.\nTogether 48+24 = 72."),
         Question("x", "5"),
     }
 
 
-def test_a_parquet_file_is_read_alike(tmp_path):
-    parquet = pytest.importorskip("pyarrow.parquet", reason="needs offbyone[data]")
-    arrow = pytest.importorskip("pyarrow")
-    parquet.write_table(arrow.Table.from_pylist(rows(*range(5))), tmp_path / "a.parquet")
-    lines = write(tmp_path / "a.jsonl", rows(*range(5)))
-    for split in ("train", "eval"):
-        assert of_file(str(tmp_path / "a.parquet")).load(split) == of_file(lines).load(split)
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("a.jsonl", '{"question": "q"}\n', r"row 1 has no 'answer' but 'question': set question_"),
-        ("a.jsonl", '{"question": "q", "answer": "1"}\n{', "row 2 is not JSON"),
-        ("a.jsonl", '{"question": "q", "answer": "1"}\n', "0 questions to train on and 1"),
-        ("a.jsonl", "", "0 questions to train on and 0"),
-        ("a.csv", "question,answer\n", r"no kind that can be read: use \.jsonl or \.parquet"),
-    ],
-)
-def test_a_file_that_cannot_be_used_is_refused_with_a_remedy(tmp_path, name, text, message):
-    (tmp_path / name).write_text(text)
-    with pytest.raises(ValueError, match=message):
-        of_file(str(tmp_path / name)).load("train")
-
-
-def test_a_missing_file_is_named(tmp_path):
-    made = of_file(str(tmp_path / "none.jsonl"))  # the constructor opens nothing
-    with pytest.raises(ValueError, match=r"no file .*none\.jsonl: env\.questions\.path"):
-        made.load("eval")
-
-
-def of_hub(path, **changes):
-    knobs = {"path": path, "name": None, "train_split": "train", "eval_split": "test", **KEYS}
-    return HubQuestions(**{**knobs, **changes})
+def test_splits_without_questions_and_questions_without_answers_are_refused(tmp_path):
+    path = write(tmp_path / "a.jsonl", rows(1, 2))
+    same = write(tmp_path / "b.jsonl", rows(1, 2))
+    with pytest.raises(ValueError, match="0 questions to train on and 2 to evaluate with"):
+        of_file(path, eval_path=same).load("train")
+    bare = write(tmp_path / "c.jsonl", [{"question": "a"}, {"question": "b"}])
+    with pytest.raises(ValueError, match=r"question 0 has no answer: set dataset\.answer"):
+        of_file(bare, answer=None, num_eval=1).load("train")
 
 
 def test_a_data_set_in_the_form_of_the_hub_is_read(tmp_path):
-    if not importlib.util.find_spec("datasets"):
-        pytest.skip("needs offbyone[data]")
+    pytest.importorskip("datasets", reason="needs offbyone[data]")
     write(tmp_path / "train.jsonl", rows(1, 2, 3))
     write(tmp_path / "test.jsonl", rows(3, 4))
-    made = of_hub(str(tmp_path))
+    made = DataQuestions(
+        dataset=Hub(
+            path=str(tmp_path),
+            config=None,
+            revision=None,
+            split="train",
+            eval_split="test",
+            prompt="question",
+            answer="answer",
+            num_eval=10,
+        )
+    )
     assert [q.answer for q in made.load("train")] == ["1", "2"]
     assert [q.answer for q in made.load("eval")] == ["3", "4"]
-    with pytest.raises(ValueError, match=r"\(validation\) cannot be loaded: .*env=word-problems"):
-        of_hub(str(tmp_path), eval_split="validation").load("eval")
-
-
-def test_without_the_extra_the_way_out_is_said(monkeypatch):
-    monkeypatch.setitem(sys.modules, "datasets", None)  # as if it were not installed
-    made = of_hub("openai/gsm8k", name="main")
-    with pytest.raises(ValueError, match=r"offbyone\[data\].* or choose env=word-problems"):
-        made.load("train")
