@@ -144,7 +144,7 @@ class Judge:
         if self._loop is not loop:
             key = os.environ.get(self._key, "") if self._key else ""
             headers = {"Authorization": f"Bearer {key}"} if key else {}
-            limits = httpx.Limits(max_connections=self._max_concurrent)
+            limits = httpx.Limits(max_keepalive_connections=self._max_concurrent)
             self._http = httpx.AsyncClient(timeout=self._timeout, headers=headers, limits=limits)
             self._places, self._loop = asyncio.Semaphore(self._max_concurrent), loop
         return self._http, self._places
