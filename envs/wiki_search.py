@@ -13,9 +13,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from envs.judge import Judge
 from envs.messages import asked, called, said
 from envs.protocol import Environment, Episode, Example, Message, Split
-from envs.rewards import exact, f1
+from envs.rewards import exact, f1, final_text
 from envs.wiki_corpus import Page, Question, read_pages, read_questions
 from envs.wiki_facts import made_up, shipped
 from envs.wiki_index import WikiIndex
@@ -39,6 +40,7 @@ class WikiSearch(Environment):
         max_turns: int,
         system_prompt: str,
         describe_tools: bool,
+        judge: Judge | None,
         reward_weights: Mapping[str, float],
     ) -> None:
         if (corpus is None) != (questions is None):
@@ -53,7 +55,13 @@ class WikiSearch(Environment):
                 f"max_turns={max_turns}, num_results={num_results}, num_eval={num_eval}: each is "
                 "at least 1"
             )
-        self.max_turns, self.describe_tools = max_turns, describe_tools
+        known = REWARDS if judge else REWARDS[:2]
+        if unknown := set(reward_weights) - set(known):
+            raise ValueError(
+                f"reward_weights names {sorted(unknown)}, which is not scored here: use "
+                f"{', '.join(known)} (judge needs a judge: env=wiki-search-judged)"
+            )
+        self.max_turns, self.describe_tools, self._judge = max_turns, describe_tools, judge
         self.reward_weights = dict(reward_weights)
         self._corpus, self._questions_path = corpus, questions
         self._levels, self._num_eval, self._num_results = set(levels), num_eval, num_results
@@ -76,10 +84,10 @@ class WikiSearch(Environment):
         return _tools(self._index)
 
     async def score(self, episode: Episode) -> dict[str, float]:
-        """Return exact (0 or 1) and f1 of the last message's text against the answer."""
-        text = episode.text.rpartition("</think>")[2].strip()
-        answer = [episode.example.info["answer"]]
-        return {"exact": exact(text, answer), "f1": f1(text, answer)}
+        """Return exact (0 or 1) and f1 of the last message, and the judge's verdict if asked."""
+        text, answer = final_text(episode), [episode.example.info["answer"]]
+        rewards = {"exact": exact(text, answer), "f1": f1(text, answer)}
+        return rewards | ({"judge": await self._judge(episode)} if self._judge else {})
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
         """Yield an expert's conversations about made-up pages, for ever."""

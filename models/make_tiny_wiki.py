@@ -43,6 +43,7 @@ def texts() -> Iterator[str]:
         max_turns=8,
         system_prompt="",
         describe_tools=False,
+        judge=None,
         reward_weights={"exact": 1.0},
     )
     for messages in islice(env.demonstrations(Random(1)), DEMONSTRATIONS):

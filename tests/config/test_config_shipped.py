@@ -29,6 +29,7 @@ COMPANIONS = {
         if path.stem != "none"
     },
     "sync=adapter": ["adapter=lora"],
+    "env=wiki-search-judged": ["env.judge.url=http://localhost:1/v1", "env.judge.model=judge"],
     "env=composed": ["env.dataset.path=data.jsonl"],
     "env=math-file": ["env.questions.dataset.path=questions.jsonl"],
 }

@@ -25,6 +25,7 @@ def wiki(**knobs) -> WikiSearch:
         "max_turns": 8,
         "system_prompt": "",
         "describe_tools": True,
+        "judge": None,
         "reward_weights": {"exact": 1.0},
     }
     return WikiSearch(**{**given, **knobs})
@@ -228,6 +229,7 @@ def test_two_pages_of_one_title_are_refused(tmp_path):
         ({"levels": []}, "list one or more of 1, 2, 3"),
         ({"levels": [7]}, "list one or more of 1, 2, 3"),
         ({"questions": "q.jsonl"}, "a corpus of your own needs both files"),
+        ({"reward_weights": {"judge": 1.0}}, "judge needs a judge: env=wiki-search-judged"),
         ({"num_results": 0}, "num_results=0, num_eval=200: each is at least 1"),
     ],
 )
@@ -245,3 +247,14 @@ def test_an_index_lists_no_more_than_asked_for():
     pages = [Page(f"A {i}", {"S": "same words"}) for i in range(9)]
     assert len(WikiIndex(pages, 4).search_pages("words").split("\n")) == 4
     assert Question("q", "a").path == ()
+
+
+def test_a_judge_is_one_more_reward():
+    class Scripted:
+        async def __call__(self, episode):
+            return 0.25 if episode.text == "nearly" else 0.0
+
+    env = wiki(judge=Scripted(), reward_weights={"judge": 1.0})
+    example = env.examples("train")[0]
+    episode = Episode(example, [*example.messages, said("nearly")])
+    assert asyncio.run(env.score(episode))["judge"] == 0.25
