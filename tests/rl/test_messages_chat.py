@@ -167,5 +167,5 @@ async def test_a_server_that_is_not_there_is_said_to_be_out_of_reach():
 
 
 def test_an_address_without_a_scheme_is_refused_at_once():
-    with pytest.raises(ValueError, match="client.url=host:8000 is no address: write http"):
+    with pytest.raises(ValueError, match=r"client\.url=host:8000 is no address: write http"):
         client("host:8000")
