@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from envs.messages import Message
+from rl.evaluation_table import measured
 from rl.records import Rollout
 from rl.verdict import Played, Summary
 
@@ -66,7 +67,7 @@ def _numbers(summary: Summary) -> Iterator[str]:
     }
     yield "<table>"
     for label, text in rows.items():
-        yield f"<tr><td>{escape(label)}</td><td>{escape(text.replace('± nan', ''))}</td></tr>"
+        yield f"<tr><td>{escape(label)}</td><td>{escape(measured(text))}</td></tr>"
     yield "</table>"
 
 

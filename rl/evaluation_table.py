@@ -90,6 +90,9 @@ def _cells(summary: Summary) -> dict[str, str]:
     numbers |= {f"stop: {reason}": f"{share:.1%}" for reason, share in summary.stop_reasons.items()}
     if summary.num_scored < summary.num_rollouts:
         numbers["not scored"] = f"{summary.num_rollouts - summary.num_scored}"
-    return {
-        label: text.replace("± nan", "").replace("nan%", "-") for label, text in numbers.items()
-    }
+    return {label: measured(text) for label, text in numbers.items()}
+
+
+def measured(text: str) -> str:
+    """The text of a number, with a dash for one that was not measured."""
+    return text.replace(" ± nan", "").replace("nan%", "-").replace("nan", "-")

@@ -18,9 +18,9 @@ FLOORS = (
     "tokenizer wire",
     "annotations batches blame buffer demonstrations example_order logprobs objective optim panel "
     "plan reads rollout_metrics rows runs sampler server truncation verdict vllm_plugin",
-    "algorithm_rules chat credit dispatcher engine evaluation_page evaluation_table pretrained "
+    "algorithm_rules chat credit dispatcher engine evaluation_table pretrained "
     "rollout_lines screen summary tiny transcripts",
-    "evaluation player policy rules tokens_chat",
+    "evaluation evaluation_page player policy rules tokens_chat",
     "config reference rewriting",
     "anchors clients construction endpoint evaluation_config hydra_errors loading parts periodic "
     "warm_start weights",
