@@ -43,8 +43,8 @@ COMPANIONS = {
     "reference=model": ["reference.path=teacher"],
     "sampler=transcripts": ["sampler.path=text"],
 }
-# They decide where a run starts, is logged and served: no part of a training step.
-ELSEWHERE = ("model", "inference", "logger", "experiment")
+# They decide where a run starts, is logged, evaluated and served: no part of a training step.
+ELSEWHERE = ("model", "client", "inference", "logger", "evaluation", "experiment")
 # Needs another server; the environments of one turn that are short enough for the policy here stay.
 PLAYED = ("reverse-text", "arithmetic")
 LEFT_OUT = (

@@ -23,6 +23,7 @@ ABSOLUTE_BOUNDS = {
 SEQUENCE_MEAN = "losses.aggregation.sequence_mean"
 SUPERVISED = "losses.cross_entropy.cross_entropy"
 NO_REFERENCE, INITIAL = "rl.reference.NoReference", "rl.reference.InitialPolicy"
+MESSAGES, NO_EVALUATION = "rl.messages_chat.MessagesClient", "rl.periodic.NoEvaluation"
 NO_CORRECTION = "losses.correction.none"
 
 
@@ -186,6 +187,21 @@ def demonstrations(config: Config) -> Iterator[str]:
         )
 
 
+def text_alone(config: Config) -> Iterator[str]:
+    """What a client or a sampler that has no tokens of the policy's cannot do."""
+    if config["client"]["_target_"] == MESSAGES:
+        yield (
+            "client=messages gets words, and training needs the very tokens with their logprobs: "
+            "use client=renderer or client=tokens (python evaluate.py takes client=messages)"
+        )
+    is_evaluated = config["evaluation"]["_target_"] != NO_EVALUATION
+    if is_evaluated and config["sampler"]["_target_"] in IMITATORS:
+        yield (
+            "evaluation plays the policy, and with demonstrations no vLLM is started that could: "
+            "use evaluation=none, and python evaluate.py on a checkpoint"
+        )
+
+
 ALGORITHM_RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     loss_and_aggregation,
     loss_and_sampler,
@@ -194,4 +210,5 @@ ALGORITHM_RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     old_logprobs,
     rewards_before_advantages,
     demonstrations,
+    text_alone,
 )

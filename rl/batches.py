@@ -49,6 +49,14 @@ class RolloutsLink:
         """Tell that these weights are live, so that more groups may start."""
         self._call(Call(what="publish", step=version), dict, self._silent)
 
+    def evaluation(self, version: int) -> dict[str, float]:
+        """Wait for the evaluation of a version; return its metrics, none where it is not due."""
+        late = (
+            f"the evaluation of version {version} took longer than trainer.wait_timeout="
+            f"{self._socket.gettimeout():g} s: lower evaluation.num_examples, or raise that one"
+        )
+        return self._call(Call(what="evaluation"), dict, late)
+
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps of the rollouts process."""
         return self._call(Call(what="state"), dict, self._silent)

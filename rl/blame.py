@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from envs.protocol import Environment
+from rl.client import EngineError
 
 _LONGEST = 300  # characters of the error itself
 
@@ -17,9 +18,11 @@ class EnvironmentFailed(Exception):
 
 @contextmanager
 def blaming(env: Environment, what: str) -> Iterator[None]:
-    """Whatever the block raises is the environment's fault; our own cancellation is not."""
+    """Whatever the block raises is the environment's fault; cancellation and the engine are not."""
     try:
         yield
+    except EngineError:
+        raise
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is None or task.cancelling():

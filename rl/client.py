@@ -25,6 +25,7 @@ class Completion:
     versions: list[int]  # [N] policy version that sampled each token
     cut_off: bool  # ended by max_tokens instead of by the policy
     prompt_ids: list[int] = field(default_factory=list)  # [P]
+    hidden_tokens: int = 0  # sampled by a server that gives no ids away
 
 
 class Client(Protocol):
@@ -82,6 +83,20 @@ class TokenClient:
         answer = await self._post("/inference/v1/generate", body)
         return [_completion(choice, list(prompt_ids)) for choice in answer["choices"]]
 
+    async def tokenize(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
+    ) -> list[int]:
+        """Return the prompt that the server's own chat template makes of a conversation.
+
+        Raises:
+            ValueError: the template does not take this conversation.
+
+        """
+        body: dict[str, Any] = {"model": self._model, "messages": messages}
+        if tools:
+            body["tools"] = [{"type": "function", "function": spec} for spec in tools]
+        return (await self._post("/tokenize", body))["tokens"]
+
     async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         for attempt in range(_RETRIES):
             try:
@@ -89,6 +104,8 @@ class TokenClient:
                     if response.status == 200:
                         return await response.json()
                     text = (await response.text())[:500]
+                    if response.status == 400 and path == "/tokenize":
+                        raise ValueError(f"the chat template refuses it: {text}")
                     raise EngineError(f"vLLM answered {response.status} to {path}: {text}")
             except aiohttp.ClientConnectionError as error:
                 if attempt == _RETRIES - 1:

@@ -10,7 +10,7 @@ callables; its other keys are that callable's keyword-only parameters (rl/signat
 """
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import import_module
@@ -20,40 +20,11 @@ from typing import Any
 import yaml
 
 from rl.annotations import Converter, Misfit, Node
+from rl.free_form import free_form_problems
 from rl.rules import rule_problems
 from rl.signatures import Knob, did_you_mean, read
 
 MISSING = "???"
-# The two free-form parts are passed on as they are, except for what a key of ours decides.
-OWNED_BY_US = {
-    "deepspeed": {
-        "train_batch_size": "batch_size",
-        "train_micro_batch_size_per_gpu": "trainer.tokens_per_micro_batch",
-        "gradient_accumulation_steps": "trainer.tokens_per_micro_batch",
-        "gradient_clipping": "trainer.max_grad_norm",
-        "optimizer": "optim",
-        "scheduler": "optim.schedule",
-        "bf16": "model.dtype",
-        "fp16": "model.dtype",
-    },
-    "inference.args": {
-        "uds": "output_dir (the socket lies in the run folder)",
-        "host": "output_dir (a socket in the run folder replaces host and port)",
-        "port": "output_dir (a socket in the run folder replaces host and port)",
-        "model": "model.path",
-        "tokenizer": "model.path",
-        "revision": "model.revision",
-        "served_model_name": "model.path (the name is ours)",
-        "dtype": "model.dtype",
-        "max_model_len": "max_seq_len",
-        "seed": "seed",
-        "logprobs_mode": "sampler.temperature (logprobs are always those after temperature)",
-        "weight_transfer_config": "sync.strategy",
-        **dict.fromkeys(("enable_lora", "max_loras"), "adapter and sync.strategy"),
-        "max_lora_rank": "adapter.rank",
-        "lora_target_modules": "adapter.target_modules",
-    },
-}
 
 
 class ConfigError(ValueError):
@@ -79,6 +50,7 @@ class Run:
     adapter: Node
     env: Node
     sampler: Node
+    client: Node
     buffer: Node
     reward: Node
     truncation: Node
@@ -93,6 +65,7 @@ class Run:
     inference: Node
     sync: Node
     logger: Node
+    evaluation: Node
     trainer: Node
     output_dir: str
     run_name: str
@@ -148,15 +121,25 @@ def _built(node: Node, _path: str) -> Any:
     return made() if read(node["_target_"]).is_class else made
 
 
-def check(config: Mapping[str, Any]) -> None:
+def check(
+    config: Mapping[str, Any],
+    schema: str = f"{__name__}.Run",
+    rules: Callable[[Mapping[str, Any]], list[str]] = rule_problems,
+) -> None:
     """Raise ConfigError with everything that is wrong with a resolved configuration.
 
     Keys, types and targets first; what the keys mean together (rl/rules.py) once those are right.
+
+    Args:
+        config: its top level.
+        schema: the class that says which keys there are.
+        rules: what they mean together.
+
     """
-    problems = list(_node_problems({"_target_": f"{__name__}.Run", **config}, ""))
-    problems += _free_form_problems(config)
+    problems = list(_node_problems({"_target_": schema, **config}, ""))
+    problems += free_form_problems(config)
     if not problems:
-        problems = rule_problems(config)
+        problems = rules(config)
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))  # one path may be looked at twice
 
@@ -207,14 +190,3 @@ def _value_problems(value: Any, knob: Knob, path: str) -> Iterator[str]:
     except Misfit as misfit:
         found.append(f"{path} {misfit}")
     yield from found
-
-
-def _free_form_problems(config: Mapping[str, Any]) -> Iterator[str]:
-    """Keys of the free-form parts that would overrule one of ours."""
-    inference = config.get("inference")
-    arguments = inference.get("args") if isinstance(inference, dict) else None
-    for path, part in (("deepspeed", config.get("deepspeed")), ("inference.args", arguments)):
-        for key in part if isinstance(part, dict) else ():
-            ours = OWNED_BY_US[path].get(str(key).removeprefix("--").replace("-", "_"))
-            if ours:
-                yield f"{path}.{key} is decided by {ours}: set that, and leave {key} out"

@@ -36,8 +36,8 @@ OTHER_NAMES = {
 }
 
 
-def explain(error: Exception, arguments: list[str]) -> ConfigError:
-    """What was wrong with the command line or with a YAML file."""
+def explain(error: Exception, arguments: list[str], primary: str = PRIMARY) -> ConfigError:
+    """What was wrong with the command line or with a YAML file; `primary`: in conf/."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return ConfigError([_unknown_file(error)])
     if isinstance(error, OverrideParseException):
@@ -45,7 +45,7 @@ def explain(error: Exception, arguments: list[str]) -> ConfigError:
         return ConfigError([f"{error.override} cannot be read: {how}"])
     unknown = re.match(r"Could not override '([^']+)'", str(error))
     if unknown:
-        return ConfigError([_unknown_key(unknown[1], arguments)])
+        return ConfigError([_unknown_key(unknown[1], arguments, primary)])
     if str(error).startswith("Config group override must be"):
         empty = [a for a in arguments if a.endswith("=null")]
         return ConfigError([f"{' '.join(empty)}: a group needs one of its choices"])
@@ -65,16 +65,16 @@ def _unknown_file(error: MissingConfigException) -> str:
     return f"{group}={choice}: no such choice{hint} ({group} has {', '.join(error.options)})"
 
 
-def _unknown_key(key: str, arguments: list[str]) -> str:
+def _unknown_key(key: str, arguments: list[str], primary: str) -> str:
     """A key that the chosen files do not have."""
     for free in ("inference.args", "deepspeed"):
         if key.startswith(f"{free}."):
             return f"{key} is not set yet and {free} is free-form: write +{key}=..."
-    known = known_keys(arguments)
+    known = known_keys(arguments, primary)
     if key in known:  # a mapping was given with names that it does not have yet
         return f"{key} takes a new name as +{key}.<name>=<value>, and loses one by ~{key}.<name>"
     meant = OTHER_NAMES.get(key.rpartition(".")[2])
-    if meant:
+    if meant and meant in known:
         return f"there is no key {key}: did you mean {meant}?"
     if hint := did_you_mean(key, known):
         return f"there is no key {key}{hint}"
@@ -86,18 +86,18 @@ def _unknown_key(key: str, arguments: list[str]) -> str:
     siblings = [k for k in known if "." in key and k.startswith(key.rpartition(".")[0] + ".")]
     names = ", ".join(k.rpartition(".")[2] for k in siblings) if siblings else ""
     has = f": {key.rpartition('.')[0]} has {names}" if names else ""
-    return f"there is no key {key}{has or ' (python train.py --help lists them all)'}"
+    return f"there is no key {key}{has or f' (python {primary}.py --help lists them all)'}"
 
 
-def known_keys(arguments: list[str]) -> list[str]:
+def known_keys(arguments: list[str], primary: str = PRIMARY) -> list[str]:
     """Every dotted key and group of the configuration, with the groups' choices as given."""
     groups = sorted(path.name for path in CONF.iterdir() if path.is_dir())
     choices = [a for a in arguments if a.partition("=")[0] in groups and "," not in a]
     with initialize_config_dir(str(CONF), version_base=None):
         try:
-            config = compose(PRIMARY, choices)
+            config = compose(primary, choices)
         except (HydraException, OmegaConfBaseException):
-            config = compose(PRIMARY)
+            config = compose(primary)
     return [*_dotted(config, ""), *groups]
 
 

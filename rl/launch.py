@@ -115,7 +115,7 @@ def task(function: Callable[[Job], float | None]) -> Callable[[DictConfig], floa
     return run_job
 
 
-def launch(main: Callable[[], object]) -> None:
+def launch(main: Callable[[], object], primary: str = "train") -> None:
     """Call what @hydra.main made, and say in a few lines what Hydra itself found wrong."""
     wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # then Hydra raises instead of printing
@@ -130,7 +130,7 @@ def launch(main: Callable[[], object]) -> None:
     except Exception as error:
         if wants_traceback:
             raise
-        _stop("this run cannot start", explain(error, sys.argv[1:]), BAD_CONFIG)
+        _stop("this run cannot start", explain(error, sys.argv[1:], primary), BAD_CONFIG)
 
 
 class SweepCheck(Callback):

@@ -40,6 +40,12 @@ class Layout:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
+    def evaluation_of(self, version: int) -> Path:
+        """Every rollout of the evaluation of a policy version, one JSON object a line."""
+        path = self.folder / "evaluations" / f"version_{version:06d}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
     @property
     def vllm_socket(self) -> Path:
         """Where vLLM listens."""
@@ -71,6 +77,15 @@ class Layout:
             folder.symlink_to(tempfile.mkdtemp(prefix="offbyone-"))
         for path in (self.vllm_socket, self.rollouts_socket):
             path.unlink(missing_ok=True)
+
+    def remove_sockets_folder(self) -> None:
+        """Delete it, and the temporary folder that it may be a link to."""
+        import shutil
+
+        folder = self.folder / "sockets"
+        shutil.rmtree(folder.resolve(), ignore_errors=True)
+        if folder.is_symlink():
+            folder.unlink()
 
     def model(self) -> Path:
         """The local folder of the model that the run starts from."""

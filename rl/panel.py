@@ -16,6 +16,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from rl.chart import Chart
 from rl.metrics import Row, time_split, total_seconds
 from rl.status import PartStatus, duration
 
@@ -109,12 +110,15 @@ def heading(view: RunView, now: float) -> RenderableType:
 
 
 def reward_chart(view: RunView) -> RenderableType:
-    """Reward now, recent and best, beside its course over the run."""
+    """Reward now, recent and best, and of the last evaluation, beside its course over the run."""
     rewards = list(view.rewards.values())
+    labels, evaluated = "reward\nlast 10\nbest", view.rows[-1].get("eval/reward")
     values = [rewards[-1], fmean(rewards[-10:]), max(rewards)] if rewards else [None] * 3
+    if evaluated is not None:
+        labels, values = f"{labels}\nevaluation", [*values, evaluated]
     numbers = Text("\n".join(number(value) for value in values))
     numbers.stylize("bold", 0, numbers.plain.index("\n"))
-    return beside(Text("reward\nlast 10\nbest"), numbers, Chart(rewards, rows=3))
+    return beside(Text(labels), numbers, Chart(rewards, rows=3))
 
 
 def statistics(row: Row) -> RenderableType:
@@ -185,23 +189,6 @@ def beside(label: Text, value: Text, picture: RenderableType) -> RenderableType:
     table.add_column(ratio=1)
     table.add_row(label, value, picture)
     return table
-
-
-class Chart:
-    """Values as filled columns of eighths, oldest left; several share a column when they must."""
-
-    def __init__(self, values: list[float], rows: int) -> None:
-        self.values, self.rows = values, rows
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        size = -(-len(self.values) // options.max_width) or 1  # values per column
-        means = [fmean(self.values[i : i + size]) for i in range(0, len(self.values), size)]
-        low, high = min(means, default=0.0), max(means, default=0.0)
-        scale = (8 * self.rows - 1) / ((high - low) or 1.0)
-        heights = [1 + round((mean - low) * scale) for mean in means]  # eighths, at least one
-        for row in reversed(range(self.rows)):
-            cells = "".join(" ▁▂▃▄▅▆▇█"[min(8, max(0, height - 8 * row))] for height in heights)
-            yield Text(cells, "cyan", no_wrap=True)
 
 
 class SplitBar:

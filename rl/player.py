@@ -110,6 +110,7 @@ class Player:
             tool_calls=episode.tool_calls,
             tool_errors=episode.tool_errors,
             error=error,
+            hidden_tokens=rows.hidden_tokens,
         )
 
     async def _converse(

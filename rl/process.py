@@ -13,11 +13,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import NoReturn, Self
 
 _PR_SET_PDEATHSIG = 1
 _GRACE_S = 1.0
@@ -62,6 +62,21 @@ def end_groups(groups: Sequence[int], grace_s: float = _GRACE_S) -> None:
         while time.monotonic() < deadline and any(group_alive(group) for group in groups):
             time.sleep(0.05)
         deadline += 1.0
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[None]:
+    """TERM and HUP stop the run as Ctrl-C does."""
+
+    def stop(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = {s: signal.signal(s, stop) for s in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class Reaper:

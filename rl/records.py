@@ -45,11 +45,12 @@ class Rollout:
     tool_calls: int = 0
     tool_errors: int = 0  # calls answered with an error
     retries: int = 0  # earlier attempts that the environment broke
+    hidden_tokens: int = 0  # sampled by a remote server that counts them and gives no ids
 
     @property
     def num_completion(self) -> int:
         """Completion tokens of all its rows."""
-        return sum(row.num_completion for row in self.sequences)
+        return sum(row.num_completion for row in self.sequences) + self.hidden_tokens
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,14 @@
     python -m rl.rollouts <run folder>
 
 Serves the trainer ranks over a Unix socket: `next_batch` (a rank's share of a step), `publish` (new
-weights are live), `state` (what a checkpoint keeps).
+weights are live), `evaluation` (of the last ones that were due), `state` (what a checkpoint keeps).
 """
 
 import asyncio
 import json
 import random
 import sys
+from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -18,8 +19,7 @@ import msgspec
 from renderers import Renderer
 
 from envs.protocol import Environment, Example
-from rl.chat import RendererChat
-from rl.client import TokenClient
+from rl.clients import Setting
 from rl.config import Run, build
 from rl.credit import Crediting
 from rl.demonstrations import Imitator
@@ -27,10 +27,13 @@ from rl.dispatcher import Dispatcher, DispatcherState, PlayGroup
 from rl.example_order import ExampleOrder
 from rl.failure import reporting
 from rl.layout import Layout
+from rl.periodic import Evaluator, evaluator_of
 from rl.plan import plan_batch
 from rl.player import Player
-from rl.records import Credit, Group, RankBatch, Rollout
+from rl.records import Group, RankBatch, Rollout
+from rl.rollout_lines import trained_line
 from rl.rollout_metrics import batch_metrics
+from rl.sampler import PolicySampler
 from rl.status import Status
 from rl.strategy import SERVED_AS, strategy
 from rl.tokenizer import load_renderer
@@ -40,8 +43,16 @@ from rl.wire import HEADER, Call, pack, unpack
 class RolloutService:
     """Answers the trainer's calls; one instance, one loop."""
 
-    def __init__(self, run: Run, layout: Layout, dispatcher: Dispatcher, status: Status) -> None:
+    def __init__(
+        self,
+        run: Run,
+        layout: Layout,
+        dispatcher: Dispatcher,
+        status: Status,
+        evaluator: Evaluator | None = None,
+    ) -> None:
         self._run, self._layout, self._dispatcher, self._status = run, layout, dispatcher, status
+        self._evaluator = evaluator
         self._aggregation = build(run.aggregation)
         self._plans: dict[int, asyncio.Task[list[RankBatch]]] = {}
         self._rejected: list[Group] = []
@@ -65,7 +76,11 @@ class RolloutService:
             return (await self._plans[call.step])[call.rank]
         if call.what == "publish":
             await self._dispatcher.publish(call.step)
+            if self._evaluator:
+                self._evaluator.start(call.step)
             return {}
+        if call.what == "evaluation":
+            return await self._evaluator.finish() if self._evaluator else {}
         if call.what == "state":
             return asdict(self._dispatcher.checkpoint())
         raise AssertionError(f"unknown call {call.what}")
@@ -90,7 +105,7 @@ class RolloutService:
     def _write(self, step: int, groups: list[Group]) -> None:
         rejected, self._rejected[:] = list(self._rejected), []
         lines = [
-            json.dumps(_rollout_line(group, rollout, credit, used))
+            json.dumps(trained_line(group, rollout, credit, used))
             for chosen, used in ((groups, True), (rejected, False))
             for group in chosen
             for rollout, credit in zip(group.rollouts, group.credits, strict=True)
@@ -102,27 +117,6 @@ class RolloutService:
         while True:
             self._status.set(self._dispatcher.progress())
             await asyncio.sleep(0.25)
-
-
-def _rollout_line(group: Group, rollout: Rollout, credit: Credit, used: bool) -> dict[str, object]:
-    versions = [row.token_versions[row.completion_mask] for row in rollout.sequences]
-    return {
-        "group": group.index,
-        "example": group.example.id,
-        "env": group.example.env,
-        "messages": rollout.messages,
-        "reward": rollout.reward,
-        "rewards": rollout.rewards,
-        "shaped_reward": credit.reward,
-        "advantage": credit.advantage,
-        "stop_reason": rollout.stop_reason,
-        "turns": rollout.turns,
-        "tool_calls": rollout.tool_calls,
-        "tokens": sum(len(v) for v in versions),
-        "versions": sorted({int(v) for row in versions for v in row}),
-        "used": used and credit.trains,
-        "error": rollout.error,
-    }
 
 
 def _imitate(run: Run, sampler: Imitator, env: Environment, renderer: Renderer) -> PlayGroup:
@@ -137,6 +131,26 @@ def _imitate(run: Run, sampler: Imitator, env: Environment, renderer: Renderer) 
     return play_group
 
 
+def _setting(
+    run: Run,
+    layout: Layout,
+    env: Environment,
+    sampler: PolicySampler,
+    version: Callable[[], int],
+) -> Setting:
+    """What a client needs to know of this run."""
+    return Setting(
+        sampler=sampler,
+        max_seq_len=run.max_seq_len,
+        max_turns=env.max_turns,
+        version=version,
+        socket=layout.vllm_socket,
+        served_as=SERVED_AS[strategy(run.sync, run.adapter, run.model)],
+        model=layout.model(),
+        renderer=build(run.model)().renderer,
+    )
+
+
 async def main(folder: Path) -> None:
     """Play groups and answer the trainer until we are ended."""
     run, layout = Run.load(folder / "config.yaml"), Layout(folder)
@@ -144,19 +158,18 @@ async def main(folder: Path) -> None:
     status.set("loading the environment")
     env: Environment = build(run.env)()
     examples = ExampleOrder(env.pools("train"), run.seed)
-    renderer = load_renderer(layout.model(), build(run.model)().renderer)
     sampler = build(run.sampler)()
     start = layout.resumed()
     async with AsyncExitStack() as stack:
+        evaluator: Evaluator | None = None
         if sampler.uses_engine:
-            name = SERVED_AS[strategy(run.sync, run.adapter, run.model)]
-            client = TokenClient(layout.vllm_socket, model=name, timeout=sampler.rollout_timeout)
-            await stack.enter_async_context(client)
-            chat = RendererChat(
-                sampler, renderer, client, run.max_seq_len, lambda: dispatcher.version
-            )
-            play_group = Player(sampler, env, chat).play_group
+            setting = _setting(run, layout, env, sampler, lambda: dispatcher.version)
+            chat = await stack.enter_async_context(build(run.client)().connect(setting))
+            player = Player(sampler, env, chat)
+            play_group = player.play_group
+            evaluator = evaluator_of(run, layout, env, player)
         else:
+            renderer = load_renderer(layout.model(), build(run.model)().renderer)
             play_group = _imitate(run, sampler, env, renderer)
         dispatcher = Dispatcher(
             play_group=play_group,
@@ -175,12 +188,14 @@ async def main(folder: Path) -> None:
             step=start.step if start else 0,
             state=msgspec.convert(start.rollouts, DispatcherState) if start else DispatcherState(),
         )
-        service = RolloutService(run, layout, dispatcher, status)
+        service = RolloutService(run, layout, dispatcher, status, evaluator)
         server = await asyncio.start_unix_server(service.serve, layout.rollouts_socket)
         await stack.enter_async_context(server)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(dispatcher.run())
             tasks.create_task(service.report())
+            if evaluator:
+                tasks.create_task(evaluator.run())
 
 
 if __name__ == "__main__":

@@ -42,9 +42,11 @@ class Rows:
 
     def __init__(self) -> None:
         self._rows: list[_Row] = []
+        self.hidden_tokens = 0
 
     def turn(self, done: Completion) -> None:
         """The engine saw the whole prompt and sampled these tokens after it."""
+        self.hidden_tokens += done.hidden_tokens
         tokens = done.prompt_ids
         row = self._rows[-1] if self._rows else None
         if row is None or tokens[: len(row.token_ids)] != row.token_ids:

@@ -13,7 +13,16 @@ import yaml
 Config = Mapping[str, Any]
 
 # What may differ when a run goes on: how long and how, never what is learned.
-MAY_CHANGE = ("resume", "max_steps", "trainer", "inference", "sync", "logger", "output_dir")
+MAY_CHANGE = (
+    "resume",
+    "max_steps",
+    "trainer",
+    "inference",
+    "sync",
+    "logger",
+    "evaluation",
+    "output_dir",
+)
 
 
 def run_folder_problems(config: Config) -> Iterator[str]:

@@ -30,7 +30,7 @@ class RunResult:
     @property
     def num_steps(self) -> int:
         """Optimizer steps done."""
-        return self.rows[-1]["step"] + 1 if self.rows else 0
+        return steps_done(self.rows)
 
     @cached_property
     def config(self) -> dict[str, Any] | None:
@@ -55,6 +55,14 @@ class RunResult:
         if self.config is None or other.config is None:
             return self.overrides == other.overrides
         return self.config == other.config
+
+
+def steps_done(rows: Sequence[Row]) -> int:
+    """Optimizer steps behind these lines; one of an evaluation alone stands after the last step."""
+    if not rows:
+        return 0
+    alone = all(name in ("step", "time") or name.startswith("eval/") for name in rows[-1])
+    return rows[-1]["step"] + (0 if alone and len(rows[-1]) > 2 else 1)
 
 
 def result_of(folder: Path, error: str | None = None) -> RunResult:

@@ -25,6 +25,17 @@ class PolicySampler:
     max_retries: int
     allow_biased_ratio: bool
 
+    def changed(self) -> dict[str, float]:
+        """Return temperature, and of the other parameters those that change anything.
+
+        For servers that know no more than the OpenAI API as long as nobody asks them to.
+        """
+        neutral = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+        neutral |= {"presence_penalty": 0.0, "frequency_penalty": 0.0}
+        asked = {name: getattr(self, name) for name in neutral}
+        changed = {name: value for name, value in asked.items() if value != neutral[name]}
+        return {"temperature": self.temperature, **changed}
+
     def sampling(self, renderer: Renderer) -> dict[str, object]:
         """Return vLLM's sampling parameters, the turn's token limit excepted."""
         return {

@@ -23,7 +23,7 @@ from rl.metrics import (
     total_seconds,
 )
 from rl.panel import SLOW_S, RunView, is_slow, live_panel, number
-from rl.runs import resume_command
+from rl.runs import resume_command, steps_done
 from rl.status import PartStatus, duration, read_statuses
 
 FIRST_STEPS = 5  # printed without a limit where there is no terminal
@@ -35,6 +35,7 @@ LINE = (  # label, metric, format, width: of a plain step line
     ("tokens/s", "rollout/tokens_per_s", ",.0f", 8),
     ("staleness", "staleness/mean", ".2f", 5),
     ("seconds", "time/step", ".1f", 6),
+    ("eval", "eval/reward", "", 8),
 )
 
 log = logging.getLogger(__name__)
@@ -79,7 +80,7 @@ class Screen:
 
     def _read(self) -> None:
         for row in self._tail.read():
-            self.view.add(row)
+            self.view.add(with_evaluation(self.view, row))
         self.view.statuses = read_statuses(self.folder)
 
 
@@ -148,6 +149,17 @@ class PlainPainter:
         self._file.flush()
 
 
+def with_evaluation(view: RunView, row: Row) -> Row:
+    """The line with the numbers of the last evaluation; one of an evaluation alone joins the last.
+
+    The last version is evaluated after the last step.
+    """
+    last = view.rows[-1] if view.rows else {}
+    if row["step"] == view.max_steps and last:
+        return last | row | {"step": last["step"]}
+    return {name: value for name, value in last.items() if name.startswith("eval/")} | row
+
+
 def is_fresh(view: RunView) -> bool:
     """True once a step was done since the screen opened, not only before a resume."""
     return bool(view.rows) and (view.rows[-1].get("time") or 0.0) >= view.started
@@ -172,13 +184,16 @@ def final_summary(folder: Path) -> str:
     """The last word on one run, in aligned lines."""
     rows = read_metrics(folder)
     seconds = total_seconds(rows)
-    steps = rows[-1]["step"] + 1 if rows else 0
+    steps = steps_done(rows)
     lines = [("run", f"{folder.name}: {steps} steps in {duration(seconds)}")]
     if rewards := column(rows, "train/reward"):
         first, last, best = mean(rewards[:5]), mean(rewards[-10:]), max(rewards)
         at = next(row["step"] for row in rows if row.get("train/reward") == best)
         lines.append(("reward", f"{first:.3f} -> {last:.3f}, best {best:.3f} at step {at}"))
-    for name in sorted({name for row in rows for name in row if name.startswith("eval/")})[:4]:
+    evaluated = {
+        name for row in rows for name in row if name.startswith(("eval/reward", "eval/pass"))
+    }
+    for name in sorted(evaluated, key=lambda name: (name != "eval/reward", name))[:4]:
         if values := column(rows, name):
             lines.append((name, f"{values[0]:.3f} -> {values[-1]:.3f}"))
     if tokens := sum(column(rows, "train/tokens")):

@@ -11,22 +11,27 @@ ends theirs.
 
 import json
 import shutil
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import yaml
 
-from rl.config import ConfigError, Run, build, check
+from rl.config import Run, build, check
+from rl.construction import construct
 from rl.layout import Layout
 from rl.metrics import column, read_metrics
 from rl.parts import Parts
-from rl.process import Reaper
+from rl.process import Reaper, stopped_by_signals
 from rl.screen import Screen, final_summary
 from rl.warm_start import cache_folder, keep_result, warm_start_key, warm_start_run
+
+CONSTRUCTED = (
+    *("model", "adapter", "env", "sampler", "client", "buffer", "optim", "inference", "logger"),
+    "evaluation",
+)
 
 
 def run(
@@ -51,8 +56,8 @@ def run(
     """
     check(config)
     main = Run(**config)
-    _construct(main)
-    with _signals(), Reaper() as reaper:
+    construct(main, CONSTRUCTED)
+    with stopped_by_signals(), Reaper() as reaper:
         main.folder.mkdir(parents=True, exist_ok=True)
         record = {"overrides": overrides, "choices": choices}
         (main.folder / "overrides.yaml").write_text(yaml.safe_dump(record, sort_keys=False))
@@ -61,19 +66,6 @@ def run(
         _say(final_summary(main.folder))
     rewards = column(read_metrics(main.folder), "train/reward")[-10:]
     return sum(rewards) / len(rewards) if rewards else None
-
-
-def _construct(run: Run) -> None:
-    """Let every constructor object before anything is started; they are cheap."""
-    problems: list[str] = []
-    for group in ("model", "adapter", "env", "sampler", "buffer", "optim", "inference", "logger"):
-        try:
-            build(getattr(run, group))()
-        except Exception as error:  # noqa: BLE001 an environment is user code and may raise anything
-            kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-            problems.append(f"{group}: {kind}{error}")
-    if problems:
-        raise ConfigError(problems)
 
 
 def _prepare_model(
@@ -128,18 +120,3 @@ def _remove(path: Path) -> None:
         path.unlink()
     else:
         shutil.rmtree(path, ignore_errors=True)
-
-
-@contextmanager
-def _signals() -> Iterator[None]:
-    """TERM and HUP stop the run as Ctrl-C does."""
-
-    def stop(*_: object) -> NoReturn:
-        raise KeyboardInterrupt
-
-    before = {s: signal.signal(s, stop) for s in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -74,8 +74,11 @@ class Tokenizer:
         return self._inner.token_to_id(text) if isinstance(text, str) else None
 
 
-def load_renderer(folder: Path, name: str) -> Renderer:
-    """Return the renderer `name` (a value of RENDERERS, or "auto") for the model in `folder`."""
+def load_renderer(folder: Path, name: str, *, keep_thinking: bool = False) -> Renderer:
+    """Return the renderer `name` (a value of RENDERERS, or "auto") for the model in `folder`.
+
+    `keep_thinking`: of earlier turns too, where the model's own template drops it.
+    """
     tokenizer = Tokenizer(folder)
     if name == "auto":
         name = _family(folder, tokenizer.name_or_path)
@@ -84,9 +87,9 @@ def load_renderer(folder: Path, name: str) -> Renderer:
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise ValueError(f"no renderer is called {name!r}: {hint}there are auto, {_listed()}")
     config: Any = config_from_name(name)
-    if name == "qwen3" and "<think>" not in (chat_template(folder) or "<think>"):
-        # The model's own template never drops thinking from earlier turns, so a new user message
-        # needs no re-rendering either: the next prompt extends the sampled tokens exactly.
+    never_drops = name == "qwen3" and "<think>" not in (chat_template(folder) or "<think>")
+    if keep_thinking or never_drops:
+        # Then a new user message needs no re-rendering: the next prompt extends the sampled tokens.
         config = config.model_copy(update={"thinking_retention": "all"})
     try:
         return create_renderer(tokenizer, config)

@@ -99,6 +99,7 @@ class TrainingRun:
             with watch.phase("update", f"training step {step}"):
                 stats = self.learner.update(batch)
             self._stop_if_nonfinite(stats)
+            stats |= self._evaluation(rollouts, watch, step)  # of the policy that vLLM still has
             if pusher:
                 with watch.phase("push", f"pushing version {step + 1}"):
                     moved = stats["train/grad_norm"] > 0 and stats["train/learning_rate"] > 0
@@ -110,6 +111,9 @@ class TrainingRun:
             with watch.phase("checkpoint", f"writing the checkpoint of step {step + 1}"):
                 self._checkpoint(step + 1, rollouts)
             self._log(step, batch, stats, watch.times, time.monotonic() - began)
+        last = self._evaluation(rollouts, Stopwatch(self.status), run.max_steps)
+        if last and self.metrics:
+            self._write(run.max_steps, last)
         if self.ranks.first:
             self.logger.finish()
         self.status.set("done")
@@ -134,6 +138,17 @@ class TrainingRun:
     def _publish(self, rollouts: RolloutsLink, version: int) -> None:
         if self.ranks.first:
             rollouts.publish(version)
+
+    def _evaluation(
+        self, rollouts: RolloutsLink, watch: Stopwatch, version: int
+    ) -> dict[str, float]:
+        """Wait until the version that is live has been evaluated, if it is due."""
+        if not self.ranks.first or not build(self.run.evaluation)().due(
+            version, self.run.max_steps
+        ):
+            return {}
+        with watch.phase("evaluate", f"waiting for the evaluation of version {version}"):
+            return rollouts.evaluation(version)
 
     def _stop_if_nonfinite(self, stats: dict[str, float]) -> None:
         self.nonfinite = self.nonfinite + 1 if stats["train/skipped"] else 0
@@ -175,6 +190,10 @@ class TrainingRun:
             "rollout/tokens_per_s": tokens / seconds,
             "train/policy_version": step + 1,
         }
+        self._write(step, line)
+
+    def _write(self, step: int, line: dict[str, Any]) -> None:
+        assert self.metrics
         self.metrics.append(step, line)
         self.logger.log(step, line)
 

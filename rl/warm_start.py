@@ -56,7 +56,7 @@ def cache_folder() -> Path:
 def warm_start_key(first: Run) -> str:
     """Return 16 hex digits that change with anything the supervised run's result depends on."""
     content = asdict(first)
-    for group in ("output_dir", "run_name", "inference", "sync", "logger", "trainer"):
+    for group in ("output_dir", "run_name", "inference", "client", "sync", "logger", "trainer"):
         del content[group]
     # The first two serve the run that follows; the environment's rewards are not looked at.
     content["model"] = _without(first.model, "learning_rate", "max_tokens")
@@ -128,6 +128,7 @@ def warm_start_run(run: Run, supervised: dict[str, Any], folder: Path) -> Run:
             "warmup_steps": min(5, recipe.steps),
         },
         logger={"_target_": "rl.metrics.ConsoleLogger"},
+        evaluation={"_target_": "rl.periodic.NoEvaluation"},
         trainer={**run.trainer, "checkpoint_every": 0},
         deepspeed={"zero_optimization": {"stage": 0}},
         output_dir=str(folder.parent),

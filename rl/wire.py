@@ -17,7 +17,7 @@ HEADER = struct.Struct("<Q")
 class Call(msgspec.Struct, frozen=True, kw_only=True):
     """A trainer rank asks the rollouts process for something."""
 
-    what: str  # next_batch | publish | state
+    what: str  # next_batch | publish | evaluation | state
     rank: int = 0
     step: int = 0
 

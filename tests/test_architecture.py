@@ -13,20 +13,23 @@ LONGEST_FILE, LONGEST_ENTRY_POINT = 220, 50
 
 # A module of rl/ imports modules of lower floors only. A new module: put it on the lowest it can.
 FLOORS = (
-    "adapter blame client failure fingerprint kl layout metrics model_files muon process ranges "
-    "ranks reaper records run_folder signatures status strategy token_sums tokenizer wire",
-    "annotations batches buffer demonstrations example_order logprobs objective optim panel plan "
-    "reads rollout_metrics rows runs sampler server truncation vllm_plugin",
-    "algorithm_rules chat credit dispatcher engine pretrained screen summary tiny transcripts",
-    "player policy rules",
-    "config reference",
-    "anchors endpoint hydra_errors loading parts warm_start weights",
-    "learner",
+    "adapter chart client estimates failure fingerprint free_form kl layout metrics model_files "
+    "muon process ranges ranks reaper records run_folder signatures status strategy token_sums "
+    "tokenizer wire",
+    "annotations batches blame buffer demonstrations example_order logprobs objective optim panel "
+    "plan reads rollout_metrics rows runs sampler server truncation verdict vllm_plugin",
+    "algorithm_rules chat credit dispatcher engine evaluation_table pretrained "
+    "rollout_lines screen summary tiny transcripts",
+    "evaluation evaluation_page player policy rules tokens_chat",
+    "config reference rewriting",
+    "anchors clients construction endpoint evaluation_config hydra_errors loading parts periodic "
+    "warm_start weights",
+    "learner messages_chat",
     "checkpoint",
-    "launch rollouts supervisor trainer",
+    "evaluating launch rollouts supervisor trainer",
 )
 FLOOR = {f"rl.{name}": floor for floor, names in enumerate(FLOORS, 1) for name in names.split()}
-MAINS = {"rl.supervisor", "rl.rollouts", "rl.trainer"}
+MAINS = {"rl.supervisor", "rl.rollouts", "rl.trainer", "rl.evaluating"}
 # All that rl/ may know of the other two folders: their records, no formula and no environment.
 SHARED = {"envs.messages", "envs.protocol", "envs.workers", "losses.tokens"}
 AT_HOME = {"vllm": {"rl.vllm_plugin"}, "deepspeed": {"rl.engine", "rl.ranks"}}

@@ -1,0 +1,20 @@
+"""Evaluate a model: python evaluate.py env=arithmetic model.path=<folder or name on the hub>
+
+`python evaluate.py --help` lists the choices of every group and all keys.
+"""
+
+import hydra
+
+from rl.evaluating import run
+from rl.launch import Job, launch, task
+
+
+@hydra.main(version_base=None, config_path="conf", config_name="evaluate")
+@task
+def main(job: Job) -> float | None:
+    """The mean reward."""
+    return run(job.config, overrides=job.overrides, choices=job.choices)
+
+
+if __name__ == "__main__":
+    launch(main, "evaluate")

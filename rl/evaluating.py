@@ -1,0 +1,187 @@
+"""A whole evaluation: start vLLM unless somebody else serves the model, play, write, say. No torch.
+
+outputs/<run_name>/  config.yaml  summary.json  rollouts.jsonl  rollouts.html  logs/inference.log
+"""
+
+import asyncio
+import json
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+from rich.console import Console
+
+from envs.protocol import Environment, Example
+from rl.client import EngineError
+from rl.clients import Setting
+from rl.config import build
+from rl.construction import construct
+from rl.evaluation import choose, play, write_rollouts
+from rl.evaluation_config import Evaluation, checked
+from rl.evaluation_page import page
+from rl.evaluation_table import Progress, report
+from rl.failure import RunFailed
+from rl.layout import Layout
+from rl.metrics import finite
+from rl.player import Player
+from rl.process import Child, Reaper, last_lines, stopped_by_signals
+from rl.server import ServerError, VLLMServer, connect, wait_until_healthy
+from rl.strategy import SERVED_AS, Strategy, adapter_room
+from rl.verdict import Played, Summary, summarise
+
+_VERSION = 0  # of the weights; nobody pushes others
+_LOADING_S = 600.0  # seconds for an adapter
+
+
+def run(config: dict[str, Any], *, overrides: list[str], choices: dict[str, str]) -> float:
+    """Do a whole evaluation and return the mean reward.
+
+    Args:
+        config: resolved configuration.
+        overrides: what the command line changed, as written.
+        choices: which file of each group was chosen.
+
+    Raises:
+        ConfigError: the configuration cannot work; nothing was started.
+        RunFailed: the evaluation ended early; the message is for the user.
+
+    """
+    evaluation = checked(config)
+    construct(evaluation, ("model", "env", "sampler", "client", "inference"))
+    console, layout = Console(), Layout(evaluation.folder)
+    env: Environment = build(evaluation.env)()
+    with stopped_by_signals(), ExitStack() as stack, _failing():
+        examples = choose(env, evaluation.split, evaluation.num_examples)
+        folder = evaluation.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        evaluation.save(folder / "config.yaml")
+        record = {"overrides": overrides, "choices": choices}
+        (folder / "overrides.yaml").write_text(yaml.safe_dump(record, sort_keys=False))
+        if evaluation.model is not None:
+            console.print("starting vLLM (logs/inference.log)", highlight=False)
+            stack.enter_context(_serving(evaluation, layout))
+        played = asyncio.run(_play(evaluation, layout, env, examples, console))
+    summary = summarise(played, evaluation.pass_threshold)
+    _write(layout.folder, played, summary)
+    console.print(report(summary, evaluation.pass_threshold, layout.folder))
+    return summary.reward
+
+
+@contextmanager
+def _failing() -> Iterator[None]:
+    """Errors with a message for the user end the evaluation with that message alone."""
+    try:
+        yield
+    except Exception as error:
+        cause: BaseException = error
+        while isinstance(cause, BaseExceptionGroup):  # of the tasks that played
+            cause = cause.exceptions[0]
+        if isinstance(cause, EngineError | ServerError | ValueError):
+            raise RunFailed(str(cause)) from cause
+        raise
+
+
+@contextmanager
+def _serving(evaluation: Evaluation, layout: Layout) -> Iterator[None]:
+    """Serve the model for as long as the block lasts."""
+    assert evaluation.model is not None
+    source, server = build(evaluation.model)(), build(evaluation.inference or {})()
+    assert isinstance(server, VLLMServer)
+    layout.set_model(source.prepare(layout.folder / "model"))
+    described = _adapter(evaluation.adapter_path)
+    room = described and adapter_room(
+        "adapter", {**described, "rank": described["r"]}, layout.model()
+    )
+    layout.make_sockets_folder()
+    command = server.command(
+        layout.model(),
+        layout.vllm_socket,
+        dtype=evaluation.model["dtype"],
+        max_seq_len=evaluation.max_seq_len,
+        adapter=room,
+    )
+    log, env = layout.logs / "inference.log", server.environment(adapter=room)
+    with ExitStack() as stack:
+        stack.callback(layout.remove_sockets_folder)
+        reaper = stack.enter_context(Reaper())
+        child = stack.enter_context(Child("inference", command, log=log, reaper=reaper, env=env))
+        wait_until_healthy(child, layout.vllm_socket, server.startup_timeout)
+        _make_ready(layout.vllm_socket, evaluation.adapter_path)
+        try:
+            yield
+        except Exception as error:
+            if child.returncode is None:
+                raise
+            raise ServerError(f"vLLM ended. The end of {log}:\n{last_lines(log)}") from error
+
+
+def _adapter(path: str | None) -> dict[str, Any] | None:
+    """What peft wrote about the adapter in a folder."""
+    if path is None:
+        return None
+    return json.loads((Path(path).expanduser() / "adapter_config.json").read_text())
+
+
+def _make_ready(socket: Path, adapter_path: str | None) -> None:
+    """Load the adapter, if there is one, and give the weights a version, as a push would."""
+    calls: list[tuple[str, dict[str, str]]] = []
+    if adapter_path is not None:
+        folder = str(Path(adapter_path).expanduser().absolute())
+        load = {"lora_name": SERVED_AS["adapter"], "lora_path": folder}
+        calls.append(("/v1/load_lora_adapter", load))
+    calls.append(("/update_weight_version", {"new_version": str(_VERSION)}))
+    with connect(socket, _LOADING_S) as http:
+        for path, body in calls:
+            answer = http.post(path, json=body)
+            if answer.status_code != httpx.codes.OK:
+                raise ServerError(f"vLLM refused {path}: {answer.text[:500]}")
+
+
+async def _play(
+    evaluation: Evaluation,
+    layout: Layout,
+    env: Environment,
+    examples: list[Example],
+    console: Console,
+) -> list[Played]:
+    sampler = build(evaluation.sampler)()
+    strategy: Strategy = "shm" if evaluation.adapter_path is None else "adapter"
+    ours = evaluation.model is not None
+    setting = Setting(
+        sampler=sampler,
+        max_seq_len=evaluation.max_seq_len,
+        max_turns=env.max_turns,
+        version=lambda: _VERSION,
+        socket=layout.vllm_socket,
+        served_as=SERVED_AS[strategy],
+        model=layout.model() if ours else Path(),
+        renderer=build(evaluation.model)().renderer if evaluation.model else "auto",
+    )
+    async with build(evaluation.client)().connect(setting) as chat:
+        with Progress(console, len(examples), evaluation.rollouts_per_example) as progress:
+            return await play(
+                Player(sampler, env, chat).play_group,
+                examples,
+                evaluation.rollouts_per_example,
+                max_concurrent=sampler.max_concurrent,
+                done=progress.add,
+            )
+
+
+def _write(folder: Path, played: list[Played], summary: Summary) -> None:
+    """Leave the numbers, every rollout, and a page to read some of them."""
+    (folder / "summary.json").write_text(json.dumps(_plain(asdict(summary)), indent=1) + "\n")
+    write_rollouts(folder / "rollouts.jsonl", played)
+    (folder / "rollouts.html").write_text(page(folder.name, played, summary), encoding="utf-8")
+
+
+def _plain(value: Any) -> Any:
+    """JSON knows no NaN: null where nothing was measured."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return finite(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,123 @@
+"""Evaluation on the real stack: during training, of a checkpoint, and of somebody else's server."""
+
+import json
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from launching import ROOT, wait_for
+
+from rl.process import Child, Reaper, last_lines
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
+
+LETTERS = "env.reward_weights={exact: 0.0, similarity: 1.0}"
+EVALUATION = ["evaluation=default", "evaluation.every=2", "evaluation.num_examples=8"]
+FEW = ["num_examples=6", "rollouts_per_example=4", "model.max_seq_len=1024", LETTERS]
+
+
+@pytest.fixture(scope="module")
+def trained(launcher):
+    result = launcher.run("evaluated", "max_steps=3", *EVALUATION, LETTERS)
+    assert result.status == 0, result.screen
+    return result
+
+
+def evaluate(output: Path, name: str, *overrides: str) -> tuple[subprocess.CompletedProcess, Path]:
+    command = [sys.executable, "evaluate.py", f"output_dir={output}", f"run_name={name}"]
+    done = subprocess.run(
+        [*command, *overrides], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
+    )
+    return done, output / name
+
+
+def test_a_run_evaluates_its_first_its_last_and_every_other_version(trained):
+    lines = {line["step"]: line for line in trained.metrics}
+    assert list(lines) == [0, 1, 2, 3]
+    assert [step for step, line in lines.items() if "eval/reward" in line] == [0, 2, 3]
+    assert "train/reward" not in lines[3]  # the evaluation of the last version, alone
+    assert 0 < lines[0]["eval/reward"] <= 1
+    assert "eval reward" in trained.screen or "eval/reward" in trained.screen
+
+
+def test_every_evaluated_rollout_is_on_disk(trained):
+    for version in (0, 2, 3):
+        path = trained.folder / "evaluations" / f"version_{version:06d}.jsonl"
+        rollouts = [json.loads(line) for line in path.read_text().splitlines()]
+        assert len(rollouts) == 8 * 4
+        assert len({rollout["example"] for rollout in rollouts}) == 8
+
+
+def test_evaluation_changes_nothing_of_staleness(trained):
+    assert [line["staleness/max"] for line in trained.metrics[:3]] == [0, 1, 1]
+
+
+@pytest.mark.parametrize("client", ["renderer", "tokens"])
+def test_a_checkpoint_is_evaluated_by_a_vllm_of_our_own(client, trained, tmp_path):
+    model = trained.folder / "checkpoints" / "step_000003" / "hf"
+    done, folder = evaluate(tmp_path, "mine", f"model.path={model}", f"client={client}", *FEW)
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["num_rollouts"], summary["num_scored"]) == (24, 24)
+    assert 0 < summary["reward"] < 1
+    assert "pass@4" in done.stdout
+    assert "rollouts.html" in done.stdout
+    assert len((folder / "rollouts.jsonl").read_text().splitlines()) == 24
+    assert not (folder / "sockets").exists()
+
+
+def test_a_run_by_the_servers_own_template_trains_exactly_what_was_sampled(launcher):
+    result = launcher.run("tokens", "max_steps=2", "client=tokens", LETTERS)
+    assert result.status == 0, result.screen
+    assert result.metrics[0]["mismatch/sampled_mean_abs"] < 0.02
+    assert all(line["rollout/forks"] == 0 for line in result.metrics)
+
+
+@contextmanager
+def serving(model: Path, log: Path):
+    """Stock vLLM on a port, with a key."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    flags = {"model": model, "served-model-name": "them", "host": "127.0.0.1", "port": port}
+    flags |= {"max-model-len": 256, "dtype": "bfloat16", "api-key": "secret"}
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager"]
+    command += [str(part) for name, value in flags.items() for part in (f"--{name}", value)]
+    env = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+
+    def healthy() -> bool:
+        try:
+            return httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    with Reaper() as reaper, Child("them", command, log=log, reaper=reaper, env=env):
+        assert wait_for(healthy, 300), last_lines(log)
+        yield f"http://127.0.0.1:{port}/v1"
+
+
+def test_somebody_elses_server_is_evaluated_in_words(trained, tmp_path, monkeypatch):
+    model = trained.folder / "checkpoints" / "step_000003" / "hf"
+    with serving(model, tmp_path / "them.log") as url:
+        remote = ["client=messages", f"client.url={url}", "client.api_key_variable=THEIR_KEY"]
+        few = ["num_examples=6", "rollouts_per_example=4", "sampler.max_tokens=32", LETTERS]
+        monkeypatch.setenv("THEIR_KEY", "secret")
+        done, folder = evaluate(tmp_path, "good", *remote, "client.model=them", *few)
+        assert done.returncode == 0, done.stdout + done.stderr
+        summary = json.loads((folder / "summary.json").read_text())
+        assert 0 < summary["reward"] < 1
+        assert summary["mean_length"] > 1
+        assert "secret" not in (folder / "config.yaml").read_text() + done.stdout
+
+        wrong, _ = evaluate(tmp_path, "model", *remote, "client.model=nobody", *few)
+        assert (wrong.returncode, "Traceback" in wrong.stderr) == (1, False)
+        assert "the server knows no model client.model=nobody" in wrong.stderr
+
+        monkeypatch.setenv("THEIR_KEY", "wrong")
+        wrong, _ = evaluate(tmp_path, "key", *remote, "client.model=them", *few)
+        assert (wrong.returncode, "Traceback" in wrong.stderr) == (1, False)
+        assert "the server refused the key in THEIR_KEY" in wrong.stderr
