@@ -18,8 +18,8 @@ FLOORS = (
     "annotations batches buffer demonstrations example_order logprobs objective optim panel plan "
     "reads rollout_metrics rows runs sampler server truncation vllm_plugin",
     "algorithm_rules chat credit dispatcher engine pretrained screen summary tiny transcripts",
-    "player policy rules",
-    "config reference",
+    "policy rules speaker",
+    "config player reference",
     "anchors endpoint hydra_errors loading parts warm_start weights",
     "learner",
     "checkpoint",
