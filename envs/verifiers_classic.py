@@ -50,10 +50,8 @@ class ClassicWorld:
 
     def rows(self, split: Split, limit: int | None) -> list[Row] | None:
         """The rows of its dataset, or of its eval_dataset."""
-        if split == "eval":
-            dataset = self._env.build_eval_dataset()
-        else:
-            dataset = self._env.build_dataset()
+        build = self._env.build_eval_dataset if split == "eval" else self._env.build_dataset
+        dataset = build()
         if dataset is None:
             return None
         size = len(dataset) if limit is None else min(limit, len(dataset))
@@ -132,7 +130,7 @@ class PolicyClient(Client):
 
 
 def their_call(call: Message) -> ToolCall:
-    """A tool call in their flat form; arguments as text, unparsable ones as the policy wrote them."""
+    """A tool call in their flat form: arguments as JSON text, or as the policy wrote them."""
     arguments = call["function"]["arguments"]
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return ToolCall(id=call["id"], name=call["function"]["name"], arguments=text)

@@ -12,7 +12,6 @@ from rl.client import Completion
 from rl.player import Player
 from rl.records import Rollout
 
-
 # How the second prompt of a letter game ends, whose first turn was aaBB.
 TWO_TURNS = (
     "<|im_start|>assistant\naaBB<|im_end|>\n<|im_start|>user\nmore<|im_end|>\n"

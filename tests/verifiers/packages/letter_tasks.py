@@ -66,7 +66,7 @@ class InProcessHarness(vf.Harness[InProcessConfig]):
         else:
             messages += [message_to_wire(message) for message in prompt]
         body = {"model": ctx.model, "messages": messages, "stream": self.config.stream}
-        async with httpx.AsyncClient(timeout=60) as client:
+        async with httpx.AsyncClient(timeout=None) as client:
             headers = {"Authorization": f"Bearer {secret}"}
             answer = await client.post(f"{endpoint}/chat/completions", json=body, headers=headers)
         return ProgramResult(int(answer.status_code != 200), answer.text, "")
