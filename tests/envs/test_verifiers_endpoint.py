@@ -29,10 +29,11 @@ async def ask(body, *, session="one", message=CALL, cut_off=False):
             return answer.status, await answer.text(), heard
 
 
+TEXT = {"type": "text"}
 BODY = {
     "model": "m",
     "messages": [
-        {"role": "system", "content": [{"type": "text", "text": "be"}, {"type": "text", "text": "!"}]},
+        {"role": "system", "content": [TEXT | {"text": "be"}, TEXT | {"text": "!"}]},
         {"role": "user", "content": "hi"},
     ],
     "tools": [{"type": "function", "function": {"name": "add", "parameters": {}}}],

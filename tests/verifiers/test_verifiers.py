@@ -24,9 +24,10 @@ def test_the_cases_hold_with_the_real_library(generation, direction, tmp_path):
     if not library.exists():
         pytest.skip(f"{library.name} is not installed for the tests: make verifiers")
     paths = os.pathsep.join(map(str, (library, *NEEDS)))
+    flags = ["-q", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'cases'}"]
+    cases = HERE / f"{generation}{direction}_cases.py"
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={tmp_path}/t"]
-        + [str(HERE / f"{generation}{direction}_cases.py")],
+        [sys.executable, "-m", "pytest", *flags, str(cases)],
         cwd=REPO,
         env={**os.environ, "PYTHONPATH": paths, "HOME": str(tmp_path)},
         capture_output=True,
