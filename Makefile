@@ -48,7 +48,7 @@ bench: $(STAMP) ## every program in benchmarks/, one JSON line a measurement
 
 # Its two generations exclude each other, and one wants other versions than our lock: neither may come into .venv.
 verifiers: .venv/verifiers-v1 .venv/verifiers-classic ## the verifiers library for its tests, both generations beside .venv's packages
-.venv/verifiers-%: tests/verifiers/%.txt $(STAMP)
+.venv/verifiers-%: tests/bridges/%.txt $(STAMP)
 	@rm -rf $@ $@.part
 	@$(PIP) --no-cache-dir --target $@.part -r $< $(QUIET)
 	@mv $@.part $@

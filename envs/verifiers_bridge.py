@@ -66,7 +66,7 @@ class Verifiers(Environment):
         self,
         *,
         id: str,
-        args: dict[str, Any],
+        args: dict[str, Any] | None,
         num_train: int | None,
         num_eval: int,
         max_concurrent: int | None,
@@ -79,7 +79,7 @@ class Verifiers(Environment):
         self.name = module_of(id).replace("_", "-")
         self.max_concurrent = max_concurrent
         self.reward_weights = {}  # known once it is loaded
-        self._id, self._args = id, args
+        self._id, self._args = id, args or {}
         self._num_train, self._num_eval = num_train, num_eval
 
     def examples(self, split: Split) -> list[Example]:

@@ -7,7 +7,7 @@ from envs.reverse_text import ReverseText
 
 
 def test_a_name_is_its_yaml_file_with_knobs_changed():
-    env = load("reverse-text", max_length=3, num_eval=7)
+    env = load("reverse-text", max_length=3, num_train=9, num_eval=7)
     assert isinstance(env, ReverseText)
     words = [example.info["answer"] for example in env.examples("eval")]
     assert len(words) == 7

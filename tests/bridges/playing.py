@@ -34,7 +34,7 @@ class WritingClient(ScriptedClient):
 
 def bridge(env_id: str, **changes: Any) -> Verifiers:
     """An environment of the library, with all its examples."""
-    knobs = {"args": {}, "num_train": None, "num_eval": 0, "max_concurrent": None}
+    knobs = {"args": None, "num_train": None, "num_eval": 0, "max_concurrent": None}
     return Verifiers(id=env_id, **{**knobs, **changes})
 
 
