@@ -1,29 +1,39 @@
-"""Our environments evaluated by verifiers itself, by its own command, over HTTP."""
+"""Our environments evaluated by verifiers itself, by the command behind `vf-eval`, over HTTP."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 from serving import ScriptedEndpoint, reverse_half, use_the_adder
-
-MAIN = "from verifiers.v1.cli.eval.main import main; main()"
-
-
-def evaluate(endpoint, folder, *options):
-    """The episodes that `vf-eval offbyone` leaves in its results."""
-    flags = ["--client.base-url", endpoint.url, "--model", "scripted", "--no-push", "--no-rich"]
-    where = ["--output-dir", str(folder), "--run.name", "run"]
-    command = [sys.executable, "-c", MAIN, "offbyone", *flags, *where, *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads(x) for x in (folder / "run" / "traces.jsonl").read_text().splitlines()]
+from verifiers.v1.cli.eval.main import main
 
 
-def test_reverse_text_is_evaluated_by_the_library(tmp_path):
-    knobs = ["--env.taskset.env", "reverse-text", "--env.taskset.knobs", '{"num_eval": 20}']
+@pytest.fixture
+def evaluate(tmp_path, monkeypatch):
+    """The episodes in the results of an evaluation of one of ours."""
+    monkeypatch.setattr("sys.argv", ["vf-eval"])
+
+    def run(endpoint, env, knobs, repeats=1):
+        config = {
+            "env": {"taskset": {"id": "offbyone", "env": env, "knobs": knobs}},
+            "client": {"base_url": endpoint.url, "api_key_var": "NO_KEY"},
+            "model": "scripted",
+            "num_rollouts": repeats,
+            "push": False,
+            "rich": None,
+            "output_dir": str(tmp_path),
+            "run": {"name": "run"},
+        }
+        (tmp_path / "eval.json").write_text(json.dumps(config))
+        main(["@", str(tmp_path / "eval.json")])
+        lines = (tmp_path / "run" / "traces.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+    return run
+
+
+def test_reverse_text_is_evaluated_by_the_library(evaluate):
     with ScriptedEndpoint(reverse_half).serving() as endpoint:
-        episodes = evaluate(endpoint, tmp_path, *knobs, "-r", "2")
+        episodes = evaluate(endpoint, "reverse-text", {"num_eval": 20}, repeats=2)
     assert len(episodes) == len(endpoint.bodies) == 40
     assert all(episode["ok"] for episode in episodes)
     rewards = []
@@ -37,10 +47,9 @@ def test_reverse_text_is_evaluated_by_the_library(tmp_path):
     assert 0 < sum(rewards) < 40
 
 
-def test_tools_are_described_called_and_counted(tmp_path):
-    knobs = ["--env.taskset.env", "adding.Adding", "--env.taskset.knobs", '{"reward": null}']
+def test_tools_are_described_called_and_counted(evaluate):
     with ScriptedEndpoint(use_the_adder).serving() as endpoint:
-        (episode,) = evaluate(endpoint, tmp_path, *knobs)
+        (episode,) = evaluate(endpoint, "adding.Adding", {"reward": None})
     assert endpoint.bodies[0]["tools"][0]["function"]["name"] == "add"
     (trace,) = episode["traces"]
     assert trace["rewards"]["right"] == {"score": 1.0, "weight": 2.0}
@@ -52,10 +61,8 @@ def test_tools_are_described_called_and_counted(tmp_path):
     ("reward", "why"),
     [("raise", "no score"), ("raise in reply", "no reply"), ("nan", "NaN or infinity")],
 )
-def test_what_cannot_be_judged_is_an_error_of_that_rollout(tmp_path, reward, why):
-    knobs = ["--env.taskset.env", "adding.Adding"]
-    knobs += ["--env.taskset.knobs", json.dumps({"reward": reward})]
+def test_what_cannot_be_judged_is_an_error_of_that_rollout(evaluate, reward, why):
     with ScriptedEndpoint(use_the_adder).serving() as endpoint:
-        (episode,) = evaluate(endpoint, tmp_path, *knobs)
+        (episode,) = evaluate(endpoint, "adding.Adding", {"reward": reward})
     assert not episode["ok"]
     assert why in json.dumps(episode)
