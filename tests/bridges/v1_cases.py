@@ -4,6 +4,7 @@ import pytest
 from playing import TWO_TURNS, bridge, play, prompt_texts, said
 
 from envs.protocol import StopReason
+from envs.verifiers_v1 import env_config
 
 
 def test_its_tasks_are_our_examples_and_the_last_are_held_out():
@@ -61,6 +62,19 @@ def test_what_its_code_raises_costs_the_rollout():
     (rollout,), _ = play(bridge("letter-tasks"), "break")
     assert rollout.stop_reason is StopReason.ENV_ERROR
     assert "the judge is broken" in rollout.error
+
+
+def test_an_endless_taskset_must_be_told_how_much_of_it_to_use():
+    assert len(bridge("plain-tasks", num_train=3, num_eval=2).examples("train")) == 3
+    with pytest.raises(ValueError, match=r"never ends: .* env\.num_train="):
+        bridge("plain-tasks").examples("train")
+
+
+def test_a_policy_in_training_has_a_shell_only_where_somebody_asked_for_it():
+    agent = env_config("plain_tasks", {}).agent
+    assert (agent.harness.id, agent.runtime.type) == ("null", "subprocess")
+    asked = env_config("plain_tasks", {"agent": {"harness": {"id": "bash"}}}).agent
+    assert (asked.harness.id, asked.runtime.type) == ("bash", "prime")  # as the library has it
 
 
 @pytest.mark.parametrize(
