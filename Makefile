@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install train test lint bench lock-check clean
+.PHONY: help install train test lint bench verifiers lock-check clean
 
 # The first Python that is new enough; run, not just found, since a version manager's shim may answer to any name.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
@@ -45,6 +45,13 @@ lint: $(STAMP) ## ruff check, ruff format --check, basedpyright
 bench: $(STAMP) ## every program in benchmarks/, one JSON line a measurement
 	@for file in $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py)); do \
 	    module=$${file%.py}; $(BIN)/python -m "$${module//\//.}"; done
+
+# Its two generations exclude each other, and one wants other versions than our lock: neither may come into .venv.
+verifiers: .venv/verifiers-v1 .venv/verifiers-classic ## the verifiers library for its tests, both generations beside .venv's packages
+.venv/verifiers-%: tests/bridges/%.txt $(STAMP)
+	@rm -rf $@ $@.part
+	@$(PIP) --no-cache-dir --target $@.part -r $< $(QUIET)
+	@mv $@.part $@
 
 # Wheels for the oldest glibc that llguidance has one for (2.31), but for the two packages that exist as source alone.
 DRY_RUN := uv pip install --dry-run --quiet --no-deps --target .venv/lock-check --no-python-downloads \

@@ -10,7 +10,7 @@ plain functions where they block (they then run in a thread). Environment code m
 return NaN: that costs the rollout, never the run.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -68,6 +68,24 @@ class Episode:
         return next((m.get("content") or "" for m in said), "")
 
 
+class ContextFull(Exception):
+    """The conversation fills max_seq_len: the policy has no room to answer."""
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """One turn of the policy."""
+
+    message: Message
+    cut_off: bool  # by a token limit instead of by the policy
+    prompt_tokens: int
+    completion_tokens: int
+
+
+Speak = Callable[[list[Message], list[dict[str, Any]] | None], Awaitable[Spoken]]
+"""The policy's next turn after these messages, given these tools. May raise ContextFull."""
+
+
 @dataclass(frozen=True)
 class Pool:
     """Examples of one environment, and how often they are drawn."""
@@ -89,6 +107,8 @@ class Environment:
         describe_tools: whether the prompt holds the tools' schemas. A policy that learned them by
             heart saves the tokens.
         max_concurrent: episodes of this environment at once; None: as many as the sampler allows.
+        drives: it holds the conversation itself, in `play`; `reply` and `max_turns` are not looked
+            at.
 
     """
 
@@ -99,6 +119,7 @@ class Environment:
     tool_timeout: float = 60.0
     describe_tools: bool = True
     max_concurrent: int | None = None
+    drives: bool = False
 
     def examples(self, split: Split) -> Sequence[Example]:
         """All examples of a split, in an order that does not change between runs."""
@@ -111,6 +132,14 @@ class Environment:
         """
         calls = message.get("tool_calls") or []
         return [await self.toolbox.answer(call, episode) for call in calls] or None
+
+    async def play(self, episode: Episode, speak: Speak) -> None:
+        """Hold the whole conversation, asking for every turn of the policy by `speak` (`drives`).
+
+        Messages and turns of `episode` are kept up to date by `speak`. `stop_reason` may be set
+        where something else than the policy's last turn ended the episode.
+        """
+        raise NotImplementedError
 
     async def score(self, episode: Episode) -> dict[str, float]:
         """Named rewards of a finished episode. NaN marks an episode that cannot be judged."""

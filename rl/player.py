@@ -2,6 +2,7 @@
 
     example -> prompt -> engine -> message -> env.reply -> next prompt -> ... -> env.score
 
+An environment that drives holds the conversation itself and asks rl/speaker.py for each turn.
 Whatever an environment does wrong (raise, hang, return NaN) costs that rollout: one that raised is
 played again up to max_retries times, then gets no reward, is counted by cause, and its group goes
 on without it.
@@ -15,13 +16,14 @@ from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext,
 from dataclasses import dataclass, field, replace
 
 from envs import workers
-from envs.protocol import Environment, Episode, Example, StopReason
+from envs.protocol import ContextFull, Environment, Episode, Example, StopReason
 from rl.blame import EnvironmentFailed, blaming
 from rl.chat import Chat, Prompt
 from rl.client import Completion
 from rl.records import Rollout
 from rl.rows import Rows
 from rl.sampler import PolicySampler
+from rl.speaker import Speaker
 
 
 @dataclass
@@ -49,7 +51,7 @@ class Player:
         openings: list[Completion | None] = [None] * group_size
         # A broken example, or no time left: each rollout finds that out for itself.
         with suppress(EnvironmentFailed, TimeoutError):
-            if env.max_turns == 1:
+            if env.max_turns == 1 and not env.drives:
                 async with asyncio.timeout_at(clock.deadline):
                     prompt = await self._open(env, example)
                     if self.chat.room(prompt) > 0:
@@ -84,7 +86,10 @@ class Player:
         error = ""
         try:
             async with asyncio.timeout_at(clock.deadline):
-                episode.stop_reason = await self._converse(env, episode, rows, opening, clock)
+                if env.drives:
+                    episode.stop_reason = await self._listen(env, episode, rows, clock)
+                else:
+                    episode.stop_reason = await self._converse(env, episode, rows, opening, clock)
                 rewards = await self._score(env, episode)
         except TimeoutError:
             episode.stop_reason = StopReason.TIMEOUT
@@ -144,6 +149,17 @@ class Player:
             with blaming(env, "reply"):  # its messages may be malformed
                 episode.messages += reply
                 prompt = await self.chat.follow(prompt, done, reply)
+
+    async def _listen(
+        self, env: Environment, episode: Episode, rows: Rows, clock: "_Clock"
+    ) -> StopReason:
+        speaker = Speaker(self.chat, rows, episode, clock.waiting)
+        try:
+            with blaming(env, "play"), suppress(ContextFull):
+                await env.play(episode, speaker)
+        finally:
+            speaker.check()
+        return episode.stop_reason or speaker.stop_reason
 
     async def _open(self, env: Environment, example: Example) -> Prompt:
         with blaming(env, f"examples (id {example.id})"):

@@ -20,9 +20,9 @@ FLOORS = (
     "plan reads rollout_metrics rows runs sampler server truncation verdict vllm_plugin",
     "algorithm_rules chat credit dispatcher engine evaluation_table pretrained "
     "rollout_lines screen summary tiny transcripts",
-    "evaluation evaluation_page player policy rules tokens_chat",
-    "config reference rewriting",
-    "anchors clients construction endpoint evaluation_config hydra_errors loading parts periodic "
+    "policy rules speaker tokens_chat",
+    "config player reference rewriting",
+    "anchors clients evaluation evaluation_page construction endpoint evaluation_config hydra_errors loading parts periodic "
     "warm_start weights",
     "learner messages_chat",
     "checkpoint",

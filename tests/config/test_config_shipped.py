@@ -15,6 +15,7 @@ COMPANIONS = {
     "loss=sft": ["sampler=demonstrations"],
     "sampler=transcripts": ["loss=sft", "sampler.path=text.jsonl"],
     "sampler=demonstrations": ["loss=sft"],
+    "env=verifiers": ["env.id=owner/name"],
     "model=hf": ["model.path=Qwen/Qwen3-0.6B"],
     "loss=distill": ["reference.path=Qwen/Qwen3-0.6B"],
     "reference=model": ["reference.path=Qwen/Qwen3-0.6B", "loss=distill"],

@@ -1,0 +1,16 @@
+"""Our environments under the name that the `verifiers` library looks for.
+
+vf.load_environment("offbyone", env="reverse-text")        verifiers 0.1.14
+vf-eval offbyone --env.taskset.env reverse-text            verifiers >= 0.4
+"""
+
+from importlib.util import find_spec
+
+if find_spec("verifiers.envs"):
+    from envs.for_verifiers_classic import load_environment
+
+    __all__ = ["load_environment"]
+else:
+    from envs.for_verifiers_v1 import ExportedEnv, ExportedHarness, ExportedTaskset
+
+    __all__ = ["ExportedEnv", "ExportedHarness", "ExportedTaskset"]

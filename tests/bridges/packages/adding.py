@@ -1,0 +1,33 @@
+"""An environment of ours with a tool, kept by somebody else."""
+
+from envs.messages import asked
+from envs.protocol import Environment, Example
+
+
+def add(a: int, b: int) -> str:
+    """Add two numbers."""
+    return str(a + b)
+
+
+class Adding(Environment):
+    name = "adding"
+    max_turns = 3
+    tools = (add,)
+
+    def __init__(self, *, reward, closed=None):
+        self.reward_weights = {"right": 2.0}
+        self.reward, self.closed = reward, closed
+
+    def examples(self, split):
+        return [Example(id=0, env=self.name, messages=[asked("2 and 3?")], info={"answer": "5"})]
+
+    async def reply(self, episode, message):
+        if self.reward == "raise in reply":
+            raise RuntimeError("no reply")
+        return await super().reply(episode, message)
+
+    async def score(self, episode):
+        if self.reward == "raise":
+            raise RuntimeError("no score")
+        right = float(episode.text == episode.example.info["answer"])
+        return {"right": right if self.reward is None else float(self.reward), "turns": 2.5}

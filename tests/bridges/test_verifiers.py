@@ -1,0 +1,52 @@
+"""Both generations of the verifiers library, each in a process of its own: they exclude each other.
+
+The cases beside this file need the real library; `make verifiers` installs it for them.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+REPO = HERE.parents[1]
+NEEDS = (REPO, HERE, HERE / "packages", REPO / "tests" / "rl")
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.mark.parametrize("direction", ["", "_export"], ids=["theirs here", "ours there"])
+@pytest.mark.parametrize("generation", ["v1", "classic"])
+def test_the_cases_hold_with_the_real_library(generation, direction, tmp_path):
+    library = REPO / ".venv" / f"verifiers-{generation}"
+    if not library.exists():
+        pytest.skip(f"{library.name} is not installed for the tests: make verifiers")
+    paths = os.pathsep.join(map(str, (library, *NEEDS)))
+    flags = ["-q", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'cases'}"]
+    cases = HERE / f"{generation}{direction}_cases.py"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *flags, str(cases)],
+        cwd=REPO,
+        env={**os.environ, "PYTHONPATH": paths, "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+
+
+def test_without_the_library_the_bridge_says_what_to_install():
+    from envs.verifiers_bridge import load_world
+
+    if "verifiers" in sys.modules or _installed():
+        pytest.skip("the library is installed in this very environment")
+    with pytest.raises(ValueError, match=r'owner/x needs .* pip install "offbyone\[verifiers\]"'):
+        load_world("owner/x", {})
+
+
+def _installed() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("verifiers") is not None

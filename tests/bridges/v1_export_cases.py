@@ -1,0 +1,68 @@
+"""Our environments evaluated by verifiers itself, by the command behind `vf-eval`, over HTTP."""
+
+import json
+
+import pytest
+from serving import ScriptedEndpoint, reverse_half, use_the_adder
+from verifiers.v1.cli.eval.main import main
+
+
+@pytest.fixture
+def evaluate(tmp_path, monkeypatch):
+    """The episodes in the results of an evaluation of one of ours."""
+    monkeypatch.setattr("sys.argv", ["vf-eval"])
+
+    def run(endpoint, env, knobs, repeats=1):
+        config = {
+            "env": {"taskset": {"id": "offbyone", "env": env, "knobs": knobs}},
+            "client": {"base_url": endpoint.url, "api_key_var": "NO_KEY"},
+            "model": "scripted",
+            "num_rollouts": repeats,
+            "push": False,
+            "rich": None,
+            "output_dir": str(tmp_path),
+            "run": {"name": "run"},
+        }
+        (tmp_path / "eval.json").write_text(json.dumps(config))
+        main(["@", str(tmp_path / "eval.json")])
+        lines = (tmp_path / "run" / "traces.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+    return run
+
+
+def test_reverse_text_is_evaluated_by_the_library(evaluate):
+    with ScriptedEndpoint(reverse_half).serving() as endpoint:
+        episodes = evaluate(endpoint, "reverse-text", {"num_eval": 20}, repeats=2)
+    assert len(episodes) == len(endpoint.bodies) == 40
+    assert all(episode["ok"] for episode in episodes)
+    rewards = []
+    for episode in episodes:
+        (trace,) = episode["traces"]
+        word = trace["task"]["data"]["prompt"][-1]["content"].removeprefix("reverse: ")
+        right = word > "n" or word == word[::-1]
+        assert trace["rewards"]["exact"] == {"score": float(right), "weight": 1.0}
+        assert trace["rewards"]["similarity"]["weight"] == 0.0
+        rewards.append(right)
+    assert 0 < sum(rewards) < 40
+
+
+def test_tools_are_described_called_and_counted(evaluate):
+    with ScriptedEndpoint(use_the_adder).serving() as endpoint:
+        (episode,) = evaluate(endpoint, "adding.Adding", {"reward": None})
+    assert endpoint.bodies[0]["tools"][0]["function"]["name"] == "add"
+    (trace,) = episode["traces"]
+    assert trace["rewards"]["right"] == {"score": 1.0, "weight": 2.0}
+    assert trace["metrics"] == {"turns": 2.5}
+    assert sum(node["sampled"] for node in trace["nodes"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("reward", "why"),
+    [("raise", "no score"), ("raise in reply", "no reply"), ("nan", "NaN or infinity")],
+)
+def test_what_cannot_be_judged_is_an_error_of_that_rollout(evaluate, reward, why):
+    with ScriptedEndpoint(use_the_adder).serving() as endpoint:
+        (episode,) = evaluate(endpoint, "adding.Adding", {"reward": reward})
+    assert not episode["ok"]
+    assert why in json.dumps(episode)
