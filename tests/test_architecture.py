@@ -22,9 +22,9 @@ FLOORS = (
     "rollout_lines screen summary tiny transcripts",
     "policy rules speaker tokens_chat",
     "config player reference rewriting",
-    "anchors clients evaluation evaluation_page construction endpoint evaluation_config hydra_errors loading parts periodic "
-    "warm_start weights",
-    "learner messages_chat",
+    "anchors clients construction endpoint evaluation evaluation_config evaluation_page "
+    "hydra_errors loading parts warm_start weights",
+    "learner messages_chat periodic",
     "checkpoint",
     "evaluating launch rollouts supervisor trainer",
 )
