@@ -55,7 +55,7 @@ def run(config: dict[str, Any], *, overrides: list[str], choices: dict[str, str]
     construct(evaluation, ("model", "env", "sampler", "client", "inference"))
     console, layout = Console(), Layout(evaluation.folder)
     env: Environment = build(evaluation.env)()
-    with stopped_by_signals(), ExitStack() as stack, _failing():
+    with stopped_by_signals(), _failing(), ExitStack() as stack:
         examples = choose(env, evaluation.split, evaluation.num_examples)
         folder = evaluation.folder
         folder.mkdir(parents=True, exist_ok=True)

@@ -74,7 +74,7 @@ def _unknown_key(key: str, arguments: list[str], primary: str) -> str:
     if key in known:  # a mapping was given with names that it does not have yet
         return f"{key} takes a new name as +{key}.<name>=<value>, and loses one by ~{key}.<name>"
     meant = OTHER_NAMES.get(key.rpartition(".")[2])
-    if meant and meant in known:
+    if meant and (primary == PRIMARY or meant in known):
         return f"there is no key {key}: did you mean {meant}?"
     if hint := did_you_mean(key, known):
         return f"there is no key {key}{hint}"
