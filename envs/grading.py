@@ -112,7 +112,7 @@ class Grader:
     async def same(self, gold: str, said: str) -> bool | None:
         """Whether `said` means `gold`; None where that takes more than the limits."""
         if len(said) > MAX_CHARS:
-            return False
+            return said == gold
         gold, said = normalised(gold), normalised(said)
         if gold == said or not said:
             return bool(said)
