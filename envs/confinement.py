@@ -23,6 +23,7 @@ import struct
 import sys
 import sysconfig
 from collections.abc import Sequence
+from typing import Any
 
 # Name, number on x86_64, number on aarch64. On x86_64 older C libraries use the last line, too.
 ALLOWED = """
@@ -126,11 +127,11 @@ def guard_reading(paths: Sequence[str]) -> None:
     roots = tuple(f"{path.rstrip('/')}/" for path in paths)
     realpath, fsdecode, startswith = os.path.realpath, os.fsdecode, str.startswith
 
-    def refuse(event: str, args: tuple[object, ...]) -> None:
+    def refuse(event: str, args: tuple[Any, ...]) -> None:
         if event.startswith("ctypes."):
             raise PermissionError("ctypes is not available here")
         if event in ("open", "os.listdir", "os.scandir") and not isinstance(args[0], int):
-            path = realpath(fsdecode(args[0] or "."))  # type: ignore[arg-type]
+            path = realpath(fsdecode(args[0] or "."))
             if not startswith(path + "/", roots):
                 raise PermissionError(errno.EACCES, "Permission denied", path)
 

@@ -16,10 +16,11 @@ from envs.tools import ToolError
 PATIENCE = 20  # seconds on the clock per second of processor time
 MAX_CHARS = 500  # of an answer: what is longer is none
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?")
-_QUANTITY = re.compile(rf"[$€£]?\s*({_NUMBER.pattern}(?:\s*/\s*\d+)?)\s*[a-zA-Z°]*[a-zA-Z° ]*")
+_QUANTITY = re.compile(rf"[$€£]?\s*({_NUMBER.pattern}(?:\s*/\s*\d+)?)(?: [a-zA-Z°]{{2,}}| °)*")
 _IN_TEXT = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:/\d+)?")
 _FRACTION = re.compile(r"\\[dt]?frac\{(\d+)\}\{(\d+)\}")
 _MIXED = re.compile(r"([-+]?\d+) (\d+)/(\d+)")
+_BRACE = re.compile(r"\\[{}\\]|\\boxed\{|[{}]")
 _MARKED = re.compile(r"####\s*(\S[^\n]*)")
 _PRELOAD = """
 import logging
@@ -49,15 +50,17 @@ def final_answer(text: str) -> str | None:
 
 def marked_answer(text: str) -> str | None:
     r"""The last \boxed{...}, or else what follows the last ####; None where there is neither."""
-    start = text.rfind(r"\boxed{")
-    while start >= 0:
-        opened = start + len(r"\boxed{")
-        depth = 1
-        for i, letter in enumerate(text[opened:], opened):
-            depth += (letter == "{") - (letter == "}")
-            if depth == 0:
-                return text[opened:i].strip()
-        start = text.rfind(r"\boxed{", 0, start)  # this one is never closed
+    opened: list[tuple[int, bool]] = []  # where each open brace begins, and whether it is a box's
+    start, answer = -1, None
+    for brace in _BRACE.finditer(text):  # once through, however many are never closed
+        if brace[0] in ("{", r"\boxed{"):
+            opened.append((brace.end(), len(brace[0]) > 1))
+        elif brace[0] == "}" and opened:
+            begin, is_box = opened.pop()
+            if is_box and begin > start:
+                start, answer = begin, text[begin : brace.start()].strip()
+    if answer is not None:
+        return answer
     marks = _MARKED.findall(text)
     return marks[-1].strip() if marks else None
 
@@ -77,8 +80,9 @@ def number(answer: str) -> Fraction | None:
     """The exact value of a normalised number with or without a unit; None for anything else."""
     if mixed := _MIXED.fullmatch(answer):
         whole, above, below = (int(part) for part in mixed.groups())
-        part = Fraction(above, below) if below else None
-        return part and (whole - part if answer[0] == "-" else whole + part)
+        if below == 0:
+            return None
+        return whole + Fraction(-above if answer[0] == "-" else above, below)
     found = _QUANTITY.fullmatch(answer)
     digits = found[1].replace(",", "").replace(" ", "") if found else ""
     try:
@@ -107,11 +111,11 @@ class Grader:
 
     async def same(self, gold: str, said: str) -> bool | None:
         """Whether `said` means `gold`; None where that takes more than the limits."""
+        if len(said) > MAX_CHARS:
+            return said == gold
         gold, said = normalised(gold), normalised(said)
-        if gold == said:
-            return bool(gold)
-        if not said or len(said) > MAX_CHARS:
-            return False
+        if gold == said or not said:
+            return bool(said)
         values = number(gold), number(said)
         if None not in values:
             return values[0] == values[1]

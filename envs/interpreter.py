@@ -84,9 +84,10 @@ def _parts(code: str) -> tuple[CodeType, CodeType | None]:
     """The statements, and the expression at the end if there is one."""
     tree = ast.parse(code, NAME)
     last = None
-    if tree.body and isinstance(tree.body[-1], ast.Expr):
-        expression = ast.Expression(tree.body.pop().value)  # type: ignore[attr-defined]
-        last = compile(expression, NAME, "eval")
+    match tree.body:
+        case [*_, ast.Expr(value=value)]:
+            tree.body.pop()
+            last = compile(ast.Expression(value), NAME, "eval")
     return compile(tree, NAME, "exec"), last
 
 

@@ -108,10 +108,10 @@ class Sandbox:
     async def _ask(self, code: str) -> str:
         if self._process is None:
             await self._start()
-        self._allow_processor_time()
         ticket = secrets.token_bytes(8)
         try:
             async with asyncio.timeout(self._limits.call_timeout):
+                self._allow_processor_time()
                 await self._send(ticket, code)
                 return await self._receive(ticket)
         except TimeoutError:
@@ -130,7 +130,9 @@ class Sandbox:
         pid = self._process.pid
         used = time.clock_gettime((~pid << 3) | 2)  # the kernel's name of a process's own clock
         until = math.ceil(used + self._limits.cpu_seconds)
-        resource.prlimit(pid, resource.RLIMIT_CPU, (until, resource.RLIM_INFINITY))
+        _, hard = resource.prlimit(pid, resource.RLIMIT_CPU)  # only root may raise it
+        until = until if hard == resource.RLIM_INFINITY else min(until, hard)
+        resource.prlimit(pid, resource.RLIMIT_CPU, (until, hard))
 
     async def _cause(self) -> str:
         """Why the process has ended, or is about to."""
