@@ -78,8 +78,10 @@ class WikiSearch(Environment):
             for number, question in enumerate(self._splits[split])
         ]
 
-    @property
-    def tools(self) -> list[Callable[..., Any]]:
+    @property  # the corpus is loaded when it is needed
+    def tools(  # pyright: ignore[reportIncompatibleVariableOverride]
+        self,
+    ) -> list[Callable[..., Any]]:
         """Search, list sections, read one."""
         return _tools(self._index)
 

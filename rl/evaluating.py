@@ -94,9 +94,9 @@ def _serving(evaluation: Evaluation, layout: Layout) -> Iterator[None]:
     assert isinstance(server, VLLMServer)
     layout.set_model(source.prepare(layout.folder / "model"))
     described = _adapter(evaluation.adapter_path)
-    room = described and adapter_room(
-        "adapter", {**described, "rank": described["r"]}, layout.model()
-    )
+    room = None
+    if described:
+        room = adapter_room("adapter", {**described, "rank": described["r"]}, layout.model())
     layout.make_sockets_folder()
     command = server.command(
         layout.model(),

@@ -141,7 +141,7 @@ class MessagesChat:
     async def _post(self, body: dict[str, Any]) -> Any:
         """Return the answer; None where the conversation is longer than the model can read."""
         endpoint, tries = self.endpoint, self.endpoint.max_retries
-        where = f"client.url={endpoint.url}"
+        where, status, text = f"client.url={endpoint.url}", 0, ""
         for attempt in range(tries + 1):
             try:
                 url = f"{endpoint.url.rstrip('/')}/chat/completions"

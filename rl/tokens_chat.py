@@ -24,7 +24,7 @@ from rl.tokenizer import Tokenizer, load_renderer
 class TokensChat(RendererChat):
     """The server renders; the renderer only parses."""
 
-    client: TokenClient
+    client: TokenClient  # pyright: ignore[reportIncompatibleVariableOverride] it is set once
 
     async def open(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:
         """Let the server render the opening messages."""

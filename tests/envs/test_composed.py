@@ -1,6 +1,7 @@
 """A whole environment from YAML: a module of the user's, shared objects, tools, rewards, errors."""
 
 import asyncio
+import importlib
 import json
 import sys
 from collections.abc import Iterator
@@ -192,8 +193,7 @@ def test_wrong_calls_get_an_answer_that_the_policy_can_use(config):
 
 def test_what_is_shared_is_made_once_and_not_before_the_examples_are_asked_for(config):
     env = made(config)
-    import parts_mine
-
+    parts_mine = importlib.import_module("parts_mine")
     assert parts_mine.made == []
     env.examples("train")
     play(env, called("count"), called("count"))

@@ -3,6 +3,7 @@
 import asyncio
 from itertools import islice
 from random import Random
+from typing import Any
 
 import pytest
 from sandboxes import interpreters, settled
@@ -45,7 +46,7 @@ def fresh(question=None, answer="42"):
     )
 
 
-async def play(env, episode, *turns):
+async def play(env, episode, *turns) -> Any:
     """Let the environment reply to assistant messages; what it said last."""
     reply = None
     for turn in turns:
