@@ -46,7 +46,10 @@ class Outcome:
 class World(Protocol):
     """One loaded environment of either generation."""
 
-    reward_weights: Mapping[str, float]
+    @property
+    def reward_weights(self) -> Mapping[str, float]:
+        """Weights of the named rewards."""
+        ...
 
     def rows(self, split: Split, limit: int | None) -> list[Row] | None:
         """The first `limit` rows; None where it has no such split."""

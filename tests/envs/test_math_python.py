@@ -140,7 +140,7 @@ def test_an_episode_that_calls_nothing_starts_no_process_and_garbage_scores_zero
 
 
 def test_the_tool_is_described_to_the_policy_without_the_episode():
-    (spec,) = make().tool_specs
+    (spec,) = make().toolbox.specs
     assert spec["name"] == "python"
     assert set(spec["parameters"]["properties"]) == {"code"}
 
