@@ -10,6 +10,7 @@ import pytest
 from composing import CONF, REPO
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
+from test_config_shipped import COMPANIONS
 
 from rl.config import ConfigError
 from rl.evaluation_config import Evaluation, checked
@@ -50,7 +51,8 @@ def only_problem(*overrides: str, output_dir: Path) -> str:
     ),
 )
 def test_every_choice_of_every_group_can_be_evaluated(choice: str, tmp_path: Path) -> None:
-    evaluation(choice, *HUB, output_dir=tmp_path)
+    needed = [key for key in COMPANIONS.get(choice, []) if key.startswith("env.")]
+    evaluation(choice, *HUB, *needed, output_dir=tmp_path)
 
 
 def test_a_remote_model_needs_none_of_ours(tmp_path: Path) -> None:

@@ -1,0 +1,44 @@
+"""wiki-search for real: tool calls through vLLM, several turns that stay one training row."""
+
+import json
+
+import pytest
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def run(launcher):
+    result = launcher.run("wiki", "env=wiki-search", "max_steps=2", "model.dtype=float32")
+    assert result.status == 0, result.screen
+    return result
+
+
+def rollouts(run, step):
+    path = run.folder / "rollouts" / f"step_{step:06d}.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_the_policy_that_ships_calls_tools_and_is_sometimes_right(run):
+    played = [rollout for step in (0, 1) for rollout in rollouts(run, step)]
+
+    assert 0.05 < sum(rollout["reward"] for rollout in played) / len(played) < 0.95
+    right = [rollout for rollout in played if rollout["reward"] == 1.0]
+    assert max(rollout["turns"] for rollout in right) >= 4
+    tools = [m for m in right[0]["messages"] if m["role"] == "tool"]
+    assert all(not m["content"].startswith("Error") for m in tools)
+
+
+def test_an_episode_of_several_turns_is_one_row_that_the_trainer_computes_alike(run):
+    for line in run.metrics:
+        assert line["rollout/turns"] > 2
+        assert line["rollout/forks"] == 0
+        # Every sampled token, in its place behind the tools' answers: or these would differ.
+        assert line["mismatch/mean_abs"] < 1e-4
+    assert run.metrics[0]["mismatch/sampled_mean_abs"] < 1e-4
+
+
+def test_only_what_the_policy_said_is_trained(run):
+    for step, line in enumerate(run.metrics):
+        used = [rollout for rollout in rollouts(run, step) if rollout["used"]]
+        assert line["train/tokens"] == sum(rollout["tokens"] for rollout in used)
