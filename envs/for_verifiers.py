@@ -1,4 +1,4 @@
-"""One of our environments by the name of its YAML file, for libraries that have no Hydra.
+"""One of our environments by the name of its YAML file, for programs that are no run of ours.
 
 load("reverse-text", max_length=8)    conf/env/reverse-text.yaml with one knob changed
 load("my_package.MyEnv", size=3)      a class of yours with all its knobs
@@ -11,11 +11,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import yaml
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
 from envs.protocol import Environment
 
-CONF = Path(__file__).parents[1] / "conf" / "env"
+CONF = Path(__file__).parents[1] / "conf"
+# What an environment's YAML asks of the model: a full-grown one, which is told of the tools.
+MODEL = ("model=hf", "model.path=unknown")
 
 
 def load(name: str, **knobs: Any) -> Environment:
@@ -32,26 +35,23 @@ def load(name: str, **knobs: Any) -> Environment:
 
 
 def _node(name: str) -> dict[str, Any]:
-    """The YAML file's node on top of those of the same group that it starts from."""
-    file = CONF / f"{name}.yaml"
-    if not file.exists():
-        names = [path.stem for path in sorted(CONF.glob("*.yaml"))]
+    """The environment's node as a run would have it."""
+    if not (CONF / "env" / f"{name}.yaml").exists():
+        names = [path.stem for path in sorted((CONF / "env").glob("*.yaml"))]
         close = get_close_matches(name, names, n=1)
         hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(names)}"
         raise ValueError(f"there is no environment {name!r}: {hint}")
-    node = yaml.safe_load(file.read_text())
-    bases = [base for base in node.pop("defaults", []) if isinstance(base, str)]
-    below: dict[str, Any] = {}
-    for base in bases:
-        if base != "_self_":
-            below |= _node(base)
-    return {**below, **node}
+    with initialize_config_dir(str(CONF), version_base=None):
+        chosen = compose("train", [f"env={name}", *MODEL]).env
+    node = OmegaConf.to_container(chosen, resolve=True)
+    assert isinstance(node, dict)
+    return {str(key): value for key, value in node.items()}
 
 
 def _built(value: Any, path: str) -> Any:
     """The value with its nodes built: classes as instances, functions with their knobs."""
-    if isinstance(value, str) and ("${" in value or value == "???"):
-        raise ValueError(f"{path} has no value outside a run ({value}): give it one")
+    if value == "???":
+        raise ValueError(f"{path} has no value yet: give it one")
     if isinstance(value, list):
         return [_built(item, f"{path}.{i}") for i, item in enumerate(value)]
     if not isinstance(value, Mapping):

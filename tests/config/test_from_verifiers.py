@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from composing import CONF, REPO, composed
-from test_config_shipped import CHOICES, COMPANIONS
+from test_config_shipped import CHOICES, COMPANIONS, NOT_TRAINED
 
 PAGE = (REPO / "docs" / "from-verifiers.md").read_text()
 SEED_KEYS = (Path(__file__).parent / "seed_keys.txt").read_text().splitlines()
@@ -53,7 +53,7 @@ def known() -> frozenset[str]:
         for key, item in value.items() if isinstance(value, dict) else ():
             yield from dotted(item, f"{path}.{key}".strip("."))
 
-    found = [composed(choice, *COMPANIONS.get(choice, [])) for choice in CHOICES]
+    found = [composed(c, *COMPANIONS.get(c, [])) for c in [*CHOICES, *NOT_TRAINED]]
     return frozenset(key for config in found for key in dotted(config, ""))
 
 
