@@ -168,8 +168,9 @@ class Toolbox:
                 arguments = json.loads(arguments or "{}")
             except json.JSONDecodeError as error:
                 raise ToolError(f"the arguments are not JSON: {error}") from error
+        deadline = asyncio.timeout(self._timeout)
         try:
-            async with asyncio.timeout(self._timeout) as deadline:
+            async with deadline:
                 return await tool.answer(arguments, episode)
         except TimeoutError as error:
             if not deadline.expired():  # the tool's own

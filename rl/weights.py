@@ -130,7 +130,8 @@ class WeightPusher:
         """
         if self._sync.probe_every == 0 or version % self._sync.probe_every:
             return {}
-        lengths = _lengths(batch)[: self._sync.probe_rows]
+        # All but the last token: a row may fill vLLM's context, which must have room for one more.
+        lengths = _lengths(batch)[: self._sync.probe_rows] - 1
         token_ids = batch.token_ids[: self._sync.probe_rows, : lengths.max()]
         ours = policy.logprobs(token_ids)
         if not policy.ranks.first:
