@@ -7,6 +7,7 @@ from pathlib import Path
 from socketserver import UnixStreamServer
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import tiny_policy
 import torch
@@ -37,7 +38,8 @@ class Listener(BaseHTTPRequestHandler):
             read = load_file(path)
         self.server.calls.append((self.path, body, read))
         prose = "lora" in self.path
-        answer = b"Success" if prose else b"{}"
+        scores = [None, *({str(t): {"logprob": -1.0}} for t in body.get("token_ids", [])[1:])]
+        answer = b"Success" if prose else json.dumps({"prompt_logprobs": scores}).encode()
         self.send_response(200)
         self.send_header("content-type", "text/plain" if prose else "application/json")
         self.send_header("content-length", str(len(answer)))
@@ -82,6 +84,23 @@ class OnePolicy:
 
 def pusher(strategy, tmp_path):
     return WeightPusher(SYNC, strategy, tmp_path / "vllm.sock", timeout=5.0)
+
+
+def test_the_probe_leaves_the_engine_room_for_a_token_of_its_own(vllm, tmp_path):
+    policy = SimpleNamespace(
+        ranks=SimpleNamespace(first=True),
+        logprobs=lambda token_ids: torch.full(token_ids.shape, -1.25),
+    )
+    token_ids = np.array([[5, 6, 7, 8], [5, 6, 7, 0]], np.int32)
+    chosen = np.array([[0, 0, 1, 1], [0, 0, 1, 0]], np.bool_)
+    batch = SimpleNamespace(token_ids=token_ids, completion_mask=chosen)
+    sync = WeightSync(strategy="shm", probe_every=1, probe_rows=2, max_mismatch=0.5)
+
+    found = WeightPusher(sync, "shm", tmp_path / "vllm.sock", timeout=5.0).probe(policy, batch, 1)
+
+    asked = sorted(body["token_ids"] for _, body, _ in vllm.calls)
+    assert asked == [[5, 6], [5, 6, 7]]  # a row may fill the context
+    assert found["mismatch/mean_abs"] == pytest.approx(0.25)
 
 
 def routes(vllm):
