@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, overload
 
+from envs.json_lines import json_lines
 from envs.messages import Message, asked
 from envs.protocol import Example, Split
 
@@ -133,7 +134,10 @@ class JsonLines(Dataset):
     eval_path: str | None
 
     def load(self) -> dict[str, Rows]:
-        return {split: _json_lines(path) for split, path in _paths(self.path, self.eval_path)}
+        return {
+            split: [row for _, row in json_lines(path)]
+            for split, path in _paths(self.path, self.eval_path)
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,23 +195,6 @@ def _load(source: str, path: str, **where: Any) -> Any:
         raise ValueError(
             f"{source} cannot be loaded ({said}): check its name and splits, or the network"
         ) from error
-
-
-def _json_lines(path: Path) -> list[dict[str, Any]]:
-    if not path.is_file():
-        raise ValueError(f"{path}: no such file")
-    rows = []
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                row = json.loads(line) if line.strip() else None
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{path}, line {number} is no JSON: {error}") from error
-            if isinstance(row, dict):
-                rows.append(row)
-            elif line.strip():
-                raise ValueError(f"{path}, line {number} is no JSON object")
-    return rows
 
 
 def _column(rows: Rows, name: str) -> Sequence[Any]:

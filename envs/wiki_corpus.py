@@ -6,12 +6,13 @@
 A page may have `content` instead: Markdown, one section per heading.
 """
 
-import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from envs.json_lines import json_lines
 
 OPENING = "Introduction"  # of Markdown, what stands before its first heading
 HEADING = re.compile(r"^#{1,6}\s+(.+?)\s*#*$")
@@ -72,7 +73,7 @@ def read_pages(path: Path) -> list[Page]:
 
     """
     pages: dict[str, Page] = {}
-    for number, record in records(path):
+    for number, record in json_lines(path):
         page = page_of(record, f"{path}, line {number}")
         if page.id in pages:
             raise ValueError(f"{path}, line {number}: there is a page {page.title!r} already")
@@ -106,26 +107,9 @@ def _split(markdown: str) -> Iterator[tuple[str, str]]:
 def read_questions(path: Path) -> list[Question]:
     """Return the questions of a JSONL file (`question`, `answer`, optional `level`)."""
     questions = []
-    for number, record in records(path):
+    for number, record in json_lines(path):
         if not {"question", "answer"} <= record.keys():
             raise ValueError(f"{path}, line {number}: a line needs `question` and `answer`")
         level = int(record.get("level", 0))
         questions.append(Question(str(record["question"]), str(record["answer"]), level))
     return questions
-
-
-def records(path: Path) -> Iterable[tuple[int, dict[str, Any]]]:
-    """Yield the line number and content of each line of a JSONL file."""
-    if not path.is_file():
-        raise ValueError(f"{path}: no such file; give a JSON Lines file")
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{path}, line {number}: {error}") from error
-            if not isinstance(record, dict):
-                raise ValueError(f"{path}, line {number}: a line must be a mapping")
-            yield number, record
