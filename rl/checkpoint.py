@@ -10,6 +10,7 @@ checkpoints/step_000100/
 import json
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +76,10 @@ def save_checkpoint(
 
 def _clear(folder: Path) -> None:
     """Give the space back at once, even that of files which the failed writer still holds open."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            os.truncate(path, 0)
+    with suppress(FileNotFoundError):  # another rank clears, too
+        for path in folder.rglob("*"):
+            if path.is_file():
+                os.truncate(path, 0)
     shutil.rmtree(folder, ignore_errors=True)
 
 

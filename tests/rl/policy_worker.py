@@ -479,6 +479,7 @@ class Cases:
         except RunFailed as error:
             result["failed"] = str(error)
             result["left behind"] = [p.name for p in layout.checkpoints.glob(".*")]
+        torch.distributed.barrier()  # a run would have ended: no rank still clears up
         result["complete after failure"] = [path.name for path in layout.complete_checkpoints()]
         save(11)
         save(11, rollouts={"next": "again"})

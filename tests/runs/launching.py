@@ -6,12 +6,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-SMALL = ["batch_size=32", "group_size=8", "model.warm_start.steps=8", "trainer.wait_timeout=400"]
+SMALL = ["batch_size=32", "group_size=8", "trainer.wait_timeout=400"]
+WARM = ["model.warm_start.steps=8"]
 
 
 @dataclass
@@ -34,12 +35,12 @@ class Launcher:
     output: Path
     environment: dict[str, str]
 
-    def start(self, name: str, *overrides: str) -> subprocess.Popen:
+    def start(self, name: str, *overrides: str, warm: Sequence[str] = WARM) -> subprocess.Popen:
         # Relative, as the default is: a part that takes it for absolute must be noticed.
         output = os.path.relpath(self.output, ROOT)
         command = [sys.executable, "train.py", f"run_name={name}", f"output_dir={output}"]
         return subprocess.Popen(
-            [*command, *SMALL, *overrides],
+            [*command, *SMALL, *warm, *overrides],
             cwd=ROOT,
             env={**os.environ, **self.environment},
             stdin=subprocess.DEVNULL,
@@ -49,8 +50,8 @@ class Launcher:
             start_new_session=True,
         )
 
-    def run(self, name: str, *overrides: str) -> Result:
-        process = self.start(name, *overrides)
+    def run(self, name: str, *overrides: str, warm: Sequence[str] = WARM) -> Result:
+        process = self.start(name, *overrides, warm=warm)
         screen, _ = process.communicate(timeout=600)
         return Result(process.returncode, screen, self.output / name)
 
