@@ -15,7 +15,7 @@ from random import Random
 from string import ascii_lowercase
 
 from envs.messages import Message, asked, said
-from envs.protocol import Environment, Episode, Example, Split
+from envs.protocol import Environment, Episode, Example, Split, checked_weights
 
 REWARDS = ("exact", "similarity")
 Names = list[list[str]]  # [turns][names that are new]
@@ -70,13 +70,8 @@ class AlphabetSort(Environment):
             )
         if similarity_power <= 0:
             raise ValueError(f"similarity_power={similarity_power}: it must be more than 0")
-        if unknown := set(reward_weights) - set(REWARDS):
-            raise ValueError(
-                f"reward_weights names {sorted(unknown)}, which is not scored here: use "
-                f"{' or '.join(REWARDS)}"
-            )
         self.max_turns = max_turns
-        self.reward_weights = dict(reward_weights)
+        self.reward_weights = checked_weights(reward_weights, REWARDS)
         self._turns, self._lengths = range(min_turns, max_turns + 1), (min_length, max_length)
         self._num_names, self._names_per_turn = num_names, names_per_turn
         self._power = similarity_power

@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import cycle, islice
 from random import Random
 
-from envs.protocol import Environment, Episode, Example, Message, Split
+from envs.protocol import Environment, Episode, Example, Message, Split, checked_weights
 
 OPERATORS: dict[str, Callable[[int, int], int]] = {
     "+": operator.add,
@@ -53,12 +53,7 @@ class Arithmetic(Environment):
                 f"{len(operators)} operator(s) make {self._num_questions} questions; raise "
                 "max_operand or lower num_eval"
             )
-        if unknown := set(reward_weights) - set(REWARDS):
-            raise ValueError(
-                f"reward_weights names {sorted(unknown)}, which is not scored here: use "
-                f"{' or '.join(REWARDS)}"
-            )
-        self.reward_weights = dict(reward_weights)
+        self.reward_weights = checked_weights(reward_weights, REWARDS)
         self._operators, self._max_operand = tuple(operators), max_operand
         self._num_train, self._num_eval = num_train, num_eval
 

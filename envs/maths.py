@@ -10,7 +10,7 @@ from random import Random
 
 from envs.grading import Grader, final_answer, marked_answer
 from envs.messages import Message, asked, said
-from envs.protocol import Environment, Episode, Example, Split
+from envs.protocol import Environment, Episode, Example, Split, checked_weights
 from envs.questions import Question, Questions
 
 REWARDS = ("correct", "format")
@@ -29,13 +29,8 @@ class Maths(Environment):
         reward_weights: Mapping[str, float],
     ) -> None:
         """`instruction`: follows every question, on a line of its own."""
-        if unknown := set(reward_weights) - set(REWARDS):
-            raise ValueError(
-                f"reward_weights names {sorted(unknown)}, which is not scored here: use "
-                f"{' or '.join(REWARDS)}"
-            )
         self.name = name
-        self.reward_weights = dict(reward_weights)
+        self.reward_weights = checked_weights(reward_weights, REWARDS)
         self._questions, self._instruction, self._grader = questions, instruction, grader
 
     def examples(self, split: Split) -> list[Example]:

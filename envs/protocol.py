@@ -175,3 +175,13 @@ class Environment:
     def tool_specs(self) -> list[dict[str, Any]] | None:
         """What the prompt says of the tools; None for nothing."""
         return (self.toolbox.specs or None) if self.describe_tools else None
+
+
+def checked_weights(weights: Mapping[str, float], scored: Sequence[str]) -> dict[str, float]:
+    """Return reward_weights; ValueError where they name a reward that `score` does not return."""
+    if unknown := set(weights) - set(scored):
+        raise ValueError(
+            f"reward_weights names {sorted(unknown)}, which is not scored here: use "
+            f"{' or '.join(scored)}"
+        )
+    return dict(weights)

@@ -12,7 +12,7 @@ from functools import cached_property
 from random import Random
 from string import ascii_lowercase
 
-from envs.protocol import Environment, Episode, Example, Message, Split
+from envs.protocol import Environment, Episode, Example, Message, Split, checked_weights
 
 REWARDS = ("exact", "similarity")
 BASE = len(ascii_lowercase)
@@ -47,12 +47,7 @@ class ReverseText(Environment):
                 f"only {capacity} words have {min_length} to {max_length} letters, but num_train + "
                 f"num_eval = {num_train + num_eval}: raise max_length or ask for fewer words"
             )
-        if unknown := set(reward_weights) - set(REWARDS):
-            raise ValueError(
-                f"reward_weights names {sorted(unknown)}, which is not scored here: use "
-                f"{' or '.join(REWARDS)}"
-            )
-        self.reward_weights = dict(reward_weights)
+        self.reward_weights = checked_weights(reward_weights, REWARDS)
         self._lengths = range(min_length, max_length + 1)
         self._num_train, self._num_eval = num_train, num_eval
 

@@ -20,7 +20,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # run as a script from anywhere
 
-from envs.wiki_search import WikiSearch  # noqa: E402
+from envs.for_verifiers import load  # noqa: E402
 from rl.tiny import CONTROL_TOKENS, MARKUP_TOKENS, byte_letters  # noqa: E402
 
 TARGET = ROOT / "models" / "tiny-wiki"
@@ -34,18 +34,7 @@ KEPT = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_co
 
 def texts() -> Iterator[str]:
     """Yield what is said in made-up episodes, tool calls as JSON."""
-    env = WikiSearch(
-        corpus=None,
-        questions=None,
-        levels=[1, 2, 3],
-        num_eval=1,
-        num_results=3,
-        max_turns=8,
-        system_prompt="",
-        describe_tools=False,
-        judge=None,
-        reward_weights={"exact": 1.0},
-    )
+    env = load("wiki-search", levels=[1, 2, 3])
     for messages in islice(env.demonstrations(Random(1)), DEMONSTRATIONS):
         for message in messages:
             calls = message.get("tool_calls") or []

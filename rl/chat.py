@@ -53,8 +53,10 @@ class Chat(Protocol):
         """Return what the completion says, tool calls parsed."""
         ...
 
-    async def follow(self, prompt: Prompt, done: Completion, reply: list[Message]) -> Prompt:
-        """Return the prompt after the environment's reply to the completion."""
+    async def follow(
+        self, prompt: Prompt, done: Completion, message: Message, reply: list[Message]
+    ) -> Prompt:
+        """Return the prompt after the reply to the completion, which says `message`."""
         ...
 
     def room(self, prompt: Prompt) -> int:
@@ -102,9 +104,11 @@ class RendererChat:
             message["tool_calls"] = [_call(i, c) for i, c in enumerate(parsed.tool_calls)]
         return message
 
-    async def follow(self, prompt: Prompt, done: Completion, reply: list[Message]) -> Prompt:
+    async def follow(
+        self, prompt: Prompt, done: Completion, message: Message, reply: list[Message]
+    ) -> Prompt:
         """Extend the tokens so far; where the format forbids it, render everything anew."""
-        messages = [*prompt.messages, self.message(prompt, done), *reply]
+        messages = [*prompt.messages, message, *reply]
         bridged = self.renderer.bridge_to_next_turn(
             prompt.token_ids,
             done.token_ids,

@@ -100,9 +100,15 @@ class MessagesChat:
         assert isinstance(done, Spoken)
         return done.message
 
-    async def follow(self, prompt: Prompt, done: Completion, reply: list[Message]) -> Prompt:
+    async def follow(
+        self,
+        prompt: Prompt,
+        done: Completion,  # noqa: ARG002 words have no tokens to extend
+        message: Message,
+        reply: list[Message],
+    ) -> Prompt:
         """The conversation, longer by a turn and its reply."""
-        return Prompt([*prompt.messages, self.message(prompt, done), *reply], prompt.tools)
+        return Prompt([*prompt.messages, message, *reply], prompt.tools)
 
     def room(self, prompt: Prompt) -> int:  # noqa: ARG002 the server knows how long it is
         """The turn's limit."""

@@ -48,25 +48,31 @@ class Player:
         """
         env = self.env.of(example)
         clock = _Clock(asyncio.get_running_loop().time() + self.sampler.rollout_timeout)
+        prompt: Prompt | None = None
         openings: list[Completion | None] = [None] * group_size
         # A broken example, or no time left: each rollout finds that out for itself.
         with suppress(EnvironmentFailed, TimeoutError):
-            if env.max_turns == 1 and not env.drives:
+            if not env.drives:
                 async with asyncio.timeout_at(clock.deadline):
                     prompt = await self._open(env, example)
-                    if self.chat.room(prompt) > 0:
+                    if env.max_turns == 1 and self.chat.room(prompt) > 0:
                         with clock.waiting():
                             openings = [*await self.chat.generate(prompt, group_size)]
-        plays = (self._play(env, example, opening, replace(clock)) for opening in openings)
+        plays = (self._play(env, example, prompt, o, replace(clock)) for o in openings)
         return tuple(await asyncio.gather(*plays))
 
     async def _play(
-        self, env: Environment, example: Example, opening: Completion | None, clock: "_Clock"
+        self,
+        env: Environment,
+        example: Example,
+        prompt: Prompt | None,
+        opening: Completion | None,
+        clock: "_Clock",
     ) -> Rollout:
         retries = 0
         while True:
             async with self._place(env):
-                rollout = await self._attempt(env, example, opening, clock)
+                rollout = await self._attempt(env, example, prompt, opening, clock)
             broken = rollout.stop_reason is StopReason.ENV_ERROR
             if not broken or retries == self.sampler.max_retries:
                 return replace(rollout, retries=retries)
@@ -78,7 +84,12 @@ class Player:
         return self._places.setdefault(env.name, asyncio.Semaphore(env.max_concurrent))
 
     async def _attempt(
-        self, env: Environment, example: Example, opening: Completion | None, clock: "_Clock"
+        self,
+        env: Environment,
+        example: Example,
+        prompt: Prompt | None,
+        opening: Completion | None,
+        clock: "_Clock",
     ) -> Rollout:
         episode = Episode(example=example, messages=list(example.messages))
         rows = Rows()
@@ -89,7 +100,10 @@ class Player:
                 if env.drives:
                     episode.stop_reason = await self._listen(env, episode, rows, clock)
                 else:
-                    episode.stop_reason = await self._converse(env, episode, rows, opening, clock)
+                    prompt = prompt or await self._open(env, example)
+                    episode.stop_reason = await self._converse(
+                        env, episode, rows, prompt, opening, clock
+                    )
                 rewards = await self._score(env, episode)
         except TimeoutError:
             episode.stop_reason = StopReason.TIMEOUT
@@ -123,10 +137,10 @@ class Player:
         env: Environment,
         episode: Episode,
         rows: Rows,
+        prompt: Prompt,
         opening: Completion | None,
         clock: "_Clock",
     ) -> StopReason:
-        prompt = await self._open(env, episode.example)
         while True:
             if self.chat.room(prompt) <= 0:
                 return StopReason.CONTEXT
@@ -148,7 +162,7 @@ class Player:
                 return StopReason.MAX_TURNS
             with blaming(env, "reply"):  # its messages may be malformed
                 episode.messages += reply
-                prompt = await self.chat.follow(prompt, done, reply)
+                prompt = await self.chat.follow(prompt, done, message, reply)
 
     async def _listen(
         self, env: Environment, episode: Episode, rows: Rows, clock: "_Clock"

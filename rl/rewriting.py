@@ -27,7 +27,7 @@ async def rewrites(chat: RendererChat, renderer: Renderer) -> bool:
         cut_off=False,
         prompt_ids=opening.token_ids,
     )
-    following = await chat.follow(opening, done, [REPLY])
+    following = await chat.follow(opening, done, chat.message(opening, done), [REPLY])
     before = done.prompt_ids + done.token_ids
     return following.token_ids[: len(before)] != before
 

@@ -75,7 +75,7 @@ class Speaker:
             reply = messages[len(before) :]
             repeated = messages[: len(before)]
             if reply and prompt.tools == tools and _same(before, repeated):
-                return await self.chat.follow(prompt, done, reply)
+                return await self.chat.follow(prompt, done, before[-1], reply)
         return await self.chat.open(messages, tools)
 
     def _ending(self, done: Completion) -> StopReason:

@@ -30,9 +30,15 @@ class TokensChat(RendererChat):
         """Let the server render the opening messages."""
         return Prompt(messages, tools, await self.client.tokenize(messages, tools))
 
-    async def follow(self, prompt: Prompt, done: Completion, reply: list[Message]) -> Prompt:
+    async def follow(
+        self,
+        prompt: Prompt,
+        done: Completion,  # noqa: ARG002 rendered anew, not extended
+        message: Message,
+        reply: list[Message],
+    ) -> Prompt:
         """Let the server render the conversation anew."""
-        messages = [*prompt.messages, self.message(prompt, done), *reply]
+        messages = [*prompt.messages, message, *reply]
         return await self.open(messages, prompt.tools)
 
 

@@ -1,9 +1,21 @@
 """Playing episodes with a scripted engine, a scripted environment and Qwen3's real renderer."""
 
 import pytest
-from scripted import IM_END, PREFIX, ScriptedClient, ScriptedEnv, play
+from scripted import (
+    HI,
+    IM_END,
+    PREFIX,
+    SAMPLER,
+    ScriptedClient,
+    ScriptedEnv,
+    play,
+    tiny_renderer,
+)
+from virtual_time import run_virtually
 
-from envs.protocol import StopReason
+from envs.protocol import Example, StopReason
+from rl.chat import RendererChat
+from rl.player import Player
 
 
 def test_a_single_turn_group_shares_one_request():
@@ -84,3 +96,27 @@ def test_an_episode_says_why_it_ended(reason, env, answer, max_seq_len, sampled)
     assert rollout.reward is not None
     assert sum(row.num_completion for row in rollout.sequences) == sampled
     assert all(len(row.token_ids) <= max_seq_len for row in rollout.sequences)
+
+
+@pytest.mark.parametrize("max_turns", [1, 3])
+def test_a_group_renders_its_opening_once_and_a_turn_is_parsed_once(max_turns):
+    class Counting(RendererChat):
+        opened, parsed = 0, 0
+
+        async def open(self, messages, tools):
+            Counting.opened += 1
+            return await super().open(messages, tools)
+
+        def message(self, prompt, done):
+            Counting.parsed += 1
+            return super().message(prompt, done)
+
+    env = ScriptedEnv(("b?", "c?")[: max_turns - 1], max_turns)
+    client = ScriptedClient("good")
+    chat = Counting(SAMPLER, tiny_renderer(), client, 256, lambda: 7)
+    example = Example(id=3, env=env.name, messages=list(HI))
+
+    rollouts = run_virtually(Player(SAMPLER, env, chat).play_group(0, example, 4))
+
+    assert [rollout.turns for rollout in rollouts] == [max_turns] * 4
+    assert (Counting.opened, Counting.parsed) == (1, 4 * max_turns)
