@@ -149,7 +149,7 @@ class Files(Dataset):
 
     def load(self) -> dict[str, Rows]:
         files = {split: str(path) for split, path in _paths(self.path, self.eval_path)}
-        return dict(_load(self.path, self.format, data_files=files))
+        return dict(load_rows(self.path, self.format, data_files=files))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +171,7 @@ class Hub(Dataset):
     def load(self) -> dict[str, Rows]:
         where = {"name": self.config, "revision": self.revision}
         names = [(TRAIN, self.split), (EVAL, self.eval_split)]
-        return {ours: _load(self.path, self.path, split=s, **where) for ours, s in names if s}
+        return {ours: load_rows(self.path, self.path, split=s, **where) for ours, s in names if s}
 
 
 def _paths(train: str, evaluation: str | None) -> Iterator[tuple[str, Path]]:
@@ -180,7 +180,18 @@ def _paths(train: str, evaluation: str | None) -> Iterator[tuple[str, Path]]:
             yield split, Path(path).expanduser()
 
 
-def _load(source: str, path: str, **where: Any) -> Any:
+def load_rows(source: str, path: str, **where: Any) -> Any:
+    """Return what `datasets.load_dataset` loads.
+
+    Args:
+        source: what a message about it says.
+        path: a name on the hub, a folder, or a format.
+        where: the rest of what that function takes.
+
+    Raises:
+        ValueError: it cannot be had; one sentence.
+
+    """
     try:
         import datasets
     except ImportError as error:

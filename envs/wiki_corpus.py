@@ -3,15 +3,17 @@
     {"title": "Paris", "sections": {"Overview": "Paris is the capital of France."}}      a page
     {"question": "...", "answer": "..."}                                                 a question
 
-A page may have `content` instead: Markdown, one section per heading.
+A page may have `content` instead: Markdown, one section per heading. They come from JSON lines, or
+from anything that the library `datasets` loads: a data set of the Hugging Face hub, or a folder.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from envs.datasets import load_rows
 from envs.json_lines import json_lines
 
 OPENING = "Introduction"  # of Markdown, what stands before its first heading
@@ -65,18 +67,23 @@ class Question:
     query: str = ""
 
 
-def read_pages(path: Path) -> list[Page]:
-    """Return the pages of a JSONL file.
+def read_pages(source: str, split: str, columns: Mapping[str, str]) -> list[Page]:
+    """Return the pages of a source.
+
+    Args:
+        source: a .jsonl file; anything else is a name that `datasets` loads.
+        split: of that data set.
+        columns: what the source calls `title`, `content`, `sections`, where it has other names.
 
     Raises:
-        ValueError: a line is no page, or two pages have the same title.
+        ValueError: it cannot be read, a row is no page, or two pages have the same title.
 
     """
     pages: dict[str, Page] = {}
-    for number, record in json_lines(path):
-        page = page_of(record, f"{path}, line {number}")
+    for where, record in _records(source, split, columns):
+        page = page_of(record, where)
         if page.id in pages:
-            raise ValueError(f"{path}, line {number}: there is a page {page.title!r} already")
+            raise ValueError(f"{where}: there is a page {page.title!r} already")
         pages[page.id] = page
     return list(pages.values())
 
@@ -85,11 +92,13 @@ def page_of(record: dict[str, Any], where: str) -> Page:
     """Return a record as a page."""
     title, sections, content = (record.get(key) for key in ("title", "sections", "content"))
     if not isinstance(title, str) or not title.strip():
-        raise ValueError(f"{where}: a page needs a `title`")
+        raise ValueError(f"{where}: a page needs a `title`{_has(record)}")
     if isinstance(content, str):
         sections = dict(_split(content))
     if not isinstance(sections, dict) or not sections:
-        raise ValueError(f"{where}: page {title!r} needs `sections` (a mapping) or `content`")
+        raise ValueError(
+            f"{where}: page {title!r} needs `sections` (a mapping) or `content`{_has(record)}"
+        )
     return Page(title, {str(name): str(text) for name, text in sections.items()})
 
 
@@ -104,12 +113,34 @@ def _split(markdown: str) -> Iterator[tuple[str, str]]:
             lines.append(line)
 
 
-def read_questions(path: Path) -> list[Question]:
-    """Return the questions of a JSONL file (`question`, `answer`, optional `level`)."""
+def read_questions(source: str, split: str, columns: Mapping[str, str]) -> list[Question]:
+    """Return the questions of a source (`question`, `answer`, optional `level`), as `read_pages`.
+
+    Raises:
+        ValueError: it cannot be read, or a row lacks one of the two.
+
+    """
     questions = []
-    for number, record in json_lines(path):
+    for where, record in _records(source, split, columns):
         if not {"question", "answer"} <= record.keys():
-            raise ValueError(f"{path}, line {number}: a line needs `question` and `answer`")
-        level = int(record.get("level", 0))
+            raise ValueError(f"{where}: a question needs `question` and `answer`{_has(record)}")
+        level = int(record.get("level") or 0)
         questions.append(Question(str(record["question"]), str(record["answer"]), level))
     return questions
+
+
+def _records(
+    source: str, split: str, columns: Mapping[str, str]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield where each row stands, and the row under our names."""
+    if source.endswith(".jsonl"):
+        rows = ((f"{source}, line {n}", row) for n, row in json_lines(Path(source).expanduser()))
+    else:
+        loaded = load_rows(source, source, split=split)
+        rows = ((f"{source}, row {n}", dict(row)) for n, row in enumerate(loaded))
+    for where, row in rows:
+        yield where, row | {ours: row[theirs] for ours, theirs in columns.items() if theirs in row}
+
+
+def _has(record: dict[str, Any]) -> str:
+    return f", and this row has {', '.join(map(repr, record))}: env.columns maps our names to them"

@@ -1,22 +1,24 @@
-"""The three tools over a corpus: search, list sections, read one. Retrieval is BM25 (`bm25s`)."""
+"""The three tools over a corpus: search, list sections, read one."""
 
-import re
 from difflib import get_close_matches
 
-import bm25s
-import numpy as np
-
+from envs.retrieval import EmbeddingRetrieval, WordRetrieval
 from envs.tools import ToolError
 from envs.wiki_corpus import Page
-
-WORD = re.compile(r"\w+")
 
 
 class WikiIndex:
     """Pages that can be searched and read; bound methods are tools."""
 
-    def __init__(self, pages: list[Page], num_results: int) -> None:
-        """`num_results`: pages that a search lists, at most."""
+    def __init__(self, pages: list[Page], num_results: int, embeddings: str | None = None) -> None:
+        """Build the index.
+
+        Args:
+            pages: with different ids.
+            num_results: pages that a search lists, at most.
+            embeddings: the model that compares query and page; None: BM25.
+
+        """
         self._pages = {page.id: page for page in pages}
         self._ids = list(self._pages)
         self._sections = {
@@ -24,11 +26,12 @@ class WikiIndex:
             for page in pages
             for section, text in zip(page.section_ids, page.sections.values(), strict=True)
         }
-        self._num_results = min(num_results, len(pages))
-        self._bm25 = bm25s.BM25()
+        self._num_results = num_results
         # The title counts twice: pages that mention it must not come before its own.
-        words = [_words(f"{page.title}\n{page.text}") for page in pages]
-        self._bm25.index(words, show_progress=False)
+        texts = [f"{page.title}\n{page.text}" for page in pages]
+        self._retrieval = (
+            WordRetrieval(texts) if embeddings is None else EmbeddingRetrieval(texts, embeddings)
+        )
 
     def search_pages(self, query: str) -> str:
         """Search for pages; returns the ids of those that fit best, best first.
@@ -36,12 +39,8 @@ class WikiIndex:
         Args:
             query: words to look for.
         """
-        words = [word for word in _words(query) if word in self._bm25.vocab_dict]
-        if not words:
-            return "No page found."
-        scores = self._bm25.get_scores(words)
-        best = np.argsort(-scores, kind="stable")[: self._num_results]
-        return "\n".join(self._ids[i] for i in best if scores[i] > 0)
+        found = self._retrieval.best(query, self._num_results)
+        return "\n".join(self._ids[i] for i in found) or "No page found."
 
     def view_sections(self, page_id: str) -> str:
         """List the section ids of a page.
@@ -63,10 +62,6 @@ class WikiIndex:
             hint = _near(section_id, list(self._sections))
             raise ToolError(f"there is no section {section_id!r}{hint}")
         return self._sections[section_id]
-
-
-def _words(text: str) -> list[str]:
-    return [word.lower() for word in WORD.findall(text.replace("_", " "))]
 
 
 def _near(word: str, known: list[str]) -> str:

@@ -9,7 +9,6 @@ a JSONL file of pages and one of questions. The held-out questions are others, a
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -22,6 +21,8 @@ from envs.wiki_facts import made_up, shipped
 from envs.wiki_index import WikiIndex
 
 REWARDS = ("exact", "f1", "judge")
+COLUMNS = ("title", "content", "sections", "question", "answer", "level")
+GIVEN_UP = "I do not know."
 
 
 class WikiSearch(Environment):
@@ -32,21 +33,31 @@ class WikiSearch(Environment):
     def __init__(
         self,
         *,
-        corpus: Path | None,
-        questions: Path | None,
+        corpus: str | None,
+        questions: str | None,
+        corpus_split: str,
+        questions_split: str,
+        columns: Mapping[str, str],
+        embeddings: str | None,
         levels: Sequence[int],
         num_eval: int,
         num_results: int,
         max_turns: int,
         system_prompt: str,
         describe_tools: bool,
+        giving_up: float,
         judge: Judge | None,
         reward_weights: Mapping[str, float],
     ) -> None:
         if (corpus is None) != (questions is None):
             raise ValueError(
-                f"corpus={corpus}, questions={questions}: a corpus of your own needs both files; "
+                f"corpus={corpus}, questions={questions}: a corpus of your own needs both; "
                 "leave both null for the one that ships"
+            )
+        if unknown := set(columns) - set(COLUMNS):
+            raise ValueError(
+                f"columns names {sorted(unknown)}: it maps {', '.join(COLUMNS)} to what your data "
+                "call them"
             )
         if not levels or set(levels) - {0, 1, 2, 3}:
             raise ValueError(f"levels={list(levels)}: list one or more of 1, 2, 3 (0: unknown)")
@@ -55,6 +66,8 @@ class WikiSearch(Environment):
                 f"max_turns={max_turns}, num_results={num_results}, num_eval={num_eval}: each is "
                 "at least 1"
             )
+        if not 0 <= giving_up <= 1:
+            raise ValueError(f"giving_up={giving_up}: a share of the demonstrations, from 0 to 1")
         known = REWARDS if judge else REWARDS[:2]
         if unknown := set(reward_weights) - set(known):
             raise ValueError(
@@ -63,7 +76,10 @@ class WikiSearch(Environment):
             )
         self.max_turns, self.describe_tools, self._judge = max_turns, describe_tools, judge
         self.reward_weights = dict(reward_weights)
-        self._corpus, self._questions_path = corpus, questions
+        self._corpus, self._corpus_split = corpus, corpus_split
+        self._questions, self._questions_split = questions, questions_split
+        self._columns, self._embeddings = columns, embeddings
+        self._giving_up = giving_up
         self._levels, self._num_eval, self._num_results = set(levels), num_eval, num_results
         self._system = [{"role": "system", "content": system_prompt}] if system_prompt else []
 
@@ -92,24 +108,35 @@ class WikiSearch(Environment):
         return rewards | ({"judge": await self._judge(episode)} if self._judge else {})
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield an expert's conversations about made-up pages, for ever."""
+        """Yield an expert's conversations about made-up pages, for ever.
+
+        A share `giving_up` of them ends after the search: what imitation learns from an expert who
+        is often lazy, reinforcement can mend.
+        """
         while True:
             pages, questions = made_up(rng)
             index = WikiIndex(pages, self._num_results)
             asked_for = [q for q in questions if q.level in self._levels]
             for question in rng.sample(asked_for, min(3, len(asked_for))):
-                if conversation := expert(question, index):
-                    yield [*self._system, *conversation]
+                conversation = expert(question, index)
+                if conversation is None:
+                    continue
+                if self._giving_up and rng.random() < self._giving_up:
+                    conversation = [*conversation[:3], said(GIVEN_UP)]  # question, call, result
+                yield [*self._system, *conversation]
 
     @cached_property
     def _pages_and_questions(self) -> tuple[list[Page], list[Question]]:
-        if self._corpus is None or self._questions_path is None:
+        if self._corpus is None or self._questions is None:
             return shipped()
-        return read_pages(self._corpus), read_questions(self._questions_path)
+        return (
+            read_pages(self._corpus, self._corpus_split, self._columns),
+            read_questions(self._questions, self._questions_split, self._columns),
+        )
 
     @cached_property
     def _index(self) -> WikiIndex:
-        return WikiIndex(self._pages_and_questions[0], self._num_results)
+        return WikiIndex(self._pages_and_questions[0], self._num_results, self._embeddings)
 
     @cached_property
     def _splits(self) -> dict[Split, list[Question]]:

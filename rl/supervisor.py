@@ -19,6 +19,7 @@ from typing import Any
 
 import yaml
 
+from envs.cache import cache_folder
 from rl.config import Run, build, check
 from rl.construction import construct
 from rl.layout import Layout
@@ -26,7 +27,7 @@ from rl.metrics import column, read_metrics
 from rl.parts import Parts
 from rl.process import Reaper, stopped_by_signals
 from rl.screen import Screen, final_summary
-from rl.warm_start import cache_folder, keep_result, warm_start_key, warm_start_run
+from rl.warm_start import keep_result, warm_start_key, warm_start_run
 
 CONSTRUCTED = (
     *("model", "adapter", "env", "sampler", "client", "buffer", "optim", "inference", "logger"),

@@ -7,7 +7,6 @@ of everything it depends on.
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -46,11 +45,6 @@ class WarmStart:
     steps: int
     batch_size: int
     learning_rate: float
-
-
-def cache_folder() -> Path:
-    """Return where models are kept between runs: OFFBYONE_CACHE, or ~/.cache/offbyone."""
-    return Path(os.environ.get("OFFBYONE_CACHE", "~/.cache/offbyone")).expanduser()
 
 
 def warm_start_key(first: Run) -> str:

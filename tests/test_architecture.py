@@ -31,7 +31,7 @@ FLOORS = (
 FLOOR = {f"rl.{name}": floor for floor, names in enumerate(FLOORS, 1) for name in names.split()}
 MAINS = {"rl.supervisor", "rl.rollouts", "rl.trainer", "rl.evaluating"}
 # All that rl/ may know of the other two folders: their records, no formula and no environment.
-SHARED = {"envs.messages", "envs.protocol", "envs.workers", "losses.tokens"}
+SHARED = {"envs.cache", "envs.messages", "envs.protocol", "envs.workers", "losses.tokens"}
 AT_HOME = {"vllm": {"rl.vllm_plugin"}, "deepspeed": {"rl.engine", "rl.ranks"}}
 HEAVY = {"torch", "transformers", "deepspeed", "vllm"}
 

@@ -88,6 +88,23 @@ def test_tools_are_in_the_prompt_and_answered_by_the_library():
     assert len(rollout.sequences) == 1
 
 
+def test_a_tool_with_state_sees_its_own_episode_and_hides_what_it_gets_from_there():
+    call = '<tool_call>\n{"name": "note", "arguments": {"letter": "%s"}}\n</tool_call>'
+    env = bridge("letter-notes")
+    knobs = {"max_seq_len": 4096, "max_tokens": 200}
+    (rollout,), client = play(env, call % "q", call % "r", "done", **knobs)
+    first, second, third = prompt_texts(client)
+    assert "what to write" in first
+    assert "notes" not in first
+    assert "<tool_response>\n1 noted\n</tool_response>" in second
+    assert "<tool_response>\n2 noted\n</tool_response>" in third
+    assert rollout.reward == 1.0
+    # A second episode of the same environment starts with nothing noted.
+    (again,), client = play(env, call % "r", "done", **knobs)
+    assert "1 noted" in prompt_texts(client)[1]
+    assert again.reward == 0.0
+
+
 def test_a_call_that_is_no_json_is_answered_too():
     env = bridge("letter-tools")
     answers = ("<tool_call>\n{look_up\n</tool_call>", "q")

@@ -19,6 +19,11 @@ def wiki(**knobs) -> WikiSearch:
     given = {
         "corpus": None,
         "questions": None,
+        "corpus_split": "train",
+        "questions_split": "train",
+        "columns": {},
+        "embeddings": None,
+        "giving_up": 0.0,
         "levels": [1, 2, 3],
         "num_eval": 200,
         "num_results": 5,
@@ -194,13 +199,55 @@ def test_a_corpus_of_ones_own_comes_from_two_files(tmp_path):
     corpus.write_text("".join(json.dumps(page) + "\n" for page in pages))
     asked = [{"question": f"What eats mice {i}?", "answer": "the owl"} for i in range(4)]
     questions.write_text("".join(json.dumps(one) + "\n" for one in asked))
-    env = wiki(corpus=corpus, questions=questions, levels=[0], num_eval=1)
+    env = wiki(corpus=str(corpus), questions=str(questions), levels=[0], num_eval=1)
 
     assert (len(env.examples("train")), len(env.examples("eval"))) == (3, 1)
     assert reply(env, called("view_sections", page_id="The_Owl")).split("\n") == [
         "The_Owl:Introduction", "The_Owl:Food", "The_Owl:At_night",
     ]  # fmt: skip
     assert reply(env, called("read_section", section_id="The_Owl:Food")) == "It eats mice."
+
+
+def written(path, rows):
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_a_corpus_of_ones_own_comes_from_data_sets_in_the_form_of_the_hub(tmp_path):
+    pytest.importorskip("datasets")
+    written(
+        tmp_path / "pages" / "articles.jsonl",
+        [{"id": i, "name": f"Owl {i}", "text": f"# Food\nIt eats {i} mice."} for i in range(3)],
+    )
+    asked = [{"q": f"What does owl {i} eat?", "a": f"{i} mice"} for i in range(3)]
+    written(tmp_path / "questions" / "train.jsonl", asked[:1])
+    written(tmp_path / "questions" / "test.jsonl", asked)
+    knobs = {
+        "corpus": str(tmp_path / "pages"),
+        "questions": str(tmp_path / "questions"),
+        "questions_split": "test",
+        "levels": [0],
+        "num_eval": 1,
+    }
+    env = wiki(
+        columns={"title": "name", "content": "text", "question": "q", "answer": "a"}, **knobs
+    )
+
+    assert (len(env.examples("train")), len(env.examples("eval"))) == (2, 1)
+    assert reply(env, called("read_section", section_id="Owl_2:Food")) == "It eats 2 mice."
+    with pytest.raises(ValueError, match=r"row 0: a page needs a `title`, and .*'name'.*columns"):
+        _ = wiki(columns={}, **knobs).tools
+    with pytest.raises(ValueError, match=r"no-such/pages cannot be loaded \(.* or the network"):
+        _ = wiki(columns={}, **knobs | {"corpus": "no-such/pages"}).tools
+
+
+def test_an_expert_may_give_up_after_its_search_now_and_then():
+    told = list(islice(wiki(giving_up=0.25).demonstrations(Random(0)), 400))
+    given_up = [messages for messages in told if messages[-1]["content"] == "I do not know."]
+
+    assert 0.18 < len(given_up) / len(told) < 0.32
+    assert all([m["role"] for m in messages] == ["user", "assistant", "tool", "assistant"]
+               for messages in given_up)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -220,7 +267,7 @@ def test_two_pages_of_one_title_are_refused(tmp_path):
     path = tmp_path / "pages.jsonl"
     path.write_text('{"title": "A", "content": "x"}\n' * 2)
     with pytest.raises(ValueError, match="line 2: there is a page 'A' already"):
-        read_pages(path)
+        read_pages(str(path), "train", {})
 
 
 @pytest.mark.parametrize(
@@ -228,7 +275,9 @@ def test_two_pages_of_one_title_are_refused(tmp_path):
     [
         ({"levels": []}, "list one or more of 1, 2, 3"),
         ({"levels": [7]}, "list one or more of 1, 2, 3"),
-        ({"questions": "q.jsonl"}, "a corpus of your own needs both files"),
+        ({"questions": "q.jsonl"}, "a corpus of your own needs both"),
+        ({"columns": {"titel": "name"}}, "columns names \\['titel'\\]: it maps title, content"),
+        ({"giving_up": 2.0}, "giving_up=2.0: a share of the demonstrations"),
         ({"reward_weights": {"judge": 1.0}}, "judge needs a judge: env=wiki-search-judged"),
         ({"num_results": 0}, "num_results=0, num_eval=200: each is at least 1"),
     ],

@@ -70,6 +70,21 @@ def test_a_checkpoint_is_evaluated_by_a_vllm_of_our_own(client, trained, tmp_pat
     assert not (folder / "sockets").exists()
 
 
+def test_the_adapter_of_a_run_of_lora_is_evaluated_over_its_base(launcher, tmp_path):
+    taught = ["loss=sft", "sampler=demonstrations", "group_size=1", "max_steps=40", "batch_size=64"]
+    lora = ["adapter=lora", "optim.learning_rate=1e-2"]
+    result = launcher.run("lora", *taught, *lora, LETTERS)
+    assert result.status == 0, result.screen
+    adapter = result.folder / "checkpoints" / "step_000040" / "hf"
+    assert not (adapter / "model.safetensors").exists()
+
+    done, folder = evaluate(tmp_path, "lora", f"model.path={adapter}", *FEW)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    # Its base, after eight supervised steps, gets 0.02.
+    assert json.loads((folder / "summary.json").read_text())["reward"] > 0.1
+
+
 def test_a_run_by_the_servers_own_template_trains_exactly_what_was_sampled(launcher):
     result = launcher.run("tokens", "max_steps=2", "client=tokens", LETTERS)
     assert result.status == 0, result.screen
