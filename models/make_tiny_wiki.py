@@ -1,6 +1,6 @@
 """Makes models/tiny-wiki: a tokenizer of names' pieces, then a tiny policy taught by imitation.
 
-    python models/make_tiny_wiki.py [override ...]      about 10 minutes on two cores
+    python models/make_tiny_wiki.py [override ...]      about 20 minutes on two cores
 
 Everything the policy sees here is made up (envs/wiki_facts.py): it cannot know a single real page.
 """

@@ -53,7 +53,7 @@ def checked(config: Config) -> Evaluation:
     The model that another server holds is none of our business, and the folder of a LoRA adapter
     stands for its base and the adapter.
     """
-    config = {key: value for key, value in config.items() if key != "adapter"}
+    config = {key: config[key] for key in config if key not in ("adapter", "evaluation")}
     client, model = config.get("client"), config.get("model")
     if isinstance(client, Mapping) and client.get("_target_") == MESSAGES:
         config |= {"model": None, "inference": None, "adapter_path": None}
