@@ -2,7 +2,7 @@
 
     python -m benchmarks.compositions        one JSON line a run, then writes docs/compositions.md
 
-A covering set of runs (benchmarks/covering.py) is trained for three steps each, on a tiny policy
+A covering set of runs (benchmarks/_covering.py) is trained for three steps each, on a tiny policy
 that was taught its environment here, through the very learner of a run: DeepSpeed engine,
 objective, plan, buffer, credit. Only vLLM is left out: the policy is sampled in this process.
 """
@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.composing import CONF, compose
-from benchmarks.covering import Assignment, Covering, cover
-from benchmarks.playing import Playground
+from benchmarks._composing import CONF, compose
+from benchmarks._covering import Assignment, Covering, cover
+from benchmarks._playing import Playground
 from rl.config import Run
 from rl.fingerprint import fingerprint
 from rl.layout import Layout

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.composing import compose
+from benchmarks._composing import compose
 from envs.protocol import Example
 from envs.wiki_facts import shipped
 from envs.wiki_index import WikiIndex

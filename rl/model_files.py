@@ -11,9 +11,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 _TOKENIZER_FILES = (".json", ".jinja", ".txt", ".model")
 
 
+def holds_weights(folder: Path) -> bool:
+    """True unless the model in the folder is but a config, to be initialised."""
+    return any(folder.glob("*.safetensors"))
+
+
 def load_model(folder: Path, dtype: torch.dtype, seed: int) -> PreTrainedModel:
     """Load a local model folder; one without weights is initialised from its config and `seed`."""
-    if any(folder.glob("*.safetensors")):
+    if holds_weights(folder):
         return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
     torch.manual_seed(seed)
     config = AutoConfig.from_pretrained(folder)

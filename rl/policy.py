@@ -19,7 +19,7 @@ from rl.adapter import (
 )
 from rl.engine import minimised, set_rate, start_engine, whole
 from rl.logprobs import PolicyModule
-from rl.model_files import copy_tokenizer, write_model
+from rl.model_files import copy_tokenizer, holds_weights, write_model
 from rl.objective import Batch, Objective
 from rl.optim import AdamW
 from rl.ranks import Ranks
@@ -160,9 +160,11 @@ class Policy:
     def export(self, folder: Path, source: Path, *, merged: bool = False) -> None:
         """Write the model in Hugging Face form with the tokenizer of `source`. Collective.
 
-        With an adapter that is the adapter in peft's form, or all weights if it is to be `merged`.
+        With an adapter that is the adapter in peft's form, or all weights if it is to be `merged`
+        or if its base, initialised here, is nowhere else.
         """
-        model, only_adapter = self.engine.module.model, self.has_adapter and not merged
+        model = self.engine.module.model
+        only_adapter = self.has_adapter and not merged and holds_weights(source)
         weights = self.adapter_weights() if only_adapter else self.weights()
         if not self.ranks.first:
             return

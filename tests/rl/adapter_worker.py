@@ -158,8 +158,14 @@ class AdapterCases(Cases):
 
     def exported(self, policy: Any, dtype: str, folder: Path) -> dict[str, Any]:
         """Logprobs of the policy against those of both exports, as others load them."""
-        policy.export(folder / "hf", self.sources[dtype])
-        policy.export(folder / "merged", self.sources[dtype], merged=True)
+        base = super().model(dtype, 0)
+        from rl.model_files import write_model
+
+        kept = self.sources[dtype].parent / f"{dtype}-with-weights"
+        write_model(base, base.state_dict(), kept, self.sources[dtype])
+        policy.export(folder / "hf", kept)
+        policy.export(folder / "merged", kept, merged=True)
+        policy.export(folder / "alone", self.sources[dtype])  # a config without weights
         token_ids = self.batch(self.rows).micro_batches[0].token_ids
         ours = policy.logprobs(token_ids)
         if not self.ranks.first:
@@ -167,7 +173,6 @@ class AdapterCases(Cases):
         from peft import PeftModel
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        base = super().model(dtype, 0)
         loaded = PeftModel.from_pretrained(base, folder / "hf", autocast_adapter_dtype=False)
         merged: Any = AutoModelForCausalLM.from_pretrained(folder / "merged", dtype="auto")
         return {
@@ -176,6 +181,7 @@ class AdapterCases(Cases):
             "merged dtype": str(merged.dtype),
             "text": AutoTokenizer.from_pretrained(folder / "hf").decode([104, 105]),
             "files": sorted(path.name for path in (folder / "hf").iterdir()),
+            "alone": sorted(path.name for path in (folder / "alone").iterdir()),
         }
 
     def quiet(self, dtype: str, mode: str) -> list[bool]:

@@ -68,6 +68,9 @@ def test_both_exports_have_the_logprobs_of_the_policy(ranks, dtype, mode, saved)
         found["files"]
     )
     assert "config.json" not in found["files"]
+    # Of a base that exists nowhere else, an adapter alone would be lost.
+    assert {"config.json", "model.safetensors"} <= set(found["alone"])
+    assert "adapter_config.json" not in found["alone"]
 
 
 @kept

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from renderers import Renderer
 
-from benchmarks.composing import compose
+from benchmarks._composing import compose
 from envs.protocol import Environment, Episode, Example, StopReason
 from rl.chat import render
 from rl.client import Completion
