@@ -7,10 +7,12 @@ import gc
 import json
 import sys
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import torch
 from policy_worker import Cases, PlainSteps, all_same
+from safetensors.torch import save_file
 
 GRADIENTS = {  # the shipped ZeRO stages, and how
     1: ("zero0", "zero0 checkpointing"),
@@ -52,6 +54,15 @@ class AdapterCases(Cases):
     saved: tuple[str, ...] = ()
     dropout = 0.0
     plain = False  # without an adapter, just now
+
+    def __init__(self, folder: Path, ranks: Any) -> None:
+        super().__init__(folder, ranks)
+        self.whole = {}  # the sources, their weights beside the config
+        for dtype, source in self.sources.items():
+            weights = dict(super().model(dtype, 0).named_parameters())
+            self.whole[dtype] = Path(copytree(source, source.with_name(f"{dtype}-whole")))
+            # By hand: save_pretrained writes on the first rank alone.
+            save_file(weights, self.whole[dtype] / "model.safetensors", metadata={"format": "pt"})
 
     def adapted(self, model: Any, seed: int) -> Any:
         from rl.adapter import LoRA
@@ -158,13 +169,8 @@ class AdapterCases(Cases):
 
     def exported(self, policy: Any, dtype: str, folder: Path) -> dict[str, Any]:
         """Logprobs of the policy against those of both exports, as others load them."""
-        base = super().model(dtype, 0)
-        from rl.model_files import write_model
-
-        kept = self.sources[dtype].parent / f"{dtype}-with-weights"
-        write_model(base, base.state_dict(), kept, self.sources[dtype])
-        policy.export(folder / "hf", kept)
-        policy.export(folder / "merged", kept, merged=True)
+        policy.export(folder / "hf", self.whole[dtype])
+        policy.export(folder / "merged", self.whole[dtype], merged=True)
         policy.export(folder / "alone", self.sources[dtype])  # a config without weights
         token_ids = self.batch(self.rows).micro_batches[0].token_ids
         ours = policy.logprobs(token_ids)
@@ -173,6 +179,7 @@ class AdapterCases(Cases):
         from peft import PeftModel
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
+        base = super().model(dtype, 0)
         loaded = PeftModel.from_pretrained(base, folder / "hf", autocast_adapter_dtype=False)
         merged: Any = AutoModelForCausalLM.from_pretrained(folder / "merged", dtype="auto")
         return {
