@@ -16,6 +16,11 @@ def run(launcher):
     return result
 
 
+def steps(run):
+    """The lines of the steps; the last line is the evaluation of the last policy."""
+    return [line for line in run.metrics if "train/reward" in line]
+
+
 def rollouts(run, step):
     path = run.folder / "rollouts" / f"step_{step:06d}.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()]
@@ -31,8 +36,13 @@ def test_the_policy_that_ships_calls_tools_and_is_sometimes_right(run):
     assert all(not m["content"].startswith("Error") for m in tools)
 
 
+def test_held_out_questions_are_evaluated_unasked(run):
+    assert [line["step"] for line in run.metrics if "eval/reward" in line] == [0, 2]
+    assert len(steps(run)) == 2
+
+
 def test_an_episode_of_several_turns_is_one_row_that_the_trainer_computes_alike(run):
-    for line in run.metrics:
+    for line in steps(run):
         assert line["rollout/turns"] > 2
         assert line["rollout/forks"] == 0
         # Every sampled token, in its place behind the tools' answers: or these would differ.
@@ -41,6 +51,6 @@ def test_an_episode_of_several_turns_is_one_row_that_the_trainer_computes_alike(
 
 
 def test_only_what_the_policy_said_is_trained(run):
-    for step, line in enumerate(run.metrics):
+    for step, line in enumerate(steps(run)):
         used = [rollout for rollout in rollouts(run, step) if rollout["used"]]
         assert line["train/tokens"] == sum(rollout["tokens"] for rollout in used)
