@@ -73,7 +73,7 @@ def read_pages(source: str, split: str, columns: Mapping[str, str]) -> list[Page
     Args:
         source: a .jsonl file; anything else is a name that `datasets` loads.
         split: of that data set.
-        columns: what the source calls `title`, `content`, `sections`, where it has other names.
+        columns: what the source calls each of our names.
 
     Raises:
         ValueError: it cannot be read, a row is no page, or two pages have the same title.
@@ -143,4 +143,4 @@ def _records(
 
 
 def _has(record: dict[str, Any]) -> str:
-    return f", and this row has {', '.join(map(repr, record))}: env.columns maps our names to them"
+    return f", and this row has {', '.join(map(repr, record))}: env.columns says which is which"

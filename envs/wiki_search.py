@@ -84,6 +84,7 @@ class WikiSearch(Environment):
         self._system = [{"role": "system", "content": system_prompt}] if system_prompt else []
 
     def examples(self, split: Split) -> list[Example]:
+        _ = self._index  # what is wrong with the pages comes out before the first episode
         return [
             Example(
                 id=number,
