@@ -96,7 +96,7 @@ def _rollout(one: Played, rollout: Rollout) -> str:
         f"stopped: {rollout.stop_reason}",
         f"{rollout.num_completion} tokens",
         *([f"{rollout.turns} turns"] if rollout.turns > 1 else []),
-        *([f"{rollout.tool_calls} tool calls"] if rollout.tool_calls else []),
+        *([f"tool calls: {rollout.tool_calls}"] if rollout.tool_calls else []),
         *([named] if named else []),
     ]
     error = f'<p class="error">{escape(rollout.error)}</p>' if rollout.error else ""
