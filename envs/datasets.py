@@ -202,10 +202,15 @@ def load_rows(source: str, path: str, **where: Any) -> Any:
     try:
         return datasets.load_dataset(path, **where)
     except Exception as error:  # its own, the hub's and those of the network
-        said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise ValueError(
-            f"{source} cannot be loaded ({said}): check its name and splits, or the network"
+            f"{source} cannot be loaded ({in_one_line(error)}): check its name and splits, or the "
+            "network"
         ) from error
+
+
+def in_one_line(error: Exception) -> str:
+    """Return what a library that failed to load something says, short enough for a message."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 def _column(rows: Rows, name: str) -> Sequence[Any]:

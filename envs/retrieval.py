@@ -11,6 +11,7 @@ import bm25s
 import numpy as np
 
 from envs.cache import cache_folder
+from envs.datasets import in_one_line
 
 WORD = re.compile(r"\w+")
 
@@ -64,10 +65,9 @@ class EmbeddingRetrieval:
             # Policies and vLLM need the accelerators, and a query is a few words.
             self._model = SentenceTransformer(model, device="cpu")
         except Exception as error:  # its own, the hub's and those of the network
-            said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             raise ValueError(
-                f"embeddings={model}: sentence-transformers cannot load it ({said}); name a folder "
-                "or a model of the hub"
+                f"embeddings={model}: sentence-transformers cannot load it ({in_one_line(error)}); "
+                "name a folder or a model of the hub"
             ) from error
         self._asked = Lock()  # one query at a time: torch's threads are faster than ours
         self._vectors = self._embedded(list(texts))

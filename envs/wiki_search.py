@@ -2,8 +2,9 @@
 
     question -> search_pages(query) -> view_sections(page_id) -> read_section(section_id) -> answer
 
-The shipped corpus holds some 400 pages made from tables of facts (envs/wiki_facts.py); your own is
-a JSONL file of pages and one of questions. The held-out questions are others, about other pages.
+The shipped corpus holds some 400 pages made from tables of facts (envs/wiki_facts.py); your own
+pages and questions are JSONL files or data sets (envs/wiki_corpus.py). The held-out questions are
+others, about other pages.
 """
 
 import zlib
@@ -14,7 +15,7 @@ from typing import Any
 
 from envs.judge import Judge
 from envs.messages import asked, called, said
-from envs.protocol import Environment, Episode, Example, Message, Split
+from envs.protocol import Environment, Episode, Example, Message, Split, checked_weights
 from envs.rewards import exact, f1, final_text
 from envs.wiki_corpus import Page, Question, read_pages, read_questions
 from envs.wiki_facts import made_up, shipped
@@ -68,14 +69,12 @@ class WikiSearch(Environment):
             )
         if not 0 <= giving_up <= 1:
             raise ValueError(f"giving_up={giving_up}: a share of the demonstrations, from 0 to 1")
-        known = REWARDS if judge else REWARDS[:2]
-        if unknown := set(reward_weights) - set(known):
+        if "judge" in reward_weights and judge is None:
             raise ValueError(
-                f"reward_weights names {sorted(unknown)}, which is not scored here: use "
-                f"{', '.join(known)} (judge needs a judge: env=wiki-search-judged)"
+                "reward_weights names judge, but judge needs a judge: env=wiki-search-judged"
             )
         self.max_turns, self.describe_tools, self._judge = max_turns, describe_tools, judge
-        self.reward_weights = dict(reward_weights)
+        self.reward_weights = checked_weights(reward_weights, REWARDS if judge else REWARDS[:2])
         self._corpus, self._corpus_split = corpus, corpus_split
         self._questions, self._questions_split = questions, questions_split
         self._columns, self._embeddings = columns, embeddings
