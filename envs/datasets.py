@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, overload
 
 from envs.json_lines import json_lines
+from envs.loading import load_rows
 from envs.messages import Message, asked
 from envs.protocol import Example, Split
 
@@ -178,39 +179,6 @@ def _paths(train: str, evaluation: str | None) -> Iterator[tuple[str, Path]]:
     for split, path in ((TRAIN, train), (EVAL, evaluation)):
         if path is not None:
             yield split, Path(path).expanduser()
-
-
-def load_rows(source: str, path: str, **where: Any) -> Any:
-    """Return what `datasets.load_dataset` loads.
-
-    Args:
-        source: what a message about it says.
-        path: a name on the hub, a folder, or a format.
-        where: the rest of what that function takes.
-
-    Raises:
-        ValueError: it cannot be had; one sentence.
-
-    """
-    try:
-        import datasets
-    except ImportError as error:
-        raise ValueError(
-            f"{source} is read through the library `datasets`, which is not installed: "
-            "pip install 'offbyone[data]', or write JSON lines and use envs.datasets.JsonLines"
-        ) from error
-    try:
-        return datasets.load_dataset(path, **where)
-    except Exception as error:  # its own, the hub's and those of the network
-        raise ValueError(
-            f"{source} cannot be loaded ({in_one_line(error)}): check its name and splits, or the "
-            "network"
-        ) from error
-
-
-def in_one_line(error: Exception) -> str:
-    """Return what a library that failed to load something says, short enough for a message."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 def _column(rows: Rows, name: str) -> Sequence[Any]:

@@ -11,7 +11,7 @@ import bm25s
 import numpy as np
 
 from envs.cache import cache_folder
-from envs.datasets import in_one_line
+from envs.loading import in_one_line
 
 WORD = re.compile(r"\w+")
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from envs.datasets import load_rows
 from envs.json_lines import json_lines
+from envs.loading import load_rows
 
 OPENING = "Introduction"  # of Markdown, what stands before its first heading
 HEADING = re.compile(r"^#{1,6}\s+(.+?)\s*#*$")

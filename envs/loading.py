@@ -1,0 +1,36 @@
+"""Rows through the library `datasets`, and one sentence where a library could not load."""
+
+from typing import Any
+
+
+def load_rows(source: str, path: str, **where: Any) -> Any:
+    """Return what `datasets.load_dataset` loads.
+
+    Args:
+        source: what a message about it says.
+        path: a name on the hub, a folder, or a format.
+        where: the rest of what that function takes.
+
+    Raises:
+        ValueError: it cannot be had; one sentence.
+
+    """
+    try:
+        import datasets
+    except ImportError as error:
+        raise ValueError(
+            f"{source} is read through the library `datasets`, which is not installed: "
+            "pip install 'offbyone[data]', or write JSON lines and use envs.datasets.JsonLines"
+        ) from error
+    try:
+        return datasets.load_dataset(path, **where)
+    except Exception as error:  # its own, the hub's and those of the network
+        raise ValueError(
+            f"{source} cannot be loaded ({in_one_line(error)}): check its name and splits, or the "
+            "network"
+        ) from error
+
+
+def in_one_line(error: Exception) -> str:
+    """Return what a library that failed to load something says, short enough for a message."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
