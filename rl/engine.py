@@ -76,14 +76,20 @@ def set_rate(optimizer: Any, rate: float) -> None:
         group["lr"] = rate * group.get("lr_ratio", 1.0)
 
 
-def minimised(value: Tensor, logprobs: Tensor) -> Tensor:
-    """`value`, or something with a gradient of NaN if it is not finite.
+def moves(value: Tensor, slopes: Sequence[Tensor]) -> bool:
+    """Whether a backward pass from these slopes of `value` could change any weight."""
+    return not value.isfinite() or any(bool(slope.any()) for slope in slopes)
 
-    DeepSpeed looks at gradients only. A NaN in one of them reaches every rank, and each ZeRO
-    stage then skips the step and empties its own buffers, which `zero_grad` does not do under all
-    of them.
+
+def linearised(value: Tensor, slopes: Sequence[Tensor], outputs: Sequence[Tensor]) -> Tensor:
+    """Return what has the gradient of `value`, given its slopes in the module's outputs.
+
+    NaN if `value` is not finite. DeepSpeed looks at gradients only: a NaN in one of them reaches
+    every rank, and each ZeRO stage then skips the step and empties its own buffers, which
+    `zero_grad` does not do under all of them.
     """
-    return value if value.isfinite() else logprobs.sum() * float("nan")
+    share = sum(((s * o).sum() for s, o in zip(slopes, outputs, strict=True)), value.new_zeros(()))
+    return share if value.isfinite() else share * float("nan")
 
 
 def _clip(engine: Any, max_grad_norm: float) -> None:

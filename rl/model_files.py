@@ -1,6 +1,5 @@
 """Models in Hugging Face form: read from a folder, written to one."""
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -8,12 +7,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-_TOKENIZER_FILES = (".json", ".jinja", ".txt", ".model")
-
-
-def holds_weights(folder: Path) -> bool:
-    """True unless the model in the folder is but a config, to be initialised."""
-    return any(folder.glob("*.safetensors"))
+from rl.model_folder import copy_tokenizer, holds_weights
 
 
 def load_model(folder: Path, dtype: torch.dtype, seed: int) -> PreTrainedModel:
@@ -34,12 +28,3 @@ def write_model(
     """Write `weights` in the form of `model` to `folder`, with the tokenizer files of `source`."""
     model.save_pretrained(folder, state_dict=dict(weights))
     copy_tokenizer(source, folder)
-
-
-def copy_tokenizer(source: Path, folder: Path) -> None:
-    """Copy what goes with the model in `source` and is neither its weights nor their index."""
-    for path in source.iterdir():
-        of_weights = path.name == "config.json" or path.name.endswith(".index.json")
-        wanted = path.suffix in _TOKENIZER_FILES and not of_weights
-        if wanted and not (folder / path.name).exists():
-            shutil.copy2(path, folder)

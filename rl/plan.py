@@ -90,24 +90,29 @@ def plan(
     """Return one `RankBatch` per rank, balanced by tokens.
 
     A micro-batch holds at most `tokens_per_micro_batch` tokens, padding included, and at least
-    one row.
+    one row. Rows without advantage come last and by themselves: most losses have no gradient
+    there, and a micro-batch without any need not go backward (rl/policy.py).
     """
     ordered = sorted(rows, key=lambda r: r.length, reverse=True)
-    shares = _deal(ordered, ranks)
-    packed = [_pack(share, tokens_per_micro_batch) for share in shares]
-    count = max(1, *(len(bins) for bins in packed))  # a batch without any row still is a step
-    for bins in packed:
-        _split_until(bins, count)
+    kinds = [r for r in ordered if r.advantage], [r for r in ordered if not r.advantage]
+    loads = [0] * ranks  # tokens
+    micro_batches: list[list[MicroBatch]] = [[] for _ in range(ranks)]
+    for kind in kinds:
+        packed = [_pack(share, tokens_per_micro_batch) for share in _deal(kind, loads)]
+        count = max(len(bins) for bins in packed)
+        for bins, stacked in zip(packed, micro_batches, strict=True):
+            _split_until(bins, count)
+            stacked += map(_stack, bins)
     return [
-        RankBatch(step=step, micro_batches=tuple(_stack(bin_) for bin_ in bins), metrics=metrics)
-        for bins in packed
+        # A batch without any row still is a step.
+        RankBatch(step=step, micro_batches=tuple(stacked or [_stack([])]), metrics=metrics)
+        for stacked in micro_batches
     ]
 
 
-def _deal(rows: Sequence[WeightedRow], ranks: int) -> list[list[WeightedRow]]:
-    """Deal the longest first, each to the rank with the fewest tokens so far."""
-    shares: list[list[WeightedRow]] = [[] for _ in range(ranks)]
-    loads = [0] * ranks
+def _deal(rows: Sequence[WeightedRow], loads: list[int]) -> list[list[WeightedRow]]:
+    """Deal the longest first, each to the rank with the fewest tokens so far; adds to `loads`."""
+    shares: list[list[WeightedRow]] = [[] for _ in loads]
     for row in rows:
         lightest = loads.index(min(loads))
         shares[lightest].append(row)

@@ -48,50 +48,37 @@ class Player:
         """
         env = self.env.of(example)
         clock = _Clock(asyncio.get_running_loop().time() + self.sampler.rollout_timeout)
-        prompt: Prompt | None = None
+        start = _Start(env, example, clock)
         openings: list[Completion | None] = [None] * group_size
         # A broken example, or no time left: each rollout finds that out for itself.
         with suppress(EnvironmentFailed, TimeoutError):
             if not env.drives:
                 async with asyncio.timeout_at(clock.deadline):
-                    prompt = await self._open(env, example)
+                    prompt = start.prompt = await self._open(env, example)
                     if env.max_turns == 1 and self.chat.room(prompt) > 0:
                         with clock.waiting():
                             openings = [*await self.chat.generate(prompt, group_size)]
-        plays = (self._play(env, example, prompt, o, replace(clock)) for o in openings)
-        return tuple(await asyncio.gather(*plays))
+        starts = (replace(start, clock=replace(clock), opening=o) for o in openings)
+        return tuple(await asyncio.gather(*map(self._play, starts)))
 
-    async def _play(
-        self,
-        env: Environment,
-        example: Example,
-        prompt: Prompt | None,
-        opening: Completion | None,
-        clock: "_Clock",
-    ) -> Rollout:
+    async def _play(self, start: "_Start") -> Rollout:
         retries = 0
         while True:
-            async with self._place(env):
-                rollout = await self._attempt(env, example, prompt, opening, clock)
+            async with self._place(start.env):
+                rollout = await self._attempt(start)
             broken = rollout.stop_reason is StopReason.ENV_ERROR
             if not broken or retries == self.sampler.max_retries:
                 return replace(rollout, retries=retries)
-            retries, opening = retries + 1, None
+            retries, start = retries + 1, replace(start, opening=None)
 
     def _place(self, env: Environment) -> AbstractAsyncContextManager[object]:
         if env.max_concurrent is None:
             return nullcontext()
         return self._places.setdefault(env.name, asyncio.Semaphore(env.max_concurrent))
 
-    async def _attempt(
-        self,
-        env: Environment,
-        example: Example,
-        prompt: Prompt | None,
-        opening: Completion | None,
-        clock: "_Clock",
-    ) -> Rollout:
-        episode = Episode(example=example, messages=list(example.messages))
+    async def _attempt(self, start: "_Start") -> Rollout:
+        env, clock = start.env, start.clock
+        episode = Episode(example=start.example, messages=list(start.example.messages))
         rows = Rows()
         rewards: dict[str, float] = {}
         error = ""
@@ -100,10 +87,7 @@ class Player:
                 if env.drives:
                     episode.stop_reason = await self._listen(env, episode, rows, clock)
                 else:
-                    prompt = prompt or await self._open(env, example)
-                    episode.stop_reason = await self._converse(
-                        env, episode, rows, prompt, opening, clock
-                    )
+                    episode.stop_reason = await self._converse(start, episode, rows)
                 rewards = await self._score(env, episode)
         except TimeoutError:
             episode.stop_reason = StopReason.TIMEOUT
@@ -132,20 +116,14 @@ class Player:
             hidden_tokens=rows.hidden_tokens,
         )
 
-    async def _converse(
-        self,
-        env: Environment,
-        episode: Episode,
-        rows: Rows,
-        prompt: Prompt,
-        opening: Completion | None,
-        clock: "_Clock",
-    ) -> StopReason:
+    async def _converse(self, start: "_Start", episode: Episode, rows: Rows) -> StopReason:
+        env, opening = start.env, start.opening
+        prompt = start.prompt or await self._open(env, start.example)
         while True:
             if self.chat.room(prompt) <= 0:
                 return StopReason.CONTEXT
             if opening is None:
-                with clock.waiting():
+                with start.clock.waiting():
                     opening = (await self.chat.generate(prompt, 1))[0]
             done, opening = opening, None
             rows.turn(done)
@@ -204,3 +182,14 @@ class _Clock:
             yield
         finally:
             self.seconds += time.monotonic() - began
+
+
+@dataclass
+class _Start:
+    """What a rollout begins from, and begins from again when the environment broke it."""
+
+    env: Environment
+    example: Example
+    clock: _Clock
+    prompt: Prompt | None = None  # None: not opened yet
+    opening: Completion | None = None  # the first answer, where the group asked for all at once

@@ -17,9 +17,10 @@ from rl.adapter import (
     without_adapter,
     write_adapter,
 )
-from rl.engine import minimised, set_rate, start_engine, whole
+from rl.engine import linearised, moves, set_rate, start_engine, whole
 from rl.logprobs import PolicyModule
-from rl.model_files import copy_tokenizer, holds_weights, write_model
+from rl.model_files import write_model
+from rl.model_folder import copy_tokenizer, holds_weights
 from rl.objective import Batch, Objective
 from rl.optim import AdamW
 from rl.ranks import Ranks
@@ -88,12 +89,19 @@ class Policy:
         self, step: int, batches: Sequence[Batch], objective: Objective, beta: float, rate: float
     ) -> dict[str, float]:
         sums = TokenSums()
-        for batch in batches:
-            logprobs, entropies = self.engine(batch.token_ids, batch.mask, self._temperature)
-            value, metrics = objective(batch, logprobs, entropies, beta)
-            # DeepSpeed averages gradients over ranks; the objective is a sum over them.
-            self.engine.backward(minimised(value, logprobs) * self.ranks.world)
+        for number, batch in enumerate(batches):
+            outputs = self.engine(batch.token_ids, batch.mask, self._temperature)
+            seen = [output.detach().requires_grad_() for output in outputs]
+            value, metrics = objective(batch, *seen, beta)
+            slopes = torch.autograd.grad(value, seen, materialize_grads=True)
+            # The first always goes backward: a step wants gradients, be they zero.
+            idle = number > 0 and not self.ranks.any(moves(value, slopes))
+            if not idle:
+                # DeepSpeed averages gradients over ranks; the objective is a sum over them.
+                self.engine.backward(linearised(value, slopes, outputs) * self.ranks.world)
+            logprobs, _ = seen
             gap = (logprobs.detach() - batch.rollout_logprobs).abs()
+            metrics["idle_fraction"] = torch.full_like(gap, float(idle))
             sums.add(value, gap, batch.token_versions == step, metrics)
         return {**sums.means(self.ranks.device), **self._step(rate)}
 

@@ -19,6 +19,7 @@ from huggingface_hub.errors import (
 )
 
 from rl.annotations import Node
+from rl.model_folder import missing_weights
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 ALLOW = ["*.safetensors", "*.json", "*.jinja", "tokenizer*"]
@@ -119,18 +120,9 @@ def _check(folder: Path, path: str, group: str) -> None:
     ):
         if not (folder / name).is_file():
             raise ValueError(f"{folder} holds no {name}: {remedy}")
-    missing = _missing_weights(folder)
+    missing = missing_weights(folder)
     if missing:
         raise ValueError(
             f"{folder} holds no {missing}: finish the download, or save the weights as "
             "safetensors with save_pretrained(folder)"
         )
-
-
-def _missing_weights(folder: Path) -> str | None:
-    """Return the name of a weights file that should be in the folder and is not."""
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        return next((name for name in sorted(shards) if not (folder / name).is_file()), None)
-    return None if any(folder.glob("*.safetensors")) else "*.safetensors"

@@ -10,6 +10,7 @@ from typing import Any
 
 import deepspeed
 import torch
+import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 
 
@@ -40,6 +41,14 @@ class Ranks:
             verbose=False,
         )
         return Ranks(rank, world, torch.device("cuda" if cuda else "cpu"))
+
+    def any(self, flag: bool) -> bool:
+        """True if the flag is true on any rank. Collective."""
+        if self.world == 1:
+            return flag
+        flags = torch.tensor(int(flag), device=self.device)
+        dist.all_reduce(flags, op=dist.ReduceOp.MAX)
+        return bool(flags)
 
     @property
     def first(self) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 
+from rl.model_folder import holds_weights
 from rl.process import Child, last_lines
 from rl.strategy import SERVED_AS, AdapterRoom
 
@@ -64,7 +65,7 @@ class VLLMServer:
             "lora-target-modules": adapter and adapter.layers,
             "disable-uvicorn-access-log": True,
         }
-        if not any(model.glob("*.safetensors")):
+        if not holds_weights(model):
             ours["load-format"] = "dummy"  # the trainer initialises them and pushes before sampling
         flags: list[str] = []
         for key, value in {**ours, **self.args}.items():

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from rl.model_folder import weight_files
+
 Strategy = Literal["shm", "adapter"]
 Node = Mapping[str, Any]
 
@@ -74,7 +76,7 @@ def adapter_room(chosen: Strategy, adapter: Node, model: Path) -> AdapterRoom | 
 def linear_layers(model: Path) -> list[str]:
     """Return the last names of a model folder's matrices, embedding and head excepted."""
     names: set[str] = set()
-    for path in model.glob("*.safetensors"):
+    for path in weight_files(model):
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
             header: dict[str, Any] = json.loads(file.read(length))

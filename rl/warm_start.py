@@ -25,6 +25,7 @@ _SOURCES = (
     "rl.engine",
     "rl.logprobs",
     "rl.model_files",
+    "rl.model_folder",
     "rl.optim",
     "rl.policy",
     "rl.tiny",

@@ -13,13 +13,14 @@ LONGEST_FILE, LONGEST_ENTRY_POINT = 220, 50
 
 # A module of rl/ imports modules of lower floors only. A new module: put it on the lowest it can.
 FLOORS = (
-    "adapter chart client estimates failure fingerprint free_form kl layout metrics model_files "
-    "muon process ranges ranks reaper records run_folder signatures status strategy token_sums "
-    "tokenizer wire",
-    "annotations batches blame buffer demonstrations example_order logprobs objective optim panel "
-    "plan reads rollout_metrics rows runs sampler server truncation verdict vllm_plugin",
+    "adapter chart client estimates failure fingerprint free_form kl layout metrics model_folder "
+    "muon process ranges ranks reaper records run_folder signatures status token_sums tokenizer "
+    "wire",
+    "annotations batches blame buffer demonstrations example_order logprobs model_files objective "
+    "optim panel plan reads rollout_metrics rows runs sampler strategy truncation verdict "
+    "vllm_plugin",
     "algorithm_rules chat credit dispatcher engine evaluation_table pretrained "
-    "rollout_lines screen summary tiny transcripts",
+    "rollout_lines screen server summary tiny transcripts",
     "policy rules speaker tokens_chat",
     "config player reference rewriting",
     "anchors clients construction endpoint evaluation evaluation_config evaluation_page "

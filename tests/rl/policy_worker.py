@@ -108,6 +108,16 @@ def main(folder: Path) -> None:
         (folder / "measured.json").write_text(json.dumps(measured))
 
 
+def without_advantage(row: Any) -> Any:
+    return dataclasses.replace(row, advantage=0.0)
+
+
+def idle_fraction(rows: Any) -> float:
+    """Share of the completion tokens whose row has no advantage."""
+    idle = sum(r.row.num_completion for r in rows if not r.advantage)
+    return idle / sum(r.row.num_completion for r in rows)
+
+
 class CountingSGD(torch.optim.SGD):
     """Weights before minus weights after are the gradient itself."""
 
@@ -236,8 +246,12 @@ class Cases:
         policy = self.policy("float32", mode, optim)
         result: dict[str, Any] = {}
         before = self.everywhere(policy)
-        lone = self.rows[:1]  # with two ranks, the second has nothing to do
-        for split, rows in [("lone", lone), *((split, self.rows) for split in BUDGETS)]:
+        given = {
+            "lone": self.rows[:1],  # with two ranks, the second has nothing to do
+            **dict.fromkeys(BUDGETS, self.rows),
+            "idle": [*self.rows[:5], *map(without_advantage, self.rows[5:])],
+        }
+        for split, rows in given.items():
             self.twin.load_state_dict(before, strict=False)
             value, gradient = reference(self.twin, rows, self.loss)
             batch, steps = self.batch(rows, split), optim.made.steps
@@ -253,7 +267,12 @@ class Cases:
                 "value": value,
                 "loss": stats["train/loss"],
                 "steps": optim.made.steps - steps,
+                "idle_fraction": stats["train/idle_fraction"],
+                "expected_idle": idle_fraction(rows),
             }
+        still = policy.update(self.batch(list(map(without_advantage, self.rows))), self.objective)
+        unmoved = all_same(before, self.everywhere(policy))
+        result["still"] = {"unmoved": unmoved, "grad_norm": still["train/grad_norm"]}
         return {**result, "clipped": self.clipped(mode)}
 
     def clipped(self, mode: str) -> dict[str, float]:

@@ -13,8 +13,10 @@ from rl.plan import WeightedRow, plan, weigh
 from rl.records import Credit, Group, Rollout, Sequence
 
 BUDGET = 32
+NEVER = 1000
 AGGREGATIONS = [token_mean, sequence_mean, prompt_mean, partial(constant_length, length=7)]
 lengths = st.lists(st.integers(2, 40), max_size=30)
+idle = st.sampled_from([1, 2, 3, NEVER])
 splits = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 
 
@@ -30,13 +32,21 @@ def row(number: int, length: int, prompt: int = 1) -> Sequence:
     )
 
 
-def weighted(lengths: list[int]) -> list[WeightedRow]:
-    return [WeightedRow(row(i, n), i + 0.25, 1 / (i + 1), i) for i, n in enumerate(lengths)]
+def weighted(lengths: list[int], idle: int = NEVER) -> list[WeightedRow]:
+    """Rows of which every `idle`-th has no advantage."""
+    return [
+        WeightedRow(row(i, n), 0.0 if i % idle == idle - 1 else i + 0.25, 1 / (i + 1), i)
+        for i, n in enumerate(lengths)
+    ]
 
 
-def planned(lengths: list[int], ranks: int, budget: int = BUDGET):
+def planned(lengths: list[int], ranks: int, idle: int = NEVER):
     return plan(
-        weighted(lengths), step=4, ranks=ranks, tokens_per_micro_batch=budget, metrics={"a": 1.0}
+        weighted(lengths, idle),
+        step=4,
+        ranks=ranks,
+        tokens_per_micro_batch=BUDGET,
+        metrics={"a": 1.0},
     )
 
 
@@ -44,17 +54,17 @@ def tokens_of(batch) -> int:
     return sum(int((micro.token_ids > 0).sum()) for micro in batch.micro_batches)
 
 
-@given(lengths, st.integers(1, 5))
+@given(lengths, st.integers(1, 5), idle)
 @splits
-def test_every_row_is_in_exactly_one_micro_batch_of_one_rank_unchanged(lengths, ranks):
+def test_every_row_is_in_exactly_one_micro_batch_of_one_rank_unchanged(lengths, ranks, idle):
     found = {}
-    for micro in (m for batch in planned(lengths, ranks) for m in batch.micro_batches):
+    for micro in (m for batch in planned(lengths, ranks, idle) for m in batch.micro_batches):
         for i, first in enumerate(micro.token_ids[:, 0] - 1):
             if first < 0:  # the row of an empty micro-batch
                 continue
             assert first not in found
             found[first] = True
-            original = weighted(lengths)[first]
+            original = weighted(lengths, idle)[first]
             n = original.length
             assert micro.token_ids[i, :n].tolist() == original.row.token_ids.tolist()
             assert micro.completion_mask[i, :n].tolist() == original.row.completion_mask.tolist()
@@ -65,10 +75,10 @@ def test_every_row_is_in_exactly_one_micro_batch_of_one_rank_unchanged(lengths, 
     assert len(found) == len(lengths)
 
 
-@given(lengths, st.integers(1, 5))
+@given(lengths, st.integers(1, 5), idle)
 @splits
-def test_padding_is_on_the_right_and_counts_nothing(lengths, ranks):
-    for micro in (m for batch in planned(lengths, ranks) for m in batch.micro_batches):
+def test_padding_is_on_the_right_and_counts_nothing(lengths, ranks, idle):
+    for micro in (m for batch in planned(lengths, ranks, idle) for m in batch.micro_batches):
         padding = micro.token_ids == 0
         assert (np.diff(padding.astype(int), axis=1) >= 0).all()
         assert not micro.completion_mask[padding].any()
@@ -77,28 +87,44 @@ def test_padding_is_on_the_right_and_counts_nothing(lengths, ranks):
         assert padding[:, -1].sum() < len(padding) or padding.all()
 
 
-@given(lengths, st.integers(1, 5))
+@given(lengths, st.integers(1, 5), idle)
 @splits
-def test_every_rank_gets_equally_many_micro_batches_and_at_least_one(lengths, ranks):
-    counts = {len(batch.micro_batches) for batch in planned(lengths, ranks)}
+def test_every_rank_gets_equally_many_micro_batches_and_at_least_one(lengths, ranks, idle):
+    counts = {len(batch.micro_batches) for batch in planned(lengths, ranks, idle)}
 
     assert len(counts) == 1
     assert min(counts) >= 1
 
 
-@given(lengths, st.integers(1, 5))
+@given(lengths, st.integers(1, 5), idle)
 @splits
-def test_the_token_budget_counts_padding_and_only_a_single_row_may_exceed_it(lengths, ranks):
-    for micro in (m for batch in planned(lengths, ranks) for m in batch.micro_batches):
+def test_the_token_budget_counts_padding_and_only_a_single_row_may_exceed_it(lengths, ranks, idle):
+    for micro in (m for batch in planned(lengths, ranks, idle) for m in batch.micro_batches):
         assert micro.token_ids.size <= BUDGET or len(micro.token_ids) == 1
 
 
-@given(lengths, st.integers(2, 5))
+@given(lengths, st.integers(2, 5), idle)
 @splits
-def test_the_ranks_loads_differ_by_one_row_at_most(lengths, ranks):
-    loads = [tokens_of(batch) for batch in planned(lengths, ranks)]
+def test_the_ranks_loads_differ_by_one_row_at_most(lengths, ranks, idle):
+    loads = [tokens_of(batch) for batch in planned(lengths, ranks, idle)]
 
     assert max(loads) - min(loads) <= max(lengths, default=0)
+
+
+@given(lengths, st.integers(1, 5), idle)
+@splits
+def test_rows_without_advantage_come_last_and_by_themselves_on_every_rank(lengths, ranks, idle):
+    """So that the ranks leave out the same backward passes."""
+    for same_place in zip(*(b.micro_batches for b in planned(lengths, ranks, idle)), strict=True):
+        rows = [micro.advantages[micro.rollout_ids >= 0] for micro in same_place]
+        assert len({bool(a) for a in np.concatenate(rows)}) <= 1
+    for batch in planned(lengths, ranks, idle):
+        pulls = [
+            bool(micro.advantages.any())
+            for micro in batch.micro_batches
+            if micro.token_weights.any()
+        ]
+        assert pulls == sorted(pulls, reverse=True)
 
 
 def test_micro_batches_are_filled():
@@ -114,7 +140,7 @@ def test_rows_of_like_length_are_together():
 
 
 def test_a_rank_with_fewer_micro_batches_splits_what_it_has():
-    long, short = planned([20, 8, 8, 8, 8, 8, 8], ranks=2, budget=32)
+    long, short = planned([20, 8, 8, 8, 8, 8, 8], ranks=2)
 
     assert [micro.token_ids.shape for micro in long.micro_batches] == [(1, 20), (2, 8)]
     assert [micro.token_ids.shape for micro in short.micro_batches] == [(2, 8), (2, 8)]

@@ -30,13 +30,26 @@ def test_the_update_is_the_gradient_of_the_whole_batch_however_it_is_split(ranks
         1,
         *([3, 12], [2, 6])[ranks - 1],
     ]
-    for split in ("lone", *BUDGETS):
+    for split in ("lone", *BUDGETS, "idle"):
         result = found[split]
         assert result["norm"] > 0.01
         assert result["error"] < 1e-5
         assert result["grad_norm"] == pytest.approx(result["norm"], rel=1e-5)
         assert result["loss"] == pytest.approx(result["value"], rel=1e-4)
         assert result["steps"] == 1
+
+
+@gradients
+def test_rows_without_gradient_are_not_run_backwards(ranks, mode):
+    found = measurements(ranks)[f"gradient {mode}"]
+    assert {found[split]["idle_fraction"] for split in ("lone", *BUDGETS)} == {0}
+    assert found["idle"]["idle_fraction"] == pytest.approx(found["idle"]["expected_idle"])
+    assert 0.3 < found["idle"]["expected_idle"] < 0.7
+
+
+@gradients
+def test_a_batch_without_any_gradient_is_a_step_that_changes_nothing(ranks, mode):
+    assert measurements(ranks)[f"gradient {mode}"]["still"] == {"unmoved": True, "grad_norm": 0}
 
 
 @gradients
