@@ -7,18 +7,14 @@ backward pass.
 B: rows, T: padded length, N: completion tokens, H: hidden size, V: vocabulary.
 """
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from rl.adapter import in_force
-
-_SHORT_ROW = 128
 
 
 class PolicyModule(nn.Module):
@@ -64,8 +60,7 @@ class PolicyModule(nn.Module):
             temperature: logits are divided by it, as the engine did when it sampled.
 
         """
-        with self._attention(token_ids):
-            hidden = self.model.base_model(input_ids=token_ids, use_cache=False).last_hidden_state
+        hidden = self.model.base_model(input_ids=token_ids, use_cache=False).last_hidden_state
         chosen = mask[:, 1:]
         before = hidden[:, :-1][chosen]  # [N, H] what each chosen token was predicted from
         targets = token_ids[:, 1:][chosen]  # [N]
@@ -75,18 +70,6 @@ class PolicyModule(nn.Module):
         ]
         logprobs, entropies = zip(*parts, strict=True)
         return torch.cat(logprobs), torch.cat(entropies)
-
-    def _attention(self, token_ids: Tensor) -> AbstractContextManager[object]:
-        """Choose the attention kernel for these tokens [B, T].
-
-        On CPU the fused kernel is slow backwards where rows are short: with bf16 and T=46 the plain
-        one makes a whole forward and backward pass 1.5 times faster; from T=300 the fused one wins.
-        Gradient checkpointing recomputes outside of this context, and must find the same kernel.
-        """
-        is_short = token_ids.device.type == "cpu" and token_ids.shape[1] <= _SHORT_ROW
-        if is_short and not self.model.is_gradient_checkpointing:
-            return sdpa_kernel(SDPBackend.MATH)
-        return nullcontext()
 
     def _of_chunk(
         self, hidden: Tensor, targets: Tensor, temperature: float

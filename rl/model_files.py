@@ -7,18 +7,22 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from rl.attention import suit_cpu
 from rl.model_folder import copy_tokenizer, holds_weights
 
 
 def load_model(folder: Path, dtype: torch.dtype, seed: int) -> PreTrainedModel:
     """Load a local model folder; one without weights is initialised from its config and `seed`."""
     if holds_weights(folder):
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
-    torch.manual_seed(seed)
-    config = AutoConfig.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    for parameter in model.parameters():  # not the buffers: rotary frequencies stay in float32
-        parameter.data = parameter.data.to(dtype)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+    else:
+        torch.manual_seed(seed)
+        config = AutoConfig.from_pretrained(folder)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        for parameter in model.parameters():  # not the buffers: rotary frequencies stay float32
+            parameter.data = parameter.data.to(dtype)
+    if not torch.cuda.is_available():
+        suit_cpu(model)
     return model
 
 

@@ -21,6 +21,7 @@ from rl.config import Node, Run
 _SOURCES = (
     "losses.cross_entropy",
     "rl.adapter",
+    "rl.attention",
     "rl.demonstrations",
     "rl.engine",
     "rl.logprobs",
