@@ -65,11 +65,30 @@ class Imitator:
 
 @dataclass(frozen=True, kw_only=True)
 class DemonstrationSampler(Imitator):
-    """conf/sampler/demonstrations.yaml: what the environment's scripted expert says."""
+    """conf/sampler/demonstrations.yaml: what the environment's scripted expert says.
+
+    Attributes:
+        slips: share of conversations in which two letters of the last answer change places.
+
+    """
+
+    slips: float
 
     def conversations(self, env: Environment, rng: Random) -> Iterator[list[Message]]:
         """Fresh demonstrations."""
-        return env.demonstrations(rng)
+        for messages in env.demonstrations(rng):
+            yield _slipped(messages, rng) if rng.random() < self.slips else messages
+
+
+def _slipped(messages: list[Message], rng: Random) -> list[Message]:
+    """Swap two neighbouring letters of the last turn, if there are any that differ."""
+    *before, last = messages
+    text = last.get("content") or ""
+    places = [i for i in range(len(text) - 1) if text[i] != text[i + 1]]
+    if not places:
+        return messages
+    i = rng.choice(places)
+    return [*before, {**last, "content": text[:i] + text[i + 1] + text[i] + text[i + 2 :]}]
 
 
 def _as_rollout(

@@ -5,6 +5,7 @@ A socket needs no port, cannot collide with another run, and the folder's permis
 """
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -80,7 +81,9 @@ class VLLMServer:
 
     def environment(self, *, adapter: AdapterRoom | None) -> dict[str, str]:
         """Return what vLLM reads from the environment; `adapter` as in `command`."""
+        threads = {} if shutil.which("nvidia-smi") else {"OMP_NUM_THREADS": str(_threads())}
         return {
+            **threads,
             "VLLM_SERVER_DEV_MODE": "1",  # the routes that pause, load and resume
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1" if adapter else "0",
             "VLLM_CPU_KVCACHE_SPACE": str(self.cpu_kv_cache_gib),
@@ -89,6 +92,19 @@ class VLLMServer:
             "HF_HUB_OFFLINE": "1",  # the model folder is local by now
             "VLLM_PLUGINS": os.environ.get("VLLM_PLUGINS", "offbyone"),
         }
+
+
+def _threads() -> int:
+    """CPU threads for vLLM: as many as it would bind, one a core and one core less than there are.
+
+    Whoever sets OMP_NUM_THREADS wins.
+    """
+    if asked := os.environ.get("OMP_NUM_THREADS"):
+        return int(asked)
+    folder = Path("/sys/devices/system/cpu")
+    names = [f"cpu{i}/topology/thread_siblings_list" for i in os.sched_getaffinity(0)]
+    cores = {(folder / n).read_text() if (folder / n).exists() else n for n in names}
+    return max(len(cores) - 1, 1)
 
 
 def connect(socket: Path, timeout: float) -> httpx.Client:

@@ -31,12 +31,14 @@ from vllm.model_executor.model_loader.reload import (
 )
 
 from rl.fingerprint import fingerprint
+from rl.vllm_processes import fork_engine
 
 Weights = Mapping[str, torch.Tensor]
 
 
 def register() -> None:
     """Entry point: make our engines known; vLLM calls this in each of its processes."""
+    fork_engine()
     WeightTransferEngineFactory.register_engine("shm", ShmWeightTransferEngine)
     WeightTransferEngineFactory.register_engine("adapter", AdapterTransferEngine)
 

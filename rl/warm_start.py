@@ -42,11 +42,12 @@ _PACKAGES = ("torch", "transformers", "deepspeed", "renderers")
 
 @dataclass(frozen=True, kw_only=True)
 class WarmStart:
-    """How long and how hard to imitate (conf/model)."""
+    """How long and how hard to imitate, and an expert how faultless (conf/model)."""
 
     steps: int
     batch_size: int
     learning_rate: float
+    slips: float
 
 
 def warm_start_key(first: Run) -> str:
@@ -105,6 +106,7 @@ def warm_start_run(run: Run, supervised: dict[str, Any], folder: Path) -> Run:
     """
     recipe = WarmStart(**{k: v for k, v in run.model["warm_start"].items() if k != "_target_"})
     changed: dict[str, Node] = {group: supervised[group] for group in _LEARNING}
+    changed["sampler"] = {**supervised["sampler"], "slips": recipe.slips}
     return replace(
         run,
         **changed,

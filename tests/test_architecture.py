@@ -15,7 +15,7 @@ LONGEST_FILE, LONGEST_ENTRY_POINT = 220, 50
 FLOORS = (
     "adapter attention chart client estimates failure fingerprint free_form kl layout metrics "
     "model_folder muon process ranges ranks reaper records run_folder signatures status token_sums "
-    "tokenizer wire",
+    "tokenizer vllm_processes wire",
     "annotations batches blame buffer demonstrations example_order logprobs model_files objective "
     "optim panel plan reads rollout_metrics rows runs sampler strategy truncation verdict "
     "vllm_plugin",
@@ -33,7 +33,7 @@ FLOOR = {f"rl.{name}": floor for floor, names in enumerate(FLOORS, 1) for name i
 MAINS = {"rl.supervisor", "rl.rollouts", "rl.trainer", "rl.evaluating"}
 # All that rl/ may know of the other two folders: their records, no formula and no environment.
 SHARED = {"envs.cache", "envs.messages", "envs.protocol", "envs.workers", "losses.tokens"}
-AT_HOME = {"vllm": {"rl.vllm_plugin"}, "deepspeed": {"rl.engine", "rl.ranks"}}
+AT_HOME = {"vllm": {"rl.vllm_plugin", "rl.vllm_processes"}, "deepspeed": {"rl.engine", "rl.ranks"}}
 HEAVY = {"torch", "transformers", "deepspeed", "vllm"}
 
 ENTRY_POINTS = sorted(path for path in REPO.glob("*.py") if path.name != "conftest.py")

@@ -14,7 +14,7 @@ from rl.tiny import TinyModel
 from rl.tokenizer import Tokenizer, load_renderer
 
 CONF = yaml.safe_load((Path(__file__).parents[2] / "conf/model/tiny.yaml").read_text())
-SAMPLER = DemonstrationSampler(max_staleness=4)
+SAMPLER = DemonstrationSampler(max_staleness=4, slips=0.0)
 ENV = ReverseText(
     min_length=3, max_length=8, num_train=50, num_eval=50, reward_weights={"exact": 1.0}
 )
@@ -140,4 +140,41 @@ def test_an_environment_without_an_expert_says_so(renderer):
 
 def test_negative_staleness_is_refused():
     with pytest.raises(ValueError, match="max_staleness=-1"):
-        DemonstrationSampler(max_staleness=-1)
+        DemonstrationSampler(max_staleness=-1, slips=0.0)
+
+
+class Saying(Environment):
+    """Its expert always says the same."""
+
+    def __init__(self, *turns):
+        self.turns = turns
+
+    def demonstrations(self, rng):
+        while True:
+            yield [{"role": "user", "content": "ab"}, *({**turn} for turn in self.turns)]
+
+
+def said(content):
+    return {"role": "assistant", "content": content}
+
+
+def contents(env, slips, count=200):
+    told = DemonstrationSampler(max_staleness=0, slips=slips).conversations(env, Random(1))
+    return [[message["content"] for message in next(told)] for _ in range(count)]
+
+
+def test_an_expert_who_slips_swaps_two_neighbours_of_the_last_turn_and_nothing_else():
+    told = contents(Saying(said("kept"), said("abbc")), slips=1.0)
+    assert {tuple(one[:-1]) for one in told} == {("ab", "kept")}
+    assert {one[-1] for one in told} == {"babc", "abcb"}  # never the two that are alike
+
+
+@pytest.mark.parametrize(("slips", "low", "high"), [(0.0, 0, 0), (0.6, 0.5, 0.7), (1.0, 1, 1)])
+def test_that_share_of_the_conversations_has_a_slip(slips, low, high):
+    told = contents(Saying(said("abc")), slips)
+    assert low <= sum(one[-1] != "abc" for one in told) / len(told) <= high
+
+
+@pytest.mark.parametrize("content", [None, "", "a", "aaa"])
+def test_where_no_two_letters_differ_there_is_no_slip(content):
+    assert {tuple(one) for one in contents(Saying(said(content)), slips=1.0)} == {("ab", content)}

@@ -166,5 +166,5 @@ async def imitated(env, example):
     class Run:
         seed, max_seq_len = 0, 4096
 
-    sampler = DemonstrationSampler(max_staleness=0)
+    sampler = DemonstrationSampler(max_staleness=0, slips=0.0)
     return await _imitate(Run, sampler, env, tiny_renderer())(0, example, 1)

@@ -146,7 +146,8 @@ renderer = rl.tokenizer.load_renderer(model.prepare(Path({str(tmp_path / "m")!r}
 env = envs.arithmetic.Arithmetic(
     max_operand=9, operators=["+"], num_train=9, num_eval=9, reward_weights={{"correct": 1.0}}
 )
-rl.demonstrations.DemonstrationSampler(max_staleness=1).group(env, renderer, Random(0), 2, 64)
+sampler = rl.demonstrations.DemonstrationSampler(max_staleness=1, slips=0.0)
+sampler.group(env, renderer, Random(0), 2, 64)
 print(sorted({{"torch", "transformers", "vllm", "deepspeed"}} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

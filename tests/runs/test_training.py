@@ -60,6 +60,12 @@ def test_a_finished_run_leaves_no_socket_and_no_failure(first):
     assert not (first.folder / "failures").exists()
 
 
+def test_on_a_cpu_vllm_has_an_engine_in_one_process_and_no_worker_beside_it(first):
+    log = (first.folder / "logs" / "inference.log").read_text()
+    assert "(EngineCore pid=" in log
+    assert "(Worker pid=" not in log
+
+
 def test_a_resumed_run_goes_on_with_the_next_examples_and_the_same_optimizer(first, launcher):
     before = [e for step in range(4) for e in _examples(first.folder, step)]
     result = launcher.run("first", "max_steps=6", *FIRST, "resume=true")
@@ -87,7 +93,8 @@ def test_synchronous_training_in_float32_on_two_ranks_is_exactly_on_policy(launc
     assert all(line["mismatch/sampled_mean_abs"] < 1e-4 for line in result.metrics)
 
 
-def test_staleness_four_under_zero3_never_exceeds_four(launcher):
+def test_staleness_four_under_zero3_never_exceeds_four(launcher, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")  # vLLM's engine has them although it is forked
     result = launcher.run(
         "stale", "max_steps=7", "sampler.max_staleness=4", "deepspeed=zero3", "loss=ppo_clip",
         "env=arithmetic",

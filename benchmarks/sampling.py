@@ -1,0 +1,181 @@
+"""How many tokens a second reach the trainer's side, beside what vLLM samples without anybody.
+
+    python -m benchmarks.sampling [--groups 32] [--group-size 16] [--repeats 3]
+
+The limit: vLLM's own offline `LLM.generate`, all prompts handed over at once. Ours: the same ones
+through server, socket, client, parser and reward, all groups at once, as the dispatcher has them.
+Same model, lengths and flags, one after the other on an otherwise idle machine; the best round of
+each counts. One JSON line each:
+
+    {"who": "vllm offline", "tokens": ..., "seconds": ..., "tokens_per_s": ...}
+    {"who": "offbyone", "tokens": ..., "seconds": ..., "tokens_per_s": ..., "of_offline": ...}
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks._composing import compose
+from envs.protocol import Environment, Example
+from rl.clients import Setting
+from rl.config import Run, build
+from rl.layout import Layout
+from rl.player import Player
+from rl.process import Child, Reaper
+from rl.server import VLLMServer, connect, wait_until_healthy
+from rl.tokenizer import load_renderer
+
+VERSION = 0
+
+
+def measured(who: str, rounds: list[tuple[int, float]]) -> dict[str, Any]:
+    """The round with the most tokens a second."""
+    tokens, seconds = max(rounds, key=lambda one: one[0] / one[1])
+    rate = round(tokens / seconds)
+    return {"who": who, "tokens": tokens, "seconds": round(seconds, 2), "tokens_per_s": rate}
+
+
+def offline(task: dict[str, Any]) -> None:
+    """Sample with `LLM` in this process; prints a JSON line, last."""
+    from vllm import LLM, SamplingParams
+
+    engine = LLM(**task["engine"])
+    sampling = SamplingParams(**task["sampling"])
+    prompts: list[Any] = [{"prompt_token_ids": ids} for ids in task["prompts"]]
+    rounds = []
+    for _ in range(task["repeats"] + 1):
+        began = time.perf_counter()
+        done = engine.generate(prompts, sampling, use_tqdm=False)
+        seconds = time.perf_counter() - began
+        rounds.append((sum(len(o.token_ids) for one in done for o in one.outputs), seconds))
+    print(json.dumps(measured("vllm offline", rounds[1:])))
+
+
+async def ours(
+    run: Run, layout: Layout, env: Environment, examples: list[Example], repeats: int
+) -> tuple[dict[str, Any], list[list[int]]]:
+    """Play all groups at once, through the server; return also the prompts that were sent."""
+    sampler = build(run.sampler)()
+    setting = Setting(
+        sampler=sampler,
+        max_seq_len=run.max_seq_len,
+        max_turns=env.max_turns,
+        version=lambda: VERSION,
+        socket=layout.vllm_socket,
+        served_as="policy",
+        model=layout.model(),
+        renderer=build(run.model)().renderer,
+    )
+    rounds = []
+    async with build(run.client)().connect(setting) as chat:
+        opened = [await chat.open(list(e.messages), env.tool_specs) for e in examples]
+        player = Player(sampler, env, chat)
+        for _ in range(repeats + 1):
+            began = time.perf_counter()
+            groups = await asyncio.gather(
+                *(player.play_group(i, e, run.group_size) for i, e in enumerate(examples))
+            )
+            seconds = time.perf_counter() - began
+            assert all(rollout.reward is not None for group in groups for rollout in group)
+            rounds.append((sum(r.num_completion for group in groups for r in group), seconds))
+    return measured("offbyone", rounds[1:]), [prompt.token_ids for prompt in opened]
+
+
+def through_server(
+    run: Run, layout: Layout, groups: int, repeats: int
+) -> tuple[dict[str, Any], list[list[int]]]:
+    """Start vLLM as a run does, and measure."""
+    env: Environment = build(run.env)()
+    server = build(run.inference)()
+    assert isinstance(server, VLLMServer)
+    layout.make_sockets_folder()
+    command = server.command(
+        layout.model(),
+        layout.vllm_socket,
+        dtype=run.model["dtype"],
+        max_seq_len=run.max_seq_len,
+        adapter=None,
+    )
+    log = layout.logs / "inference.log"
+    examples = list(env.examples("train")[:groups])
+    try:
+        with (
+            Reaper() as reaper,
+            Child(
+                "inference", command, log=log, reaper=reaper, env=server.environment(adapter=None)
+            ) as child,
+        ):
+            wait_until_healthy(child, layout.vllm_socket, server.startup_timeout)
+            with connect(layout.vllm_socket, 60.0) as http:
+                body = {"new_version": str(VERSION)}
+                http.post("/update_weight_version", json=body).raise_for_status()
+            return asyncio.run(ours(run, layout, env, examples, repeats))
+    finally:
+        layout.remove_sockets_folder()
+
+
+def main() -> None:
+    """Ours first, then the same prompts offline."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--groups", type=int, default=32)
+    parser.add_argument("--group-size", type=int, default=16)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--offline", help=argparse.SUPPRESS)
+    wanted = parser.parse_args()
+    if wanted.offline:
+        offline(json.loads(Path(wanted.offline).read_text()))
+        return
+    size = wanted.group_size
+    run = Run(**compose([f"group_size={size}", f"batch_size={size * wanted.groups}"]))
+    with tempfile.TemporaryDirectory() as name:
+        layout, task = Layout(Path(name) / "run"), Path(name) / "task.json"
+        model = build(run.model)()
+        layout.set_model(model.prepare(layout.folder / "model"))
+        found, prompts = through_server(run, layout, wanted.groups, wanted.repeats)
+        sampler = build(run.sampler)()
+        stops = load_renderer(layout.model(), model.renderer).get_stop_token_ids()
+        given = {
+            "engine": {
+                "model": str(layout.model()),
+                "dtype": run.model["dtype"],
+                "max_model_len": run.max_seq_len,
+                "logprobs_mode": "processed_logprobs",
+                "load_format": "dummy",
+                **run.inference["args"],
+            },
+            "sampling": {
+                "n": size,
+                "temperature": sampler.temperature,
+                "max_tokens": sampler.max_tokens,
+                "stop_token_ids": stops,
+                "logprobs": 0,
+                "detokenize": False,
+            },
+            "prompts": prompts,
+            "repeats": wanted.repeats,
+        }
+        task.write_text(json.dumps(given))
+        server: VLLMServer = build(run.inference)()
+        peer = subprocess.run(
+            [sys.executable, "-m", "benchmarks.sampling", "--offline", str(task)],
+            env={**os.environ, **server.environment(adapter=None)},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+    limit = json.loads(peer.stdout.splitlines()[-1])
+    print(json.dumps(limit))
+    print(
+        json.dumps({**found, "of_offline": round(found["tokens_per_s"] / limit["tokens_per_s"], 3)})
+    )
+
+
+if __name__ == "__main__":
+    main()
