@@ -9,6 +9,8 @@ The fused kernel is fast there in float32 alone. Forward and backward of 8,192 t
     fused, float32 and back    26    37    64   122    181
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
@@ -27,7 +29,7 @@ def suit_cpu(model: PreTrainedModel) -> None:
 
 
 def _attend(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: object, **kwargs: object
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
 ) -> tuple[Tensor, None]:
     """Queries, keys and values are [B, heads, T, head size]."""
     if query.dtype not in (torch.bfloat16, torch.float16) or query.shape[2] > _LONGEST:

@@ -91,15 +91,14 @@ class Policy:
         sums = TokenSums()
         for number, batch in enumerate(batches):
             outputs = self.engine(batch.token_ids, batch.mask, self._temperature)
-            seen = [output.detach().requires_grad_() for output in outputs]
-            value, metrics = objective(batch, *seen, beta)
+            logprobs, entropies = seen = [output.detach().requires_grad_() for output in outputs]
+            value, metrics = objective(batch, logprobs, entropies, beta)
             slopes = torch.autograd.grad(value, seen, materialize_grads=True)
             # The first always goes backward: a step wants gradients, be they zero.
             idle = number > 0 and not self.ranks.any(moves(value, slopes))
             if not idle:
                 # DeepSpeed averages gradients over ranks; the objective is a sum over them.
                 self.engine.backward(linearised(value, slopes, outputs) * self.ranks.world)
-            logprobs, _ = seen
             gap = (logprobs.detach() - batch.rollout_logprobs).abs()
             metrics["idle_fraction"] = torch.full_like(gap, float(idle))
             sums.add(value, gap, batch.token_versions == step, metrics)

@@ -17,7 +17,7 @@ def fork_engine() -> None:
     """Have vLLM fork its engine, if it is going to compute on CPU with one worker."""
     if not current_platform.is_cpu():
         return
-    platform = type(current_platform)
+    platform: Any = type(current_platform)
     decide = platform.check_and_update_config
 
     def decided(config: Any) -> None:
