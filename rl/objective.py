@@ -99,6 +99,9 @@ class Objective:
             entropies: [N] of the distributions they were drawn from.
             beta: the present weight of the divergence from the reference.
 
+        Raises:
+            ValueError: the token loss is not one number per token, or has no gradient.
+
         """
         tokens = Tokens(
             logprobs=logprobs,
@@ -110,6 +113,7 @@ class Objective:
             ref_logprobs=batch.ref_logprobs,
         )
         result = self.token_loss(tokens)
+        _check(result.loss, logprobs)
         gap = logprobs.detach() - tokens.rollout_logprobs  # [N] log(pi / mu)
         metrics = {
             **result.metrics,
@@ -135,3 +139,16 @@ class Objective:
         if self.entropy_bonus:
             loss = loss - self.entropy_bonus * entropies
         return (batch.token_weights.to(logprobs.dtype) * loss).sum(), metrics
+
+
+def _check(loss: Tensor, logprobs: Tensor) -> None:
+    if loss.shape != logprobs.shape:
+        raise ValueError(
+            f"the token loss returned a tensor of shape {list(loss.shape)} for {len(logprobs)} "
+            "tokens: return one number per token, neither summed nor averaged (losses/tokens.py)"
+        )
+    if logprobs.requires_grad and not loss.requires_grad:
+        raise ValueError(
+            "the token loss has no gradient: compute it from tokens.logprobs, the only field that "
+            "carries one (losses/tokens.py)"
+        )
