@@ -43,7 +43,7 @@ def measured(who: str, rounds: list[tuple[int, float]]) -> dict[str, Any]:
 
 
 def offline(task: dict[str, Any]) -> None:
-    """Sample with `LLM` in this process; prints a JSON line, last."""
+    """Sample with `LLM` in this process; the result goes to the file that the task names."""
     from vllm import LLM, SamplingParams
 
     engine = LLM(**task["engine"])
@@ -55,7 +55,7 @@ def offline(task: dict[str, Any]) -> None:
         done = engine.generate(prompts, sampling, use_tqdm=False)
         seconds = time.perf_counter() - began
         rounds.append((sum(len(o.token_ids) for one in done for o in one.outputs), seconds))
-    print(json.dumps(measured("vllm offline", rounds[1:])))
+    Path(task["result"]).write_text(json.dumps(measured("vllm offline", rounds[1:])))
 
 
 async def ours(
@@ -136,6 +136,7 @@ def main() -> None:
     run = Run(**compose([f"group_size={size}", f"batch_size={size * wanted.groups}"]))
     with tempfile.TemporaryDirectory() as name:
         layout, task = Layout(Path(name) / "run"), Path(name) / "task.json"
+        result = task.with_name("result.json")
         model = build(run.model)()
         layout.set_model(model.prepare(layout.folder / "model"))
         found, prompts = through_server(run, layout, wanted.groups, wanted.repeats)
@@ -160,17 +161,16 @@ def main() -> None:
             },
             "prompts": prompts,
             "repeats": wanted.repeats,
+            "result": str(result),
         }
         task.write_text(json.dumps(given))
         server: VLLMServer = build(run.inference)()
-        peer = subprocess.run(
+        subprocess.run(
             [sys.executable, "-m", "benchmarks.sampling", "--offline", str(task)],
             env={**os.environ, **server.environment(adapter=None)},
-            stdout=subprocess.PIPE,
-            text=True,
             check=True,
         )
-    limit = json.loads(peer.stdout.splitlines()[-1])
+        limit = json.loads(result.read_text())
     print(json.dumps(limit))
     print(
         json.dumps({**found, "of_offline": round(found["tokens_per_s"] / limit["tokens_per_s"], 3)})

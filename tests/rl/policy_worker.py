@@ -334,6 +334,7 @@ class Cases:
             return {}
         twin = load_model(self.sources[dtype], getattr(torch, dtype), 1)
         twin.load_state_dict(weights, strict=False)
+        twin.set_attn_implementation("sdpa")  # what everybody else computes with
         read: Any = AutoModelForCausalLM.from_pretrained
         loaded, report = read(folder, dtype="auto", output_loading_info=True)
         token_ids = torch.tensor(token_ids).long()
