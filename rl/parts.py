@@ -1,6 +1,5 @@
 """The child processes of one run: started at once, watched until the trainer has finished."""
 
-import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -10,7 +9,7 @@ from rl.config import Run, build
 from rl.failure import RunFailed, first_failure
 from rl.layout import Layout
 from rl.process import Child, Reaper, end_groups, last_lines
-from rl.server import VLLMServer, healthy
+from rl.server import VLLMServer, has_gpu, healthy
 from rl.status import Status
 from rl.strategy import adapter_room, strategy
 
@@ -117,6 +116,6 @@ def _accelerator() -> dict[str, str]:
     DeepSpeed must be told so. Threads that wait for each other by spinning make a step up to ten
     times slower as soon as anything else wants a core.
     """
-    if shutil.which("nvidia-smi"):
+    if has_gpu():
         return {}
     return {"DS_ACCELERATOR": "cpu", "OMP_WAIT_POLICY": "PASSIVE"}

@@ -81,7 +81,7 @@ class VLLMServer:
 
     def environment(self, *, adapter: AdapterRoom | None) -> dict[str, str]:
         """Return what vLLM reads from the environment; `adapter` as in `command`."""
-        threads = {} if shutil.which("nvidia-smi") else {"OMP_NUM_THREADS": str(_threads())}
+        threads = {} if has_gpu() else {"OMP_NUM_THREADS": str(_threads())}
         return {
             **threads,
             "VLLM_SERVER_DEV_MODE": "1",  # the routes that pause, load and resume
@@ -92,6 +92,11 @@ class VLLMServer:
             "HF_HUB_OFFLINE": "1",  # the model folder is local by now
             "VLLM_PLUGINS": os.environ.get("VLLM_PLUGINS", "offbyone"),
         }
+
+
+def has_gpu() -> bool:
+    """Whether this machine has a GPU, asked without importing torch."""
+    return shutil.which("nvidia-smi") is not None
 
 
 def _threads() -> int:
