@@ -5,15 +5,15 @@
 
 import hydra
 
-from rl.evaluating import run
-from rl.launch import Job, launch, task
+from rl.cli.launch import Job, launch, task
+from rl.evaluation.standalone import evaluate
 
 
 @hydra.main(version_base=None, config_path="conf", config_name="evaluate")
 @task
 def main(job: Job) -> float | None:
     """The mean reward."""
-    return run(job.config, overrides=job.overrides, choices=job.choices)
+    return evaluate(job.config, overrides=job.overrides, choices=job.choices)
 
 
 if __name__ == "__main__":

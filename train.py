@@ -5,15 +5,15 @@
 
 import hydra
 
-from rl.launch import Job, compose, launch, task
-from rl.supervisor import run
+from rl.cli.launch import Job, compose, launch, task
+from rl.supervisor.supervise import supervise
 
 
 @hydra.main(version_base=None, config_path="conf", config_name="train")
 @task
 def main(job: Job) -> float | None:
     """The mean reward of the last steps, which is what a sweeper maximises."""
-    return run(job.config, overrides=job.overrides, choices=job.choices, compose=compose)
+    return supervise(job.config, overrides=job.overrides, choices=job.choices, compose=compose)
 
 
 if __name__ == "__main__":

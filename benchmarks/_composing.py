@@ -6,7 +6,7 @@ from typing import Any
 import hydra
 from hydra.core.hydra_config import HydraConfig
 
-from rl.launch import resolved
+from rl.cli.launch import resolved
 
 CONF = Path(__file__).parents[1] / "conf"
 

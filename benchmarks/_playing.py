@@ -16,19 +16,21 @@ import torch
 from renderers import Renderer
 
 from benchmarks._composing import compose
-from envs.protocol import Environment, Episode, Example, StopReason
-from rl.chat import render
-from rl.client import Completion
-from rl.config import Run, build
-from rl.credit import Crediting
-from rl.example_order import ExampleOrder
-from rl.layout import Layout
-from rl.learner import Learner
-from rl.plan import plan_batch
-from rl.ranks import Ranks
+from envs.episode import Episode, Example, StopReason
+from envs.protocol import Environment
+from rl.config.build import build
+from rl.config.schema import Run
+from rl.inference.client import Completion
+from rl.learner.learner import Learner
+from rl.learner.ranks import Ranks
+from rl.model.tokenizer import load_renderer
 from rl.records import Group, RankBatch, Rollout
-from rl.rows import Rows
-from rl.tokenizer import load_renderer
+from rl.rollouts.credit import Crediting
+from rl.rollouts.example_order import ExampleOrder
+from rl.rollouts.plan import plan_batch
+from rl.run.folder import RunFolder
+from rl.sampling.renderer_chat import render
+from rl.sampling.rows import Rows
 
 _WARM_STEPS, _TEACHER_STEPS = 50, 60
 _MOST_GROUPS = 240  # tried for one batch
@@ -55,12 +57,12 @@ class Playground:
             *("optim.learning_rate=3e-3", "trainer.num_threads=1", "run_name=taught"),
         ]
         run = replace(Run(**compose(overrides)), env=env)
-        layout = Layout(folder / "run")
-        layout.folder.mkdir(parents=True)
+        run_folder = RunFolder(folder / "run")
+        run_folder.path.mkdir(parents=True)
         untaught = build(run.model)().prepare(folder / "untaught")
         self._models[env["_target_"].rpartition(".")[2]] = untaught
-        layout.set_model(untaught)
-        learner = Learner(run, layout, self._ranks)
+        run_folder.set_model(untaught)
+        learner = Learner(run, run_folder, self._ranks)
         for step in range(_TEACHER_STEPS):
             if step == _WARM_STEPS:
                 learner.policy.export(folder / "taught", untaught)
@@ -94,7 +96,7 @@ class Playground:
         order = ExampleOrder(env.pools("train"), run.seed)
         for first in range(0, _MOST_GROUPS, run.groups_per_step):
             indices = [step * _MOST_GROUPS + first + i for i in range(run.groups_per_step)]
-            if sampler.uses_engine:
+            if sampler.uses_vllm:
                 torch.manual_seed(run.seed + indices[0])
                 played = play(run, learner, env, renderer, [order[i] for i in indices], step)
             else:

@@ -23,12 +23,12 @@ import torch
 from benchmarks._composing import CONF, compose
 from benchmarks._covering import Assignment, Covering, cover
 from benchmarks._playing import Playground
-from rl.config import Run
-from rl.fingerprint import fingerprint
-from rl.layout import Layout
-from rl.learner import Learner
-from rl.ranks import Ranks
-from rl.rules import rule_problems
+from rl.config.rules import rule_problems
+from rl.config.schema import Run
+from rl.learner.learner import Learner
+from rl.learner.ranks import Ranks
+from rl.run.folder import RunFolder
+from rl.weights.fingerprint import fingerprint
 
 REPO = Path(__file__).parents[1]
 PAGE = REPO / "docs" / "compositions.md"
@@ -113,10 +113,10 @@ def train(config: dict[str, Any], playground: Playground, ranks: Ranks) -> list[
         run = replace(run, reference={**run.reference, "path": str(playground.teacher(run.env))})
     if "path" in run.sampler:
         run = replace(run, sampler={**run.sampler, "path": str(playground.transcripts(run.env))})
-    layout = Layout(playground.folder / "run")
-    layout.folder.mkdir(exist_ok=True)
-    layout.set_model(playground.model(run.env))
-    learner = Learner(run, layout, ranks)
+    run_folder = RunFolder(playground.folder / "run")
+    run_folder.path.mkdir(exist_ok=True)
+    run_folder.set_model(playground.model(run.env))
+    learner = Learner(run, run_folder, ranks)
     before = fingerprint(learner.policy.weights())
     stats = [learner.update(playground.batch(run, learner, step)) for step in range(STEPS)]
     assert not any(one["train/skipped"] for one in stats), "a step was not finite"

@@ -24,16 +24,17 @@ from typing import Any
 import numpy as np
 
 from benchmarks._composing import compose
-from envs.protocol import Example
-from envs.wiki_facts import shipped
-from envs.wiki_index import WikiIndex
-from envs.wiki_search import expert
-from rl.chat import RendererChat
-from rl.client import Completion
-from rl.config import Run, build
-from rl.demonstrations import tokenize
-from rl.player import Player
-from rl.tokenizer import load_renderer
+from envs.episode import Example
+from envs.wiki.environment import expert
+from envs.wiki.facts import shipped
+from envs.wiki.index import WikiIndex
+from rl.config.build import build
+from rl.config.schema import Run
+from rl.inference.client import Completion
+from rl.model.tokenizer import load_renderer
+from rl.sampling.demonstrations import tokenize
+from rl.sampling.player import Player
+from rl.sampling.renderer_chat import RendererChat
 
 GROUP_SIZE = 16
 TICK_S = 0.01

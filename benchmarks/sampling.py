@@ -23,14 +23,16 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._composing import compose
-from envs.protocol import Environment, Example
-from rl.clients import Setting
-from rl.config import Run, build
-from rl.layout import Layout
-from rl.player import Player
-from rl.process import Child, Reaper
-from rl.server import VLLMServer, connect, wait_until_healthy
-from rl.tokenizer import load_renderer
+from envs.episode import Example
+from envs.protocol import Environment
+from rl.config.build import build
+from rl.config.schema import Run
+from rl.inference.server import VLLMServer, connect, wait_until_healthy
+from rl.model.tokenizer import load_renderer
+from rl.run.child import Child, Reaper
+from rl.run.folder import RunFolder
+from rl.sampling.chat import ChatSetting
+from rl.sampling.player import Player
 
 VERSION = 0
 
@@ -59,18 +61,18 @@ def offline(task: dict[str, Any]) -> None:
 
 
 async def ours(
-    run: Run, layout: Layout, env: Environment, examples: list[Example], repeats: int
+    run: Run, run_folder: RunFolder, env: Environment, examples: list[Example], repeats: int
 ) -> tuple[dict[str, Any], list[list[int]]]:
     """Play all groups at once, through the server; return also the prompts that were sent."""
     sampler = build(run.sampler)()
-    setting = Setting(
+    setting = ChatSetting(
         sampler=sampler,
         max_seq_len=run.max_seq_len,
         max_turns=env.max_turns,
         version=lambda: VERSION,
-        socket=layout.vllm_socket,
+        socket=run_folder.vllm_socket,
         served_as="policy",
-        model=layout.model(),
+        model=run_folder.model(),
         renderer=build(run.model)().renderer,
     )
     rounds = []
@@ -89,21 +91,21 @@ async def ours(
 
 
 def through_server(
-    run: Run, layout: Layout, groups: int, repeats: int
+    run: Run, run_folder: RunFolder, groups: int, repeats: int
 ) -> tuple[dict[str, Any], list[list[int]]]:
     """Start vLLM as a run does, and measure."""
     env: Environment = build(run.env)()
     server = build(run.inference)()
     assert isinstance(server, VLLMServer)
-    layout.make_sockets_folder()
+    run_folder.make_sockets_folder()
     command = server.command(
-        layout.model(),
-        layout.vllm_socket,
+        run_folder.model(),
+        run_folder.vllm_socket,
         dtype=run.model["dtype"],
         max_seq_len=run.max_seq_len,
         adapter=None,
     )
-    log = layout.logs / "inference.log"
+    log = run_folder.logs / "inference.log"
     examples = list(env.examples("train")[:groups])
     try:
         with (
@@ -112,13 +114,13 @@ def through_server(
                 "inference", command, log=log, reaper=reaper, env=server.environment(adapter=None)
             ) as child,
         ):
-            wait_until_healthy(child, layout.vllm_socket, server.startup_timeout)
-            with connect(layout.vllm_socket, 60.0) as http:
+            wait_until_healthy(child, run_folder.vllm_socket, server.startup_timeout)
+            with connect(run_folder.vllm_socket, 60.0) as http:
                 body = {"new_version": str(VERSION)}
                 http.post("/update_weight_version", json=body).raise_for_status()
-            return asyncio.run(ours(run, layout, env, examples, repeats))
+            return asyncio.run(ours(run, run_folder, env, examples, repeats))
     finally:
-        layout.remove_sockets_folder()
+        run_folder.remove_sockets_folder()
 
 
 def main() -> None:
@@ -135,16 +137,16 @@ def main() -> None:
     size = wanted.group_size
     run = Run(**compose([f"group_size={size}", f"batch_size={size * wanted.groups}"]))
     with tempfile.TemporaryDirectory() as name:
-        layout, task = Layout(Path(name) / "run"), Path(name) / "task.json"
+        run_folder, task = RunFolder(Path(name) / "run"), Path(name) / "task.json"
         result = task.with_name("result.json")
         model = build(run.model)()
-        layout.set_model(model.prepare(layout.folder / "model"))
-        found, prompts = through_server(run, layout, wanted.groups, wanted.repeats)
+        run_folder.set_model(model.prepare(run_folder.path / "model"))
+        found, prompts = through_server(run, run_folder, wanted.groups, wanted.repeats)
         sampler = build(run.sampler)()
-        stops = load_renderer(layout.model(), model.renderer).get_stop_token_ids()
+        stops = load_renderer(run_folder.model(), model.renderer).get_stop_token_ids()
         given = {
             "engine": {
-                "model": str(layout.model()),
+                "model": str(run_folder.model()),
                 "dtype": run.model["dtype"],
                 "max_model_len": run.max_seq_len,
                 "logprobs_mode": "processed_logprobs",

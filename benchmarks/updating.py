@@ -29,16 +29,17 @@ import torch
 from torch import Tensor
 
 from benchmarks._composing import compose
-from rl.config import Run, build
-from rl.demonstrations import tokenize
-from rl.layout import Layout
-from rl.learner import Learner
-from rl.model_files import load_model
-from rl.objective import Batch
-from rl.plan import WeightedRow, plan
-from rl.ranks import Ranks
+from rl.config.build import build
+from rl.config.schema import Run
+from rl.learner.learner import Learner
+from rl.learner.objective import Batch
+from rl.learner.ranks import Ranks
+from rl.model.loading import load_model
+from rl.model.tokenizer import load_renderer
 from rl.records import RankBatch
-from rl.tokenizer import load_renderer
+from rl.rollouts.plan import WeightedRow, plan
+from rl.run.folder import RunFolder
+from rl.sampling.demonstrations import tokenize
 
 IDLE = (0.0, 0.25, 0.44, 0.75)  # 0.44: wiki-search at version 30 (docs/experiments.md)
 
@@ -110,12 +111,12 @@ def main() -> None:
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     run = Run(**compose([f"env={wanted.env}", "trainer.num_threads=1"]))
     with tempfile.TemporaryDirectory() as name:
-        layout = Layout(Path(name))
+        run_folder = RunFolder(Path(name))
         model = build(run.model)()
-        folder = model.prepare(layout.folder / "model")
-        layout.set_model(folder)
-        ranks = Ranks.join(layout.folder / "rendezvous", 60.0)
-        learner, plain = Learner(run, layout, ranks), Plain(folder, run.optim["learning_rate"])
+        folder = model.prepare(run_folder.path / "model")
+        run_folder.set_model(folder)
+        ranks = Ranks.join(run_folder.path / "rendezvous", 60.0)
+        learner, plain = Learner(run, run_folder, ranks), Plain(folder, run.optim["learning_rate"])
         rows = expert_rows(run, model, folder, wanted.rows)
         batches = {idle: batch_of(run, rows, idle) for idle in IDLE}
         same = [Batch.of(micro, ranks.device) for micro in batches[0.0].micro_batches]

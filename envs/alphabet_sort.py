@@ -14,8 +14,9 @@ from math import perm
 from random import Random
 from string import ascii_lowercase
 
-from envs.messages import Message, asked, said
-from envs.protocol import Environment, Episode, Example, Split, checked_weights
+from envs.episode import Episode, Example, Split
+from envs.messages import Message, assistant, user
+from envs.protocol import Environment, checked_weights
 
 REWARDS = ("exact", "similarity")
 Names = list[list[str]]  # [turns][names that are new]
@@ -116,7 +117,9 @@ class AlphabetSort(Environment):
             names = self._draw(rng)
             if str(names) not in held_out:
                 turns = enumerate(_answers(names))
-                pairs = [(_question(names, turn), said(" ".join(right))) for turn, right in turns]
+                pairs = [
+                    (_question(names, turn), assistant(" ".join(right))) for turn, right in turns
+                ]
                 yield [message for pair in pairs for message in pair]
 
     @cached_property
@@ -147,7 +150,7 @@ class AlphabetSort(Environment):
 
 
 def _question(names: Names, turn: int) -> Message:
-    return asked(f"{'add' if turn else 'sort'}: {' '.join(names[turn])}")
+    return user(f"{'add' if turn else 'sort'}: {' '.join(names[turn])}")
 
 
 def _answers(names: Names) -> Names:

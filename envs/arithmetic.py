@@ -12,7 +12,9 @@ from functools import cached_property
 from itertools import cycle, islice
 from random import Random
 
-from envs.protocol import Environment, Episode, Example, Message, Split, checked_weights
+from envs.episode import Episode, Example, Split
+from envs.messages import Message
+from envs.protocol import Environment, checked_weights
 
 OPERATORS: dict[str, Callable[[int, int], int]] = {
     "+": operator.add,

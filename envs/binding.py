@@ -17,8 +17,8 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
-from envs import workers
-from envs.protocol import Episode
+from envs import threads
+from envs.episode import Episode
 from envs.tools import EPISODE, Function, ToolError
 
 Objects = Callable[[], Mapping[str, Any]]
@@ -48,7 +48,7 @@ def bound_tool(function: Function, shared: Collection[str], objects: Objects) ->
     async def tool(**arguments: Any) -> Any:
         with _naming(f"the tool {inner.__name__}", inner):
             known = {name: objects()[name] for name in given}
-            return await workers.call(function, **arguments, **known)
+            return await threads.call(function, **arguments, **known)
 
     tool.__signature__ = inspect.Signature([*shown.values()])  # pyright: ignore
     hints = inspect.get_annotations(inner)
@@ -80,7 +80,7 @@ def bound_reward(
             known = {parameter: objects()[parameter] for parameter in given}
             if EPISODE in wanted:
                 known[EPISODE] = episode
-            return await workers.call(function, **known)
+            return await threads.call(function, **known)
 
     return reward
 

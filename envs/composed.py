@@ -17,13 +17,14 @@ from typing import Any
 
 from envs.binding import bound_reward, bound_tool, supplied
 from envs.datasets import Dataset
-from envs.messages import Message, said
-from envs.protocol import Environment, Episode, Example, Split
+from envs.episode import Episode, Example, Split
+from envs.messages import Message, assistant
+from envs.protocol import Environment
 from envs.tools import EPISODE, Function
 
 
 class Composed(Environment):
-    """Parts, put together. conf/env/composed.yaml explains the knobs."""
+    """Children, put together. conf/env/composed.yaml explains the knobs."""
 
     def __init__(
         self,
@@ -92,7 +93,7 @@ class Composed(Environment):
             example = examples[rng.randrange(len(examples))]
             answer = example.info["answer"]
             first = answer[0] if isinstance(answer, list | tuple) else answer
-            yield [*example.messages, said(str(first))]
+            yield [*example.messages, assistant(str(first))]
 
     @cached_property
     def _objects(self) -> dict[str, Any]:

@@ -16,10 +16,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from envs.json_lines import json_lines
-from envs.loading import load_rows
-from envs.messages import Message, asked
-from envs.protocol import Example, Split
+from envs.episode import Example, Split
+from envs.loading import json_lines, load_rows
+from envs.messages import Message, user
 
 Rows = Any  # len(rows), rows[i] a mapping: a list of mappings, or a datasets.Dataset
 EVAL, TRAIN = "eval", "train"
@@ -96,7 +95,7 @@ class Dataset:
     def example(self, row: Mapping[str, Any], number: int, env: str, opening: list[Any]) -> Example:
         """Return a row as an example; the other columns are in its info."""
         prompt = row[self.prompt]
-        messages = prompt if isinstance(prompt, list) else [asked(str(prompt))]
+        messages = prompt if isinstance(prompt, list) else [user(str(prompt))]
         info = {name: value for name, value in row.items() if name != self.prompt}
         if self.answer is not None:
             info["answer"] = row[self.answer]

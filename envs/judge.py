@@ -18,7 +18,7 @@ from string import Formatter
 
 import httpx
 
-from envs.protocol import Episode
+from envs.episode import Episode
 from envs.rewards import answers_of, final_text
 
 FIELDS = ("question", "answer", "said")

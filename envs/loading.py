@@ -1,5 +1,8 @@
 """Rows through the library `datasets`, and one sentence where a library could not load."""
 
+import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 
@@ -34,3 +37,25 @@ def load_rows(source: str, path: str, **where: Any) -> Any:
 def in_one_line(error: Exception) -> str:
     """Return what a library that failed to load something says, short enough for a message."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the number of each line, from 1, and its object.
+
+    Raises:
+        ValueError: there is no such file, or a line is no object.
+
+    """
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file")
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{path}, line {number} is no JSON: {error}") from error
+            if not isinstance(row, dict):
+                raise ValueError(f"{path}, line {number} is no JSON object")
+            yield number, row

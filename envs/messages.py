@@ -11,17 +11,17 @@ and its text as arguments.
 """
 
 
-def said(content: str) -> Message:
+def assistant(content: str) -> Message:
     """An assistant message of plain text."""
     return {"role": "assistant", "content": content}
 
 
-def asked(content: str) -> Message:
+def user(content: str) -> Message:
     """A user message."""
     return {"role": "user", "content": content}
 
 
-def called(name: str, call_id: str = "call_0", content: str = "", **arguments: Any) -> Message:
+def tool_call(name: str, call_id: str = "call_0", content: str = "", **arguments: Any) -> Message:
     """An assistant message that calls one tool."""
     function = {"name": name, "arguments": arguments}
     calls = [{"id": call_id, "type": "function", "function": function}]

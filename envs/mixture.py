@@ -12,8 +12,9 @@ concurrency) is the environment's own.
 from collections.abc import Iterator, Mapping
 from random import Random
 
+from envs.episode import Example, Split
 from envs.messages import Message
-from envs.protocol import Environment, Example, Pool, Split
+from envs.protocol import Environment, Pool
 
 
 class Mixture(Environment):
@@ -40,7 +41,7 @@ class Mixture(Environment):
         self._envs, self._weights = dict(envs), dict(weights)
         self.max_turns = max(env.max_turns for env in envs.values())
 
-    def of(self, example: Example) -> Environment:
+    def environment_of(self, example: Example) -> Environment:
         """The environment that the example came from."""
         return self._envs[example.env]
 
@@ -71,7 +72,7 @@ class Mixture(Environment):
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
         """Yield conversations of the environments' own experts, each as often as its weight says.
 
-        They do not say which tools there are: `of(example).tool_specs` does.
+        They do not say which tools there are: `environment_of(example).tool_specs` does.
         """
         experts = {name: env.demonstrations(rng) for name, env in self._envs.items()}
         while True:

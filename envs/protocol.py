@@ -11,61 +11,14 @@ return NaN: that costs the rollout, never the run.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass
 from functools import cached_property
 from random import Random
-from typing import Any, Literal
+from typing import Any
 
+from envs.episode import Episode, Example, Split
 from envs.messages import Message
 from envs.tools import Function, Toolbox
-
-Split = Literal["train", "eval"]
-
-
-class StopReason(StrEnum):
-    """Why an episode ended."""
-
-    STOP = "stop"  # the policy closed its turn and the environment had no reply
-    MAX_TOKENS = "max_tokens"  # one turn used up its token limit
-    CONTEXT = "context"  # the whole episode filled max_seq_len
-    MAX_TURNS = "max_turns"
-    TIMEOUT = "timeout"  # sampler.rollout_timeout
-    ENV_ERROR = "env_error"  # the environment raised
-
-    @property
-    def truncated(self) -> bool:
-        """True where the policy was cut off in mid-sentence."""
-        return self in (StopReason.MAX_TOKENS, StopReason.CONTEXT)
-
-
-@dataclass(frozen=True)
-class Example:
-    """One thing to try: the opening messages, and what is needed to score the attempt."""
-
-    id: int  # position in the environment's split
-    env: str  # name of the environment
-    messages: list[Message]
-    info: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass
-class Episode:
-    """One attempt at an example as the environment sees it: text, never tokens."""
-
-    example: Example
-    messages: list[Message]  # the whole conversation so far, opening messages included
-    turns: int = 0  # assistant turns so far
-    tool_calls: int = 0  # answered so far, mistaken ones included
-    tool_errors: int = 0  # of these, answered with an error
-    stop_reason: StopReason | None = None  # set before `score`
-    memory: dict[str, Any] = field(default_factory=dict)  # the environment's own, one per episode
-
-    @property
-    def text(self) -> str:
-        """What the policy said last; empty before its first turn."""
-        said = (m for m in reversed(self.messages) if m["role"] == "assistant")
-        return next((m.get("content") or "" for m in said), "")
 
 
 class ContextFull(Exception):
@@ -107,7 +60,7 @@ class Environment:
         describe_tools: whether the prompt holds the tools' schemas. A policy that learned them by
             heart saves the tokens.
         max_concurrent: episodes of this environment at once; None: as many as the sampler allows.
-        drives: it holds the conversation itself, in `play`; `reply` and `max_turns` are not looked
+        holds_conversation: it holds the conversation itself, in `play`; `reply` and `max_turns` are not looked
             at.
 
     """
@@ -119,7 +72,7 @@ class Environment:
     tool_timeout: float = 60.0
     describe_tools: bool = True
     max_concurrent: int | None = None
-    drives: bool = False
+    holds_conversation: bool = False
 
     def examples(self, split: Split) -> Sequence[Example]:
         """All examples of a split, in an order that does not change between runs."""
@@ -134,7 +87,7 @@ class Environment:
         return [await self.toolbox.answer(call, episode) for call in calls] or None
 
     async def play(self, episode: Episode, speak: Speak) -> None:
-        """Hold the whole conversation, asking for every turn of the policy by `speak` (`drives`).
+        """Hold the whole conversation, asking for every turn of the policy by `speak` (`holds_conversation`).
 
         Messages and turns of `episode` are kept up to date by `speak`. `stop_reason` may be set
         where something else than the policy's last turn ended the episode.
@@ -158,7 +111,7 @@ class Environment:
             "give it a demonstrations() method, or set model.warm_start=null, or another sampler"
         )
 
-    def of(self, example: Example) -> "Environment":  # noqa: ARG002 for mixtures
+    def environment_of(self, example: Example) -> "Environment":  # noqa: ARG002 for mixtures
         """The environment that plays this example: itself, but for a mixture."""
         return self
 

@@ -12,7 +12,9 @@ from functools import cached_property
 from random import Random
 from string import ascii_lowercase
 
-from envs.protocol import Environment, Episode, Example, Message, Split, checked_weights
+from envs.episode import Episode, Example, Split
+from envs.messages import Message
+from envs.protocol import Environment, checked_weights
 
 REWARDS = ("exact", "similarity")
 BASE = len(ascii_lowercase)

@@ -6,7 +6,7 @@
 
 An answer is text or a number, or a list of several that are all right. What the policy said is its
 last turn without its reasoning; one that never ended its reasoning said nothing. Rewards are
-coroutine functions because they never block: a plain function would get a thread (envs/workers.py).
+coroutine functions because they never block: a plain function would get a thread (envs/threads.py).
 """
 
 import re
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 from string import punctuation
 
-from envs.protocol import Episode
+from envs.episode import Episode
 
 _DROPPED = str.maketrans("", "", punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")

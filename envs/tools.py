@@ -28,10 +28,10 @@ import msgspec
 from docstring_parser import parse as parse_docstring
 
 from envs.messages import Message
-from envs.workers import call as call_function
+from envs.threads import call as call_function
 
 if TYPE_CHECKING:
-    from envs.protocol import Episode
+    from envs.episode import Episode
 
 Function = Callable[..., Any]
 EPISODE = "episode"  # the parameter that we supply

@@ -2,7 +2,7 @@
 
     python models/make_tiny_wiki.py [override ...]      about 20 minutes on two cores
 
-Everything the policy sees here is made up (envs/wiki_facts.py): it cannot know a single real page.
+Everything the policy sees here is made up (envs/wiki/facts.py): it cannot know a single real page.
 """
 
 import json
@@ -20,8 +20,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # run as a script from anywhere
 
-from envs.for_verifiers import load  # noqa: E402
-from rl.tiny import CONTROL_TOKENS, MARKUP_TOKENS, byte_letters  # noqa: E402
+from offbyone.environments import load  # noqa: E402
+from rl.model.tiny import CONTROL_TOKENS, MARKUP_TOKENS, byte_letters  # noqa: E402
 
 TARGET = ROOT / "models" / "tiny-wiki"
 VOCABULARY = 512  # pieces, special tokens excepted

@@ -7,10 +7,10 @@ vf-eval offbyone --env.taskset.env reverse-text            verifiers >= 0.4
 from importlib.util import find_spec
 
 if find_spec("verifiers.envs"):
-    from envs.for_verifiers_classic import load_environment
+    from offbyone.classic import load_environment
 
     __all__ = ["load_environment"]
 else:
-    from envs.for_verifiers_v1 import ExportedEnv, ExportedHarness, ExportedTaskset
+    from offbyone.v1 import ExportedEnv, ExportedHarness, ExportedTaskset
 
     __all__ = ["ExportedEnv", "ExportedHarness", "ExportedTaskset"]

@@ -3,12 +3,15 @@
 Letters: L tokens of a sequence, B sequences of a micro-batch, T its padded length.
 """
 
+from collections import abc
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.protocol import Example, Message, StopReason
+from envs.episode import Example, StopReason
+from envs.messages import Message
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
@@ -45,12 +48,12 @@ class Rollout:
     tool_calls: int = 0
     tool_errors: int = 0  # calls answered with an error
     retries: int = 0  # earlier attempts that the environment broke
-    hidden_tokens: int = 0  # sampled by a remote server that counts them and gives no ids
+    num_untracked_tokens: int = 0  # sampled by a remote server that counts them and gives no ids
 
     @property
     def num_completion(self) -> int:
         """Completion tokens of all its rows."""
-        return sum(row.num_completion for row in self.sequences) + self.hidden_tokens
+        return sum(row.num_completion for row in self.sequences) + self.num_untracked_tokens
 
 
 @dataclass(frozen=True)
@@ -96,3 +99,10 @@ class RankBatch:
     rewards: Floats = field(default_factory=lambda: np.empty(0, np.float32))  # [R] NaN: unscorable
     group_ids: Ints = field(default_factory=lambda: np.empty(0, np.int32))  # [R] rising
     metrics: dict[str, float] = field(default_factory=dict)  # of the whole batch; rank 0 logs them
+
+
+PlayGroup = Callable[[int, Example, int], Awaitable[tuple[Rollout, ...]]]
+"""(group index, example, group size) -> its rollouts"""
+
+Advantage = Callable[[abc.Sequence[float | None]], list[float]]
+"""the rewards of one group, None where a rollout cannot be scored -> one number a rollout"""

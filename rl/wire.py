@@ -1,7 +1,7 @@
 """Length-prefixed messages between the rollouts process and the trainer ranks.
 
 A message is msgpack; numpy arrays travel as (dtype, shape, raw bytes), never as pickles. The
-asyncio side lives in `rl/rollouts.py`, the blocking side in `rl/batches.py`.
+asyncio side lives in `rl/rollouts/service.py`, the blocking side in `rl/trainer/rollouts_link.py`.
 """
 
 import struct
@@ -20,6 +20,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     what: str  # next_batch | publish | evaluation | state
     rank: int = 0
     step: int = 0
+    version: int = 0
 
 
 def _encode(value: object) -> object:

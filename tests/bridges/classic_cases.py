@@ -3,9 +3,9 @@
 import math
 
 import pytest
-from playing import TWO_TURNS, bridge, play, prompt_texts, said
 
-from envs.protocol import StopReason
+from envs.episode import StopReason
+from tests.support.bridges.playing import TWO_TURNS, bridge, play, prompt_texts, said
 
 
 def test_its_two_datasets_are_our_two_splits_with_its_system_prompt():

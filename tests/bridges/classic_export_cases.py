@@ -4,8 +4,9 @@ import asyncio
 
 import pytest
 import verifiers as vf
-from serving import ScriptedEndpoint, reverse_half, use_the_adder
 from verifiers.types import ClientConfig
+
+from tests.support.bridges.serving import ScriptedEndpoint, reverse_half, use_the_adder
 
 
 def evaluate(endpoint, count, repeats=1, **knobs):

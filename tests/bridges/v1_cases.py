@@ -1,10 +1,10 @@
 """Tasksets and harnesses of verifiers.v1 in our loop, with the real library."""
 
 import pytest
-from playing import TWO_TURNS, bridge, play, prompt_texts, said
 
-from envs.protocol import StopReason
-from envs.verifiers_v1 import env_config
+from envs.episode import StopReason
+from envs.verifiers.v1 import env_config
+from tests.support.bridges.playing import TWO_TURNS, bridge, play, prompt_texts, said
 
 
 def test_its_tasks_are_our_examples_and_the_last_are_held_out():

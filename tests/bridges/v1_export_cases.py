@@ -3,8 +3,9 @@
 import json
 
 import pytest
-from serving import ScriptedEndpoint, reverse_half, use_the_adder
 from verifiers.v1.cli.eval.main import main
+
+from tests.support.bridges.serving import ScriptedEndpoint, reverse_half, use_the_adder
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from random import Random
 import pytest
 
 from envs.alphabet_sort import AlphabetSort
-from envs.messages import said
-from envs.protocol import Episode, Example
+from envs.episode import Episode, Example
+from envs.messages import assistant
 
 KNOBS = {
     "min_turns": 2,
@@ -32,7 +32,7 @@ async def play(env, example, answers):
     """The conversation in which the policy says `answers`, as the player would lead it."""
     episode = Episode(example, list(example.messages))
     for answer in answers:
-        episode.messages.append(said(answer))
+        episode.messages.append(assistant(answer))
         episode.turns += 1
         reply = await env.reply(episode, episode.messages[-1])
         if reply is None:

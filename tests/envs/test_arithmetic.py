@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from envs.arithmetic import Arithmetic
-from envs.protocol import Episode, Example
+from envs.episode import Episode, Example
 
 KNOBS = {
     "max_operand": 20,

@@ -15,10 +15,11 @@ import pytest
 import yaml
 
 from envs.composed import Composed
-from envs.messages import called, said
-from envs.protocol import Episode
-from rl.config import ConfigError, build
-from rl.signatures import read, source
+from envs.episode import Episode
+from envs.messages import assistant, tool_call
+from rl.config.build import build
+from rl.config.schema import ConfigError
+from rl.config.signatures import read, source
 
 MODULE = '''
 from __future__ import annotations
@@ -164,7 +165,10 @@ def test_an_episode_with_right_calls_is_answered_and_scored(config):
     env = made(config)
     assert (env.name, env.max_turns, env.max_concurrent) == ("capitals", 4, 7)
     episode, rewards = play(
-        env, called("search", query="capital of france", limit=1), called("count"), said("Paris")
+        env,
+        tool_call("search", query="capital of france", limit=1),
+        tool_call("count"),
+        assistant("Paris"),
     )
     assert [m["content"] for m in episode.messages if m["role"] == "tool"] == ["it is Paris", "6"]
     assert episode.messages[0] == {"role": "system", "content": "Search."}
@@ -176,10 +180,10 @@ def test_an_episode_with_right_calls_is_answered_and_scored(config):
 def test_wrong_calls_get_an_answer_that_the_policy_can_use(config):
     episode, rewards = play(
         made(config),
-        called("search", query="nothing"),
-        called("search", query="broken", index={}),
-        called("search", query="broken", prefix="I say "),
-        said("London"),
+        tool_call("search", query="nothing"),
+        tool_call("search", query="broken", index={}),
+        tool_call("search", query="broken", prefix="I say "),
+        assistant("London"),
     )
     answers = [m["content"] for m in episode.messages if m["role"] == "tool"]
     usage = "Usage: search(query: string, limit?: integer)"
@@ -196,7 +200,7 @@ def test_what_is_shared_is_made_once_and_not_before_the_examples_are_asked_for(c
     parts_mine = importlib.import_module("parts_mine")
     assert parts_mine.made == []
     env.examples("train")
-    play(env, called("count"), called("count"))
+    play(env, tool_call("count"), tool_call("count"))
     assert parts_mine.made == ["somewhere"]
 
 
@@ -204,11 +208,11 @@ def test_a_part_that_fails_is_named_with_its_own_line(config):
     line = MODULE.splitlines().index('    return {}["no such key"]') + 1
     broken = {"rewards": {"mine": {"_target_": "parts_mine.broken"}}, "reward_weights": {}}
     with pytest.raises(RuntimeError) as caught:
-        play(made(config, **broken, shared={}, tools=[], max_turns=1), said("x"))
+        play(made(config, **broken, shared={}, tools=[], max_turns=1), assistant("x"))
     problem = f"the reward mine: KeyError: 'no such key' (parts_mine.py:{line})"
     assert str(caught.value) == problem
     with pytest.raises(RuntimeError, match=r"the tool search: TypeError: .* \(parts_mine.py:\d+\)"):
-        play(made(config), called("search", query="broken"))
+        play(made(config), tool_call("search", query="broken"))
 
 
 def test_without_tools_the_answers_are_demonstrations(config):

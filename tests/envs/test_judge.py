@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
+from envs.episode import Episode, Example
 from envs.judge import Judge, JudgeError
-from envs.protocol import Episode, Example
 
 KNOBS = {
     "model": "judge",

@@ -8,11 +8,12 @@ from random import Random
 import pytest
 
 from envs.arithmetic import Arithmetic
-from envs.messages import said
+from envs.episode import Episode, Example
+from envs.messages import assistant
 from envs.mixture import Mixture
-from envs.protocol import Environment, Episode, Example
+from envs.protocol import Environment
 from envs.reverse_text import ReverseText
-from rl.example_order import ExampleOrder
+from rl.rollouts.example_order import ExampleOrder
 
 
 def words(**changes):
@@ -53,7 +54,7 @@ def test_two_environments_of_one_class_keep_their_names_and_their_own_examples()
     env = make()
     assert [pool.examples[0].env for pool in env.pools("train")] == ["words", "sums", "large"]
     for example in drawn(env, 0, 200):
-        assert env.of(example).name == example.env
+        assert env.environment_of(example).name == example.env
     pools = env.pools("train")
     assert max(len(e.messages[0]["content"]) for e in pools[1].examples) == len("9 + 9 =")
     assert max(len(e.messages[0]["content"]) for e in pools[2].examples) == len("99 + 99 =")
@@ -62,8 +63,8 @@ def test_two_environments_of_one_class_keep_their_names_and_their_own_examples()
 def test_an_example_is_scored_by_its_own_environment_with_its_own_weights():
     env = make()
     for example in drawn(env, 1, 50):
-        own = env.of(example)
-        episode = Episode(example, [*example.messages, said(example.info["answer"])])
+        own = env.environment_of(example)
+        episode = Episode(example, [*example.messages, assistant(example.info["answer"])])
         rewards = asyncio.run(own.score(episode))
         name = "exact" if example.env == "words" else "correct"
         assert rewards[name] == 1.0
@@ -105,7 +106,7 @@ class Lookup(Environment):
 def test_turns_tools_and_concurrency_stay_those_of_each():
     env = Mixture(envs={"words": words(), "find": Lookup()}, weights={"words": 1, "find": 1})
     assert env.max_turns == 3
-    one, other = (env.of(pool.examples[0]) for pool in env.pools("train"))
+    one, other = (env.environment_of(pool.examples[0]) for pool in env.pools("train"))
     assert (one.max_turns, one.tool_specs, one.max_concurrent) == (1, None, None)
     assert (other.max_turns, other.max_concurrent) == (3, 2)
     assert [spec["name"] for spec in other.tool_specs] == ["find"]

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from envs.protocol import Episode, Example
+from envs.episode import Episode, Example
 from envs.reverse_text import ReverseText
 
 KNOBS = {

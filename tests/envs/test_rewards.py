@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from envs import rewards
-from envs.protocol import Episode, Example
+from envs.episode import Episode, Example
 
 
 def episode(said, answer):

@@ -7,8 +7,9 @@ from typing import Literal
 
 import pytest
 
-from envs.messages import called
-from envs.protocol import Environment, Episode, Example
+from envs.episode import Episode, Example
+from envs.messages import tool_call
+from envs.protocol import Environment
 from envs.tools import Tool, Toolbox, ToolError
 
 
@@ -163,8 +164,8 @@ def test_the_default_reply_answers_every_call_in_order_and_ends_without_one():
         tools = (count,)
 
     env, held = Counting(), episode()
-    two = called("count", step=2)
-    two["tool_calls"] += called("count", "call_1", step=3)["tool_calls"]
+    two = tool_call("count", step=2)
+    two["tool_calls"] += tool_call("count", "call_1", step=3)["tool_calls"]
     replies = asyncio.run(env.reply(held, two))
     assert [(r["tool_call_id"], r["content"]) for r in replies] == [
         ("call_0", '{"n": 2}'),

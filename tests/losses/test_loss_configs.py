@@ -73,8 +73,8 @@ def test_a_loss_brings_its_advantage_and_aggregation(loss: str) -> None:
 
 def test_some_losses_bring_more() -> None:
     dapo, kl = composed("loss=dapo"), composed("loss=ppo_clip_kl")["kl"]
-    assert dapo["buffer"]["_target_"] == "rl.buffer.DifficultyBuffer"
-    assert dapo["truncation"]["_target_"] == "rl.truncation.penalty"
+    assert dapo["buffer"]["_target_"] == "rl.rollouts.buffer.DifficultyBuffer"
+    assert dapo["truncation"]["_target_"] == "rl.rollouts.truncation.penalty"
     assert dapo["loss"]["clip_high"] == 0.28
     assert kl["beta"] > 0
     assert kl["target_kl"] > 0

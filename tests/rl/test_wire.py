@@ -8,10 +8,10 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from rl.batches import RolloutsLink
-from rl.dispatcher import DispatcherState
-from rl.failure import RunFailed
 from rl.records import MicroBatch, RankBatch
+from rl.rollouts.dispatcher import DispatcherState
+from rl.run.failure import RunFailed
+from rl.trainer.rollouts_link import RolloutsLink
 from rl.wire import HEADER, Call, pack, unpack
 
 
@@ -126,7 +126,7 @@ def test_a_rank_asks_for_its_share_and_gets_it(serve):
     assert link.state() == {"next_index": 3, "pending": []}
     assert calls == [
         Call(what="next_batch", rank=1, step=7),
-        Call(what="publish", step=8),
+        Call(what="publish", version=8),
         Call(what="state"),
     ]
 

@@ -1,5 +1,6 @@
 import pytest
-from launching import Launcher
+
+from tests.support.launching import Launcher
 
 
 @pytest.fixture(scope="session")

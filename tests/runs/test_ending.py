@@ -7,7 +7,8 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from launching import alive, groups_below, stop, wait_for
+
+from tests.support.launching import alive, groups_below, stop, wait_for
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from launching import ROOT, wait_for
 
-from rl.process import Child, Reaper, last_lines
+from rl.run.child import Child, Reaper, last_lines
+from tests.support.launching import ROOT, wait_for
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 

@@ -1,7 +1,8 @@
 """An environment of ours with a tool, kept by somebody else."""
 
-from envs.messages import asked
-from envs.protocol import Environment, Example
+from envs.episode import Example
+from envs.messages import user
+from envs.protocol import Environment
 
 
 def add(a: int, b: int) -> str:
@@ -19,7 +20,7 @@ class Adding(Environment):
         self.reward, self.closed = reward, closed
 
     def examples(self, split):
-        return [Example(id=0, env=self.name, messages=[asked("2 and 3?")], info={"answer": "5"})]
+        return [Example(id=0, env=self.name, messages=[user("2 and 3?")], info={"answer": "5"})]
 
     async def reply(self, episode, message):
         if self.reward == "raise in reply":

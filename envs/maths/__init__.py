@@ -1,0 +1,1 @@
+"""Questions with an answer that can be computed: word problems, data sets, a Python tool."""

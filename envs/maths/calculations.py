@@ -1,0 +1,78 @@
+"""Whole-number calculations that are hard by head and one line of Python.
+
+product   48213 * 90217         sum        of the squares of the numbers from a to b
+power     7^1234 mod 97         binomial   n over k, modulo m
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from random import Random
+
+from envs.maths.questions import Procedural, Question
+
+
+def _product(rng: Random, digits: int) -> Question:
+    a, b = (rng.randrange(10 ** (digits - 1), 10**digits) for _ in range(2))
+    return Question(f"What is {a} * {b}?", str(a * b), code=f"{a} * {b}")
+
+
+def _squares(n: int) -> int:
+    """1 + 4 + ... + n*n."""
+    return n * (n + 1) * (2 * n + 1) // 6
+
+
+def _sum(rng: Random, digits: int) -> Question:
+    first = rng.randrange(1, 10 ** (digits - 1))
+    last = first + rng.randrange(10, 10**digits)
+    answer = _squares(last) - _squares(first - 1)
+    return Question(
+        f"What is the sum of the squares of the whole numbers from {first} to {last}?",
+        str(answer),
+        code=f"sum(k**2 for k in range({first}, {last + 1}))",
+    )
+
+
+def _power(rng: Random, digits: int) -> Question:
+    base, exponent = rng.randrange(2, 100), rng.randrange(10 ** (digits - 1), 10**digits)
+    modulus = rng.randrange(11, 1000)
+    return Question(
+        f"What is the remainder when {base}^{exponent} is divided by {modulus}?",
+        str(pow(base, exponent, modulus)),
+        code=f"pow({base}, {exponent}, {modulus})",
+    )
+
+
+def _binomial(rng: Random, digits: int) -> Question:
+    n = rng.randrange(10 * digits, 100 * digits)
+    k = rng.randrange(2, n // 2)
+    modulus = rng.randrange(11, 1000)
+    return Question(
+        f"In how many ways can {k} of {n} different things be chosen, modulo {modulus}?",
+        str(math.comb(n, k) % modulus),
+        code=f"import math\nmath.comb({n}, {k}) % {modulus}",
+    )
+
+
+KINDS: dict[str, Callable[[Random, int], Question]] = {
+    "product": _product,
+    "sum": _sum,
+    "power": _power,
+    "binomial": _binomial,
+}
+
+
+class Calculations(Procedural):
+    """Questions of the given kinds, about equally many of each."""
+
+    def __init__(self, *, kinds: Sequence[str], digits: int, num_train: int, num_eval: int) -> None:
+        """`digits`: of the numbers; each more makes all kinds harder by head."""
+        if not kinds or set(kinds) - set(KINDS):
+            raise ValueError(f"kinds={list(kinds)}: list one or more of {' '.join(KINDS)}")
+        if not 2 <= digits <= 6:
+            raise ValueError(f"digits={digits}: numbers have 2 to 6 digits here")
+        super().__init__(num_train=num_train, num_eval=num_eval)
+        self._kinds, self._num_digits = tuple(kinds), digits
+
+    def draw(self, rng: Random) -> Question:
+        """One question with its expression; nobody writes out such a solution."""
+        return KINDS[rng.choice(self._kinds)](rng, self._num_digits)

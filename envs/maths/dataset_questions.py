@@ -1,0 +1,52 @@
+"""Questions out of a data set (envs/datasets.py): a file of your own, or one of the hub.
+
+An answer as in GSM8K, worked steps and then `#### 18`, is taken apart into solution and answer; any
+other is the answer. Training questions that also occur in the eval split are left out.
+"""
+
+import re
+from collections.abc import Sequence
+from functools import cached_property
+
+from envs.datasets import Dataset
+from envs.episode import Example, Split
+from envs.maths.questions import Question, Questions
+
+
+class DataQuestions(Questions):
+    """The rows of a data set as questions."""
+
+    def __init__(self, *, dataset: Dataset) -> None:
+        self._dataset = dataset
+
+    def load(self, split: Split) -> Sequence[Question]:
+        """The questions in the order of the rows."""
+        return self._splits[split]
+
+    @cached_property
+    def _splits(self) -> dict[Split, list[Question]]:
+        held_out, train = self._read("eval"), self._read("train")
+        texts = {question.text for question in held_out}
+        kept = [question for question in train if question.text not in texts]
+        if not kept or not held_out:
+            raise ValueError(
+                f"{self._dataset.path} gives {len(kept)} questions to train on and {len(held_out)} "
+                "to evaluate with: both splits need some (num_eval)"
+            )
+        return {"train": kept, "eval": held_out}
+
+    def _read(self, split: Split) -> list[Question]:
+        examples = self._dataset.examples(split, env="", system_prompt=None)
+        return [question_of(example) for example in examples]
+
+
+def question_of(example: Example) -> Question:
+    """Return an example as a question; ValueError where it has no answer."""
+    if "answer" not in example.info:
+        raise ValueError(f"question {example.id} has no answer: set dataset.answer to its column")
+    text, told = example.messages[-1]["content"].strip(), str(example.info["answer"]).strip()
+    solution, mark, answer = told.rpartition("####")
+    if not mark:
+        return Question(text, told)
+    solution = re.sub(r"<<[^>]*>>", "", solution).strip()  # GSM8K's calculator notes
+    return Question(text, answer.strip(), solution)

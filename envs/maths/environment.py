@@ -1,0 +1,76 @@
+r"""Questions with a mathematical answer: one turn, graded by what the answer means.
+
+    Fay has 12 shells. ...            ->   12 + 6 = 18 ... The answer is \boxed{18}
+
+The questions come from a source (envs/maths/questions.py): GSM8K, a file, or made up.
+"""
+
+from collections.abc import Iterator, Mapping
+from random import Random
+
+from envs.episode import Episode, Example, Split
+from envs.maths.grading import Grader, final_answer, marked_answer
+from envs.maths.questions import Question, Questions
+from envs.messages import Message, assistant, user
+from envs.protocol import Environment, checked_weights
+
+REWARDS = ("correct", "format")
+
+
+class Maths(Environment):
+    """Asks, and grades the final answer."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        questions: Questions,
+        instruction: str,
+        grader: Grader,
+        reward_weights: Mapping[str, float],
+    ) -> None:
+        """`instruction`: follows every question, on a line of its own."""
+        self.name = name
+        self.reward_weights = checked_weights(reward_weights, REWARDS)
+        self._questions, self._instruction, self._grader = questions, instruction, grader
+
+    def examples(self, split: Split) -> list[Example]:
+        return [
+            Example(i, self.name, [self._prompt(question)], {"answer": question.answer})
+            for i, question in enumerate(self._questions.load(split))
+        ]
+
+    async def score(self, episode: Episode) -> dict[str, float]:
+        r"""Return three numbers, each 0 or 1.
+
+        correct: the last \boxed{}, or else what follows ####, or else the last number, means the
+        answer. format: it was in a box or after ####. unjudged: the judgement took too long, and
+        counts as wrong.
+        """
+        text = episode.text
+        answer = final_answer(text)
+        same = await self._grader.same(episode.example.info["answer"], answer or "")
+        return {
+            "correct": float(same is True),
+            "format": float(bool(marked_answer(text.rpartition("</think>")[2]))),
+            "unjudged": float(same is None),
+        }
+
+    def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
+        """Yield questions with their worked solution, none of the eval split, for ever."""
+        for question in self._questions.fresh(rng):
+            if not question.solution:
+                raise ValueError(
+                    f"the questions of env {self.name!r} have no worked solutions, so there is "
+                    "nothing to imitate: set model.warm_start=null, or another sampler"
+                )
+            steps = f"{question.solution}\n{boxed(question.answer)}"
+            yield [self._prompt(question), assistant(steps)]
+
+    def _prompt(self, question: Question) -> Message:
+        return user("\n".join(filter(None, [question.text, self._instruction])))
+
+
+def boxed(answer: str) -> str:
+    """The answer in the form that is asked for."""
+    return rf"\boxed{{{answer}}}"

@@ -1,0 +1,135 @@
+r"""Whether two answers mean the same: 1/2 and \frac{1}{2}, 1,234 and 1234.0, x+1 and 1+x.
+
+Numbers are compared here, exactly. Everything else goes to math-verify (a LaTeX grammar and sympy)
+in a few processes of its own, for three reasons: an expression may take for ever, or all memory,
+and it is the policy's, which has no business in our process. They are sandboxes
+(envs/sandbox/sandbox.py), so a judgement that hangs costs itself and no other.
+"""
+
+import asyncio
+import re
+from fractions import Fraction
+
+from envs.sandbox.sandbox import Limits, Sandbox
+from envs.tools import ToolError
+
+PATIENCE = 20  # seconds on the clock per second of processor time
+MAX_CHARS = 500  # of an answer: what is longer is none
+_NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?")
+_QUANTITY = re.compile(rf"[$€£]?\s*({_NUMBER.pattern}(?:\s*/\s*\d+)?)(?: [a-zA-Z°]{{2,}}| °)*")
+_IN_TEXT = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:/\d+)?")
+_FRACTION = re.compile(r"\\[dt]?frac\{(\d+)\}\{(\d+)\}")
+_MIXED = re.compile(r"([-+]?\d+) (\d+)/(\d+)")
+_BRACE = re.compile(r"\\[{}\\]|\\boxed\{|[{}]")
+_MARKED = re.compile(r"####\s*(\S[^\n]*)")
+_PRELOAD = """
+import logging
+from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+logging.disable()
+kinds = [LatexExtractionConfig(), ExprExtractionConfig()]
+def read(text):
+    return parse("$" + text + "$", kinds, parsing_timeout=None)
+def same(gold, said):
+    return bool(verify(read(gold), read(said), timeout_seconds=None))
+assert same("x + 1", "1 + x")
+"""
+
+
+def final_answer(text: str) -> str | None:
+    r"""The last \boxed{...}, or else what follows the last ####, or else the last number.
+
+    Thoughts do not count. None where there is nothing of the kind.
+    """
+    text = text.rpartition("</think>")[2]
+    marked = marked_answer(text)
+    if marked is not None:
+        return marked
+    numbers = _IN_TEXT.findall(text)
+    return numbers[-1] if numbers else None
+
+
+def marked_answer(text: str) -> str | None:
+    r"""The last \boxed{...}, or else what follows the last ####; None where there is neither."""
+    opened: list[tuple[int, bool]] = []  # where each open brace begins, and whether it is a box's
+    start, answer = -1, None
+    for brace in _BRACE.finditer(text):  # once through, however many are never closed
+        if brace[0] in ("{", r"\boxed{"):
+            opened.append((brace.end(), len(brace[0]) > 1))
+        elif brace[0] == "}" and opened:
+            begin, is_box = opened.pop()
+            if is_box and begin > start:
+                start, answer = begin, text[begin : brace.start()].strip()
+    if answer is not None:
+        return answer
+    marks = _MARKED.findall(text)
+    return marks[-1].strip() if marks else None
+
+
+def normalised(answer: str) -> str:
+    """The answer without what carries no meaning: dollars around, spaces, `\\text`, a last dot."""
+    answer = re.sub(r"\\(?:text|mathrm|mbox)\{([^{}]*)\}", r" \1", answer)
+    answer = re.sub(r"\\[,!;: ]|\\left(?![a-z])|\\right(?![a-z])|~", " ", answer)
+    answer = answer.replace("{,}", ",").replace("\\$", "$").replace("\u2212", "-")
+    answer = _FRACTION.sub(r" \1/\2", answer.strip().rstrip(".").strip())
+    if len(answer) > 1 and answer[0] == answer[-1] == "$":
+        answer = answer.strip("$")
+    return re.sub(r"^([-+]) (?=\d)", r"\1", " ".join(answer.split()))
+
+
+def number(answer: str) -> Fraction | None:
+    """The exact value of a normalised number with or without a unit; None for anything else."""
+    if mixed := _MIXED.fullmatch(answer):
+        whole, above, below = (int(part) for part in mixed.groups())
+        if below == 0:
+            return None
+        return whole + Fraction(-above if answer[0] == "-" else above, below)
+    found = _QUANTITY.fullmatch(answer)
+    digits = found[1].replace(",", "").replace(" ", "") if found else ""
+    try:
+        value, _, divisor = digits.partition("/")
+        return Fraction(value) / Fraction(divisor or 1)
+    except (ValueError, ZeroDivisionError):
+        return None
+
+
+class Grader:
+    """Judges answers. Its processes start when they are first needed."""
+
+    def __init__(self, *, workers: int, cpu_seconds: int, memory_mb: int) -> None:
+        """`workers`: processes of `memory_mb` MiB; `cpu_seconds`: of one judgement."""
+        if workers < 1:
+            raise ValueError(f"workers={workers}: grading takes at least one process")
+        limits = Limits(
+            cpu_seconds=cpu_seconds,
+            call_timeout=PATIENCE * cpu_seconds,
+            memory_mb=memory_mb,
+            max_output_chars=100,
+            site_packages=True,
+        )
+        self._idle = [Sandbox(limits, _PRELOAD) for _ in range(workers)]
+        self._free = asyncio.Semaphore(workers)
+
+    async def same(self, gold: str, said: str) -> bool | None:
+        """Whether `said` means `gold`; None where that takes more than the limits."""
+        if len(said) > MAX_CHARS:
+            return said == gold
+        gold, said = normalised(gold), normalised(said)
+        if gold == said or not said:
+            return bool(said)
+        values = number(gold), number(said)
+        if None not in values:
+            return values[0] == values[1]
+        async with self._free:
+            sandbox = self._idle.pop()  # the one used last: it is warm
+            try:
+                told = await sandbox.run(f"same({gold!r}, {said!r})")
+            except ToolError:  # too slow
+                told = ""
+            finally:
+                self._idle.append(sandbox)
+        return {"True": True, "False": False}.get(told.strip())
+
+    def close(self) -> None:
+        """End the processes."""
+        for sandbox in self._idle:
+            sandbox.close()

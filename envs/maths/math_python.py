@@ -1,0 +1,81 @@
+r"""Questions with a mathematical answer and a Python interpreter: several turns.
+
+    What is 48213 * 90217?
+      python(code="48213 * 90217")   ->   4349632221
+    \boxed{4349632221}
+
+The interpreter is the episode's own and keeps its variables until the episode ends.
+"""
+
+from collections.abc import Iterator, Mapping
+from random import Random
+
+from envs.episode import Episode
+from envs.maths.environment import Maths, boxed
+from envs.maths.grading import Grader
+from envs.maths.questions import Questions
+from envs.messages import Message, assistant, tool_call
+from envs.sandbox.sandbox import START_TIMEOUT, Limits, Sandbox
+
+
+class MathPython(Maths):
+    """Maths with the tool `python`."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        questions: Questions,
+        instruction: str,
+        grader: Grader,
+        reward_weights: Mapping[str, float],
+        max_turns: int,
+        max_concurrent: int | None,
+        sandbox: Limits,
+    ) -> None:
+        """`max_concurrent`: episodes at once, each with a process of up to sandbox.memory_mb."""
+        super().__init__(
+            name=name,
+            questions=questions,
+            instruction=instruction,
+            grader=grader,
+            reward_weights=reward_weights,
+        )
+        for knob, value in (("max_turns", max_turns), ("max_concurrent", max_concurrent)):
+            if value is not None and value < 1:
+                raise ValueError(f"{knob}={value}: give it 1 or more")
+        self.max_turns, self.max_concurrent = max_turns, max_concurrent
+        self.tools = [self.python]
+        self.tool_timeout = START_TIMEOUT + sandbox.call_timeout
+        self._limits = sandbox
+
+    async def python(self, code: str, episode: Episode) -> str:
+        """Run Python code and return what it prints and the value of its last line.
+
+        Variables are kept between calls.
+
+        Args:
+            code: the code.
+        """
+        sandbox = episode.memory.setdefault("python", Sandbox(self._limits))
+        return (await sandbox.run(code)).rstrip("\n") or "(no output)"
+
+    def close(self, episode: Episode) -> None:
+        """End the episode's interpreter."""
+        if sandbox := episode.memory.pop("python", None):
+            sandbox.close()
+
+    def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
+        """Yield questions, a call of the tool and the answer, none of the eval split, for ever."""
+        for question in self._questions.fresh(rng):
+            if not question.code:
+                raise ValueError(
+                    f"the questions of env {self.name!r} come without Python code, so there is "
+                    "nothing to imitate: set model.warm_start=null, or another sampler"
+                )
+            yield [
+                self._prompt(question),
+                tool_call("python", code=question.code),
+                {"role": "tool", "tool_call_id": "call_0", "content": question.answer},
+                assistant(boxed(question.answer)),
+            ]

@@ -1,0 +1,92 @@
+"""Made-up word problems in steps, with their solution: what GSM8K looks like, without a download.
+
+    Fay has 12 shells. A friend gives Fay 6 more shells. Fay sorts the shells into 2 equal heaps and
+    keeps one heap. How many shells does Fay have now?          12 + 6 = 18, 18 / 2 = 9
+
+Each step is one operation on the number so far, so min_steps and max_steps grade the difficulty.
+"""
+
+from collections.abc import Callable
+from random import Random
+
+from envs.maths.questions import Procedural, Question
+
+NAMES = ("Ada", "Ben", "Chen", "Dara", "Emil", "Fay", "Goran", "Hana", "Ivo", "Jun", "Kofi", "Lena")
+THINGS = ("apples", "beads", "books", "coins", "marbles", "pens", "shells", "stamps")
+
+Step = tuple[str, str, int]  # a sentence, the operation as an expression, the number after it
+
+
+def _receive(total: int, name: str, things: str, rng: Random) -> Step:
+    n = rng.randint(2, 40)
+    return f"A friend gives {name} {n} more {things}.", f"{total} + {n}", total + n
+
+
+def _buy_bags(total: int, name: str, things: str, rng: Random) -> Step:
+    bags, each = rng.randint(2, 9), rng.randint(2, 12)
+    said = f"{name} buys {bags} bags with {each} {things} in each."
+    return said, f"{total} + {bags} * {each}", total + bags * each
+
+
+def _give_away(total: int, name: str, things: str, rng: Random) -> Step | None:
+    if total < 3:
+        return None
+    n = rng.randint(1, min(total - 1, 40))
+    return f"{name} gives {n} {things} to a neighbour.", f"{total} - {n}", total - n
+
+
+def _multiply(total: int, name: str, things: str, rng: Random) -> Step | None:
+    if total > 400:
+        return None
+    k = rng.randint(2, 4)
+    said = f"At a market {name} trades every one of the {things} for {k} others."
+    return said, f"{total} * {k}", total * k
+
+
+def _share(total: int, name: str, things: str, rng: Random) -> Step | None:
+    divisors = [k for k in range(2, 10) if total % k == 0 and total > k]
+    if not divisors:
+        return None
+    k = rng.choice(divisors)
+    said = f"{name} sorts the {things} into {k} equal heaps and keeps one heap."
+    return said, f"{total} / {k}", total // k
+
+
+STEPS: tuple[Callable[[int, str, str, Random], Step | None], ...] = (
+    _receive,
+    _buy_bags,
+    _give_away,
+    _multiply,
+    _share,
+)
+
+
+class WordProblems(Procedural):
+    """Stories of min_steps..max_steps steps about a number of things."""
+
+    def __init__(self, *, min_steps: int, max_steps: int, num_train: int, num_eval: int) -> None:
+        if not 1 <= min_steps <= max_steps:
+            raise ValueError(
+                f"min_steps={min_steps}, max_steps={max_steps}: a problem needs at least one step "
+                "and min_steps may not exceed max_steps"
+            )
+        super().__init__(num_train=num_train, num_eval=num_eval)
+        self._num_steps = range(min_steps, max_steps + 1)
+
+    def draw(self, rng: Random) -> Question:
+        """One story; its solution has a line a step, its code is one expression."""
+        name, things = rng.choice(NAMES), rng.choice(THINGS)
+        total = rng.randint(3, 60)
+        story, lines, code = [f"{name} has {total} {things}."], [], str(total)
+        wanted = rng.choice(self._num_steps)
+        while len(lines) < wanted:
+            step = rng.choice(STEPS)(total, name, things, rng)
+            if step is None:
+                continue
+            said, operation, after = step
+            story.append(said)
+            lines.append(f"{operation} = {after}")
+            rest = operation.removeprefix(str(total)).replace("/", "//")
+            code, total = f"({code}){rest}" if len(lines) > 1 else f"{code}{rest}", after
+        story.append(f"How many {things} does {name} have now?")
+        return Question(" ".join(story), str(total), "\n".join(lines), code)

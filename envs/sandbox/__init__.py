@@ -1,0 +1,1 @@
+"""Code that a policy wrote, in processes that the kernel confines."""

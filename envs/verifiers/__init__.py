@@ -1,0 +1,1 @@
+"""Environments of the `verifiers` library, both of its generations."""

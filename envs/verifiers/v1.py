@@ -1,0 +1,146 @@
+"""Tasksets and harnesses of `verifiers.v1`: an environment runs episodes against an endpoint.
+
+Its harness, often a program of its own, asks the endpoint of envs/verifiers/endpoint.py for every
+turn, and the trace's id in the request says which of our episodes that is.
+"""
+
+# pyright: reportAttributeAccessIssue=false
+# (pyright takes `verifiers` for the folder that this file is in)
+
+import asyncio
+from typing import Any
+
+import verifiers.v1 as vf  # pyright: ignore[reportMissingImports]
+from verifiers.v1.configs.agent import (  # pyright: ignore[reportMissingImports]
+    agent_config_fields,
+)
+from verifiers.v1.utils import loaders  # pyright: ignore[reportMissingImports]
+
+from envs.episode import Split, StopReason
+from envs.messages import Message, user
+from envs.protocol import ContextFull, Speak, Spoken
+from envs.verifiers.endpoint import MODEL, PolicyEndpoint
+from envs.verifiers.world import Outcome, Row
+
+_STOPS = {"max_turns": StopReason.MAX_TURNS, "agent_timeout": StopReason.TIMEOUT}
+
+
+class TasksetWorld:
+    """A taskset with the environment that plays it."""
+
+    def __init__(self, name: str, args: dict[str, Any]) -> None:
+        """`args`: the environment's configuration, as in the library's own `env` table."""
+        self._env = loaders.load_environment(env_config(name, args))
+        self._endpoint = PolicyEndpoint()
+        self._context: asyncio.Future[vf.ModelContext] | None = None
+        self.reward_weights: dict[str, float] = {}
+
+    def rows(self, split: Split, limit: int | None) -> list[Row] | None:
+        """Its tasks; a taskset has no splits."""
+        if split == "eval":
+            return None
+        taskset = self._env.taskset
+        if limit is None and not taskset.bounded:
+            raise ValueError("the taskset never ends: say how many tasks to use, env.num_train=...")
+        tasks = list(taskset if limit is None else taskset.take(limit))
+        if tasks:
+            self.reward_weights |= _weights(tasks[0])
+        return [Row(_opening(task.data), task) for task in tasks]
+
+    async def play(self, row: Row, speak: Speak) -> Outcome:
+        """One episode by their environment, judged by their task."""
+        sessions: list[str] = []
+        full = False
+
+        async def listen(messages: list[Message], tools: list[dict[str, Any]] | None) -> Spoken:
+            nonlocal full
+            try:
+                return await speak(messages, tools)
+            except ContextFull:
+                full = True
+                raise
+
+        def begin(trace: vf.Trace) -> None:
+            sessions.append(trace.id)
+            self._endpoint.speakers[trace.id] = listen
+
+        context = await self._serving()
+        try:
+            episode = await self._env.run_episode(row.data, context, on_trace=begin)
+        finally:
+            for session in sessions:
+                del self._endpoint.speakers[session]
+        return _outcome(episode, full)
+
+    async def _serving(self) -> vf.ModelContext:
+        """What their agents ask; the servers behind it live as long as the event loop."""
+        if self._context is None:
+            self._context = asyncio.get_running_loop().create_future()
+            self._task = asyncio.create_task(self._serve(self._context))
+        return await asyncio.shield(self._context)
+
+    async def _serve(self, ready: "asyncio.Future[vf.ModelContext]") -> None:
+        try:
+            async with self._endpoint.serving() as url, self._env.serving():
+                client = vf.EvalClientConfig(base_url=url, api_key_var="OFFBYONE_NO_KEY")
+                ready.set_result(vf.ModelContext(model=MODEL, client=client))
+                await asyncio.Event().wait()
+        except Exception as error:  # whatever their servers raise, those that wait must hear of it
+            if ready.done():
+                raise
+            ready.set_exception(error)
+
+
+def env_config(name: str, args: dict[str, Any]) -> Any:
+    """Their configuration of a taskset's environment.
+
+    Where neither taskset nor `args` chooses a harness, an agent gets the one without tools: no
+    policy in training has a shell that nobody asked for. Harnesses that execute no code run here.
+    """
+    config: dict[str, Any] = {**args, "taskset": {**args.get("taskset", {}), "id": name}}
+    chosen = loaders.env_config_type(name, config.get("id", ""))
+    own = loaders.default_harness_id(name)
+    for role, declared in agent_config_fields(chosen()).items():
+        seat = dict(config.get(role, {}))
+        harness = dict(seat.get("harness") or {})
+        pinned = harness.get("id") or (declared.harness.id if declared.harness else None)
+        kind = pinned or ("null" if own == "bash" else own)
+        if declared.harness is None or harness:
+            seat["harness"] = {**harness, "id": kind}
+        if not loaders.harness_class(kind).EXECUTES_CODE:
+            seat.setdefault("runtime", {"type": "subprocess"})
+        config[role] = seat
+    return loaders.resolve_env_config(config)
+
+
+def _weights(task: Any) -> dict[str, float]:
+    """Weights of the rewards that the task names before it is played."""
+    weights = {fn.__name__: float(getattr(fn, "_vf_weight", 1.0)) for fn in task.hooks("reward")}
+    judges = {judge.reward_name: float(judge.config.weight) for judge in task.plugged_judges()}
+    return {name: weight for name, weight in (weights | judges).items() if weight}
+
+
+def _outcome(episode: Any, full: bool) -> Outcome:
+    """Their account of an episode; `full`: its context ran full, which a harness may die of."""
+    if len(episode.traces) > 1:
+        names = [trace.agent.name for trace in episode.traces]
+        raise ValueError(f"agents {names} played, and only an environment of one agent can train")
+    if not episode.ok and not full:
+        errors = [*episode.errors, *(e for trace in episode.traces for e in trace.errors)]
+        why = f"{errors[-1].type}: {errors[-1].message}" if errors else "it did not say why"
+        raise RuntimeError(f"the episode failed: {why}")
+    (trace,) = episode.traces
+    scores = {name: reward.score for name, reward in trace.rewards.items() if reward is not None}
+    metrics = {name: value for name, value in trace.metrics.items() if value is not None}
+    return Outcome(
+        reward=trace.reward,
+        rewards={**metrics, **scores},
+        stop_reason=_STOPS.get(trace.stop_condition or ""),
+    )
+
+
+def _opening(data: Any) -> list[Message]:
+    system = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
+    if isinstance(data.prompt, str):
+        return [*system, user(data.prompt)]
+    return [*system, *(message.model_dump(exclude_none=True) for message in data.prompt or [])]

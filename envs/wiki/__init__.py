@@ -1,0 +1,1 @@
+"""wiki-search: pages, the facts that they are made of, ways of finding them."""

@@ -1,0 +1,188 @@
+"""Answer questions by searching a small encyclopedia with tools, over several turns.
+
+    question -> search_pages(query) -> view_sections(page_id) -> read_section(section_id) -> answer
+
+The shipped corpus holds some 400 pages made from tables of facts (envs/wiki/facts.py); your own
+pages and questions are JSONL files or data sets (envs/wiki/corpus.py). The held-out questions are
+others, about other pages.
+"""
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from random import Random
+from typing import Any
+
+from envs.episode import Episode, Example, Split
+from envs.judge import Judge
+from envs.messages import Message, assistant, tool_call, user
+from envs.protocol import Environment, checked_weights
+from envs.rewards import exact, f1, final_text
+from envs.wiki.corpus import Page, Question, read_pages, read_questions
+from envs.wiki.facts import made_up, shipped
+from envs.wiki.index import WikiIndex
+
+REWARDS = ("exact", "f1", "judge")
+COLUMNS = ("title", "content", "sections", "question", "answer", "level")
+GIVEN_UP = "I do not know."
+
+
+class WikiSearch(Environment):
+    """Questions over a corpus, tools to search it."""
+
+    name = "wiki-search"
+
+    def __init__(
+        self,
+        *,
+        corpus: str | None,
+        questions: str | None,
+        corpus_split: str,
+        questions_split: str,
+        columns: Mapping[str, str],
+        embeddings: str | None,
+        levels: Sequence[int],
+        num_eval: int,
+        num_results: int,
+        max_turns: int,
+        system_prompt: str,
+        describe_tools: bool,
+        giving_up: float,
+        judge: Judge | None,
+        reward_weights: Mapping[str, float],
+    ) -> None:
+        if (corpus is None) != (questions is None):
+            raise ValueError(
+                f"corpus={corpus}, questions={questions}: a corpus of your own needs both; "
+                "leave both null for the one that ships"
+            )
+        if unknown := set(columns) - set(COLUMNS):
+            raise ValueError(
+                f"columns names {sorted(unknown)}: it maps {', '.join(COLUMNS)} to what your data "
+                "call them"
+            )
+        if not levels or set(levels) - {0, 1, 2, 3}:
+            raise ValueError(f"levels={list(levels)}: list one or more of 1, 2, 3 (0: unknown)")
+        if max_turns < 1 or num_results < 1 or num_eval < 1:
+            raise ValueError(
+                f"max_turns={max_turns}, num_results={num_results}, num_eval={num_eval}: each is "
+                "at least 1"
+            )
+        if not 0 <= giving_up <= 1:
+            raise ValueError(f"giving_up={giving_up}: a share of the demonstrations, from 0 to 1")
+        if "judge" in reward_weights and judge is None:
+            raise ValueError(
+                "reward_weights names judge, but judge needs a judge: env=wiki-search-judged"
+            )
+        self.max_turns, self.describe_tools, self._judge = max_turns, describe_tools, judge
+        self.reward_weights = checked_weights(reward_weights, REWARDS if judge else REWARDS[:2])
+        self._corpus, self._corpus_split = corpus, corpus_split
+        self._questions, self._questions_split = questions, questions_split
+        self._columns, self._embeddings = columns, embeddings
+        self._giving_up = giving_up
+        self._levels, self._num_eval, self._num_results = set(levels), num_eval, num_results
+        self._system = [{"role": "system", "content": system_prompt}] if system_prompt else []
+
+    def examples(self, split: Split) -> list[Example]:
+        _ = self._index  # what is wrong with the pages comes out before the first episode
+        return [
+            Example(
+                id=number,
+                env=self.name,
+                messages=[*self._system, user(question.text)],
+                info={"answer": question.answer, "level": question.level},
+            )
+            for number, question in enumerate(self._splits[split])
+        ]
+
+    @property  # the corpus is loaded when it is needed
+    def tools(  # pyright: ignore[reportIncompatibleVariableOverride]
+        self,
+    ) -> list[Callable[..., Any]]:
+        """Search, list sections, read one."""
+        return _tools(self._index)
+
+    async def score(self, episode: Episode) -> dict[str, float]:
+        """Return exact (0 or 1) and f1 of the last message, and the judge's verdict if asked."""
+        text, answer = final_text(episode), [episode.example.info["answer"]]
+        rewards = {"exact": exact(text, answer), "f1": f1(text, answer)}
+        return rewards | ({"judge": await self._judge(episode)} if self._judge else {})
+
+    def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
+        """Yield an expert's conversations about made-up pages, for ever.
+
+        A share `giving_up` of them ends after the search: what imitation learns from an expert who
+        is often lazy, reinforcement can mend.
+        """
+        while True:
+            pages, questions = made_up(rng)
+            index = WikiIndex(pages, self._num_results)
+            asked_for = [q for q in questions if q.level in self._levels]
+            for question in rng.sample(asked_for, min(3, len(asked_for))):
+                conversation = expert(question, index)
+                if conversation is None:
+                    continue
+                if self._giving_up and rng.random() < self._giving_up:
+                    conversation = [
+                        *conversation[:3],
+                        assistant(GIVEN_UP),
+                    ]  # question, call, result
+                yield [*self._system, *conversation]
+
+    @cached_property
+    def _pages_and_questions(self) -> tuple[list[Page], list[Question]]:
+        if self._corpus is None or self._questions is None:
+            return shipped()
+        return (
+            read_pages(self._corpus, self._corpus_split, self._columns),
+            read_questions(self._questions, self._questions_split, self._columns),
+        )
+
+    @cached_property
+    def _index(self) -> WikiIndex:
+        return WikiIndex(self._pages_and_questions[0], self._num_results, self._embeddings)
+
+    @cached_property
+    def _splits(self) -> dict[Split, list[Question]]:
+        """Questions by split: all those about one page are in the same one."""
+        by_page: dict[str, list[Question]] = {}
+        for question in self._pages_and_questions[1]:
+            if question.level in self._levels:
+                page = question.path[-1][0] if question.path else question.text
+                by_page.setdefault(page, []).append(question)
+        held_out: list[Question] = []
+        train: list[Question] = []
+        for page in sorted(by_page, key=lambda title: (zlib.crc32(title.encode()), title)):
+            (held_out if len(held_out) < self._num_eval else train).extend(by_page[page])
+        if not train:
+            raise ValueError(
+                f"num_eval={self._num_eval} and levels={sorted(self._levels)} leave no question to "
+                "train on: lower num_eval or add levels"
+            )
+        return {"train": train, "eval": held_out[: self._num_eval]}
+
+
+def expert(question: Question, index: WikiIndex) -> list[Message] | None:
+    """Return a conversation that finds the answer, or None where the search does not lead there."""
+    titles = [title for title, _ in question.path]
+    turns: list[tuple[str, str, str]] = [
+        ("search_pages", "query", question.query or titles[0]),
+    ]
+    if question.level != 2:  # there the title found is the answer
+        for title, heading in question.path:
+            page = title.replace(" ", "_")
+            turns.append(("view_sections", "page_id", page))
+            turns.append(("read_section", "section_id", f"{page}:{heading.replace(' ', '_')}"))
+    tools = {tool.__name__: tool for tool in _tools(index)}
+    messages = [user(question.text)]
+    for name, parameter, argument in turns:
+        answer = tools[name](argument)
+        if name == "search_pages" and titles[0].replace(" ", "_") not in answer.split("\n"):
+            return None
+        messages.append(tool_call(name, **{parameter: argument}))
+        messages.append({"role": "tool", "tool_call_id": "call_0", "content": answer})
+    return [*messages, assistant(question.answer)]
+
+
+def _tools(index: WikiIndex) -> list[Callable[..., Any]]:
+    return [index.search_pages, index.view_sections, index.read_section]

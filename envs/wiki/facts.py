@@ -1,0 +1,159 @@
+"""The pages and questions that ship with wiki-search, made from two tables of facts (envs/data).
+
+    countries.csv -> a page for each country and one for its capital      elements.csv -> one each
+
+Every sentence is made from one cell of a table; a cell is empty where there is no single answer.
+`made_up` builds the same pages about entities that do not exist, for demonstrations: a policy that
+imitates an expert on the real pages learns them by heart instead of learning to look things up.
+"""
+
+import csv
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from random import Random
+from string import ascii_lowercase, ascii_uppercase
+
+from envs.wiki.corpus import Page, Question
+
+Row = Mapping[str, str]  # column -> cell
+FRESH_ROWS = 4  # countries, and elements, of a made-up corpus
+LONGEST_NAME = 14
+INVENTED = ("country", "capital", "currency", "language", "element")
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One column: where a page states it, and how."""
+
+    section: str
+    sentence: str  # {title} and {value}
+    unique: bool = False  # whether a value belongs to one page, so that it can be looked up by it
+
+
+FACTS = {
+    "country": {
+        "capital": Fact("Geography", "The capital of {title} is {value}.", unique=True),
+        "continent": Fact("Geography", "The continent of {title} is {value}."),
+        "currency": Fact("Economy", "The currency of {title} is the {value}."),
+        "language": Fact("Society", "The official language of {title} is {value}."),
+        "domain": Fact("Internet", "The internet domain of {title} is {value}.", unique=True),
+    },
+    "element": {
+        "symbol": Fact("Basics", "The symbol of {title} is {value}.", unique=True),
+        "number": Fact("Basics", "The atomic number of {title} is {value}.", unique=True),
+        "family": Fact("Properties", "{title} belongs to the family {value}."),
+        "state": Fact("Properties", "The state of {title} at room temperature is {value}."),
+    },
+}
+NAMES = {"language": "official language", "domain": "internet domain", "number": "atomic number"}
+
+
+@cache
+def shipped() -> tuple[list[Page], list[Question]]:
+    """Return the shipped pages and all questions about them."""
+    tables = {kind: _read(f"{table}.csv") for kind, table in TABLES.items()}
+    return _pages(tables), _questions(tables)
+
+
+TABLES = {"country": "countries", "element": "elements"}
+
+
+def made_up(rng: Random) -> tuple[list[Page], list[Question]]:
+    """Return a small corpus of entities that do not exist, and all questions about it."""
+    tables: dict[str, list[Row]] = {}
+    for kind, table in TABLES.items():
+        real = _read(f"{table}.csv")
+        columns = {name: [row[name] for row in real if row[name]] for name in real[0]}
+        rows = [_invent(kind, columns, rng) for _ in range(FRESH_ROWS)]
+        tables[kind] = rows
+    names = Counter(name for rows in tables.values() for row in rows for name in _names(row))
+    fresh = {
+        kind: [row for row in rows if all(names[name] == 1 for name in _names(row))]
+        for kind, rows in tables.items()
+    }
+    return _pages(fresh), _questions(fresh)
+
+
+def _invent(kind: str, columns: Mapping[str, list[str]], rng: Random) -> Row:
+    """A row about nothing that exists: new names, and values that are new or shared."""
+    row = {column: rng.choice(cells) for column, cells in columns.items()}
+    for column in INVENTED:
+        if column in row:
+            row[column] = invent_name(tuple(columns[column]), rng)
+    if kind == "country":
+        return row | {"domain": "." + "".join(rng.choices(ascii_lowercase, k=2))}
+    symbol = rng.choice(ascii_uppercase) + rng.choice(["", *ascii_lowercase])
+    return row | {"symbol": symbol, "number": str(rng.randrange(1, 100))}
+
+
+def _names(row: Row) -> list[str]:
+    """The names that are titles of pages."""
+    return [row[column] for column in ("country", "capital", "element") if column in row]
+
+
+def invent_name(known: tuple[str, ...], rng: Random) -> str:
+    """Return a name in the manner of `known` that is none of them: a Markov chain over letters."""
+    chain = _chain(known)
+    while True:
+        name = ""
+        while not name.endswith("\n"):
+            name += rng.choice(chain[name[-2:]])
+        name = name[:-1]
+        if 3 <= len(name) <= LONGEST_NAME and name not in known:
+            return name
+
+
+@cache
+def _chain(known: tuple[str, ...]) -> dict[str, list[str]]:
+    """Return the letters that follow each two letters in the names; a line break ends one."""
+    following: dict[str, list[str]] = defaultdict(list)
+    for name in known:
+        for i, letter in enumerate(name + "\n"):
+            following[name[max(i - 2, 0) : i]].append(letter)
+    return following
+
+
+def _pages(tables: Mapping[str, Iterable[Row]]) -> list[Page]:
+    pages = []
+    for kind, rows in tables.items():
+        for row in rows:
+            sections: dict[str, list[str]] = defaultdict(list)
+            for column, fact in FACTS[kind].items():
+                if row[column]:
+                    said = fact.sentence.format(title=row[kind], value=row[column])
+                    sections[fact.section].append(said)
+            pages.append(Page(row[kind], {name: " ".join(s) for name, s in sections.items()}))
+            if kind == "country" and row["capital"]:
+                said = f"{row['capital']} is the capital of {row['country']}."
+                pages.append(Page(row["capital"], {"Overview": said}))
+    return pages
+
+
+def _questions(tables: Mapping[str, Iterable[Row]]) -> list[Question]:
+    return [q for kind, rows in tables.items() for row in rows for q in _about(kind, row)]
+
+
+def _about(kind: str, row: Row) -> Iterator[Question]:
+    """Questions of level 1 (the page is named), 2 (the page must be found), 3 (two pages)."""
+    title = row[kind]
+    for column, fact in FACTS[kind].items():
+        value = row[column]
+        if not value:
+            continue
+        attribute = NAMES.get(column, column)
+        path = (title, fact.section)
+        yield Question(f"What is the {attribute} of {title}?", value, 1, (path,))
+        if fact.unique and column != "capital":
+            text = f"Which {kind} has the {attribute} {value}?"
+            yield Question(text, title, 2, (path,), f"{attribute} {value}")
+        if kind == "country" and row["capital"] and column != "capital":
+            text = f"What is the {attribute} of the country whose capital is {row['capital']}?"
+            yield Question(text, value, 3, ((row["capital"], "Overview"), path))
+
+
+def _read(name: str) -> list[Row]:
+    text = (files("envs.wiki") / "data" / name).read_text(encoding="utf-8")
+    return list(csv.DictReader(text.splitlines()))

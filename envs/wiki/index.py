@@ -1,0 +1,69 @@
+"""The three tools over a corpus: search, list sections, read one."""
+
+from difflib import get_close_matches
+
+from envs.tools import ToolError
+from envs.wiki.corpus import Page
+from envs.wiki.retrieval import EmbeddingRetrieval, WordRetrieval
+
+
+class WikiIndex:
+    """Pages that can be searched and read; bound methods are tools."""
+
+    def __init__(self, pages: list[Page], num_results: int, embeddings: str | None = None) -> None:
+        """Build the index.
+
+        Args:
+            pages: with different ids.
+            num_results: pages that a search lists, at most.
+            embeddings: the model that compares query and page; None: BM25.
+
+        """
+        self._pages = {page.id: page for page in pages}
+        self._ids = list(self._pages)
+        self._sections = {
+            section: text
+            for page in pages
+            for section, text in zip(page.section_ids, page.sections.values(), strict=True)
+        }
+        self._num_results = num_results
+        # The title counts twice: pages that mention it must not come before its own.
+        texts = [f"{page.title}\n{page.text}" for page in pages]
+        self._retrieval = (
+            WordRetrieval(texts) if embeddings is None else EmbeddingRetrieval(texts, embeddings)
+        )
+
+    def search_pages(self, query: str) -> str:
+        """Search for pages; returns the ids of those that fit best, best first.
+
+        Args:
+            query: words to look for.
+        """
+        found = self._retrieval.best(query, self._num_results)
+        return "\n".join(self._ids[i] for i in found) or "No page found."
+
+    def view_sections(self, page_id: str) -> str:
+        """List the section ids of a page.
+
+        Args:
+            page_id: a page id, as search_pages returns it.
+        """
+        if page_id not in self._pages:
+            raise ToolError(f"there is no page {page_id!r}{_near(page_id, self._ids)}")
+        return "\n".join(self._pages[page_id].section_ids)
+
+    def read_section(self, section_id: str) -> str:
+        """Read a section.
+
+        Args:
+            section_id: a section id, as view_sections returns it.
+        """
+        if section_id not in self._sections:
+            hint = _near(section_id, list(self._sections))
+            raise ToolError(f"there is no section {section_id!r}{hint}")
+        return self._sections[section_id]
+
+
+def _near(word: str, known: list[str]) -> str:
+    close = get_close_matches(word, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else "; use an id that a tool returned"

@@ -1,0 +1,152 @@
+"""Our environments as environments of `verifiers`, classic API.
+
+vf.load_environment("offbyone", env="reverse-text", max_length=8)
+"""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import verifiers as vf  # pyright: ignore[reportMissingImports]
+from datasets import Dataset  # pyright: ignore[reportMissingImports]
+from verifiers.utils.message_utils import (  # pyright: ignore[reportMissingImports]
+    normalize_messages,
+)
+
+from envs import threads
+from envs.episode import Episode, Example, Split, StopReason
+from envs.protocol import Environment
+from envs.verifiers.classic import our_message
+from offbyone.environments import load
+
+EPISODE = "offbyone_episode"  # where a state keeps ours
+
+
+def load_environment(env: str = "reverse-text", **knobs: Any) -> "Exported":
+    """Return our environment `env` (a file of conf/env, or module.Class) with `knobs` changed."""
+    return Exported(load(env, **knobs))
+
+
+class Exported(vf.MultiTurnEnv):
+    """Their rollout loop around our `reply`, their rubric around our `score`."""
+
+    def __init__(self, ours: Environment) -> None:
+        examples = cache(ours.examples)
+        super().__init__(
+            dataset=lambda: _dataset(examples, "train"),
+            eval_dataset=lambda: _dataset(examples, "eval"),
+            tool_defs=ours.tool_specs,
+            rubric=ExportedRubric(ours),
+            max_turns=-1,  # ours are counted by env_response, which may still want the last turn
+        )
+        self._ours, self._examples = ours, examples
+
+    async def setup_state(self, state: vf.State) -> None:
+        """Begin our episode of the row."""
+        info = state["info"]
+        example = self._examples(info["split"])[info["id"]]
+        state[EPISODE] = Episode(example=example, messages=list(example.messages))
+
+    async def env_response(
+        self,
+        messages: vf.Messages,  # noqa: ARG002 the episode holds them
+        state: vf.State,
+        **knobs: Any,  # noqa: ARG002
+    ) -> vf.Messages:
+        """Our reply; none ends the rollout."""
+        episode: Episode = state[EPISODE]
+        message = _heard(state)
+        env = self._ours.environment_of(episode.example)
+        if state["trajectory"][-1]["is_truncated"]:
+            return _end(state, StopReason.MAX_TOKENS)
+        try:
+            reply = await threads.call(env.reply, episode, message)
+        except Exception as error:  # their loop takes its own errors only
+            raise vf.Error(f"{type(env).__name__}.reply: {error}") from error
+        if reply is None:
+            return _end(state, StopReason.STOP)
+        if episode.turns >= env.max_turns:
+            return _end(state, StopReason.MAX_TURNS)
+        episode.messages += reply
+        return normalize_messages(reply)
+
+
+class ExportedRubric(vf.Rubric):
+    """Our named rewards as metrics, and their weighted sum as the reward."""
+
+    def __init__(self, ours: Environment) -> None:
+        super().__init__()
+        self._ours = ours
+
+    async def score_rollout(self, state: vf.State) -> None:
+        """Score one rollout; one that cannot be judged ends in an error."""
+        state["reward"], state["metrics"] = 0.0, {}
+        if state["error"] is not None:
+            return
+        episode: Episode = state[EPISODE]
+        _heard(state)
+        episode.stop_reason = episode.stop_reason or _stop_reason(state)
+        env = self._ours.environment_of(episode.example)
+        try:
+            scored = await threads.call(env.score, episode)
+            rewards = {name: float(value) for name, value in scored.items()}
+        except Exception as error:  # noqa: BLE001 (environment code; their loop has no catch here)
+            state["error"] = vf.Error(f"{type(env).__name__}.score: {error}")
+            return
+        reward = sum(weight * rewards.get(name, 0.0) for name, weight in env.reward_weights.items())
+        state["metrics"] = rewards
+        if math.isfinite(reward):
+            state["reward"] = reward
+        else:
+            state["error"] = vf.Error(f"{type(env).__name__}.score returned NaN or infinity")
+
+    async def score_group(self, states: list[vf.State]) -> None:
+        """Score each by itself; advantages are those of their own rubric."""
+        for state in states:
+            await self.score_rollout(state)
+        mean = sum(state["reward"] for state in states) / max(1, len(states))
+        for state in states:
+            state["advantage"] = state["reward"] - mean
+
+    @vf.cleanup
+    async def release(self, state: vf.State) -> None:
+        """Give back what the episode holds; after scoring."""
+        episode: Episode | None = state.get(EPISODE)
+        if episode is not None:
+            self._ours.environment_of(episode.example).close(episode)
+
+
+def _dataset(examples: Callable[[Split], Sequence[Example]], split: Split) -> Dataset:
+    rows = [
+        {
+            "prompt": example.messages,
+            "answer": "",
+            "info": json.dumps({"split": split, "id": i, "env": example.env}),
+        }
+        for i, example in enumerate(examples(split))
+    ]
+    return Dataset.from_list(rows)
+
+
+def _heard(state: vf.State) -> dict[str, Any]:
+    """The policy's newest message, which the episode now holds."""
+    episode: Episode = state[EPISODE]
+    if len(state["trajectory"]) > episode.turns:
+        episode.messages.append(our_message(state["trajectory"][-1]["completion"][-1]))
+        episode.turns = len(state["trajectory"])
+    return episode.messages[-1]
+
+
+def _end(state: vf.State, reason: StopReason) -> vf.Messages:
+    """End the rollout after the policy's turn: a final response that is empty."""
+    state[EPISODE].stop_reason = reason
+    state["final_env_response"] = []
+    return []
+
+
+def _stop_reason(state: vf.State) -> StopReason:
+    if state.get("timed_out"):
+        return StopReason.TIMEOUT
+    return StopReason.CONTEXT if state.get("prompt_too_long") else StopReason.STOP

@@ -1,0 +1,157 @@
+"""Our environments as a taskset of `verifiers.v1`, with the harness that plays them.
+
+vf-eval offbyone --env.taskset.env reverse-text --env.taskset.knobs '{"max_length": 8}'
+"""
+
+import math
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any, Literal
+
+import httpx
+import verifiers.v1 as vf  # pyright: ignore[reportMissingImports]
+from verifiers.v1.runtimes import (  # pyright: ignore[reportMissingImports]
+    ProgramResult,
+    SubprocessConfig,
+)
+
+from envs import threads
+from envs.episode import Episode, Example, StopReason
+from envs.messages import Message
+from envs.protocol import Environment
+from offbyone.environments import load
+
+
+class ExportedConfig(vf.TasksetConfig):
+    """Which of our environments, with which knobs changed, and which of its splits."""
+
+    env: str = "reverse-text"
+    knobs: dict[str, Any] = {}  # noqa: RUF012 pydantic copies it
+    split: Literal["train", "eval"] = "eval"
+
+
+class ExportedState(vf.State):
+    """Our episode of the rollout, and the environment that plays it."""
+
+    ours: Any = None
+    episode: Any = None
+
+
+class ExportedTask(vf.Task[vf.TaskData, ExportedState, vf.TaskConfig]):
+    """One of our examples."""
+
+    ours: Environment
+    example: Example
+
+    async def setup(self, trace: vf.Trace) -> None:
+        """Begin our episode."""
+        trace.state.ours = self.ours
+        trace.state.episode = Episode(example=self.example, messages=list(self.example.messages))
+
+    async def score(self, trace: vf.Trace, runtime: Any = None) -> None:
+        """Record our named rewards with their weights; unweighted ones are metrics."""
+        await super().score(trace, runtime)
+        if self.scoring_deferred:
+            return
+        scored = await threads.call(self.ours.score, trace.state.episode)
+        if not all(math.isfinite(value) for value in scored.values()):
+            raise ValueError(f"{type(self.ours).__name__}.score returned NaN or infinity: {scored}")
+        for name, value in scored.items():
+            if name in self.ours.reward_weights:
+                trace.record_reward(name, value, self.ours.reward_weights[name])
+            else:
+                trace.record_metric(name, value)
+
+
+class ExportedTaskset(vf.Taskset[ExportedTask, ExportedConfig]):
+    """The examples of one of our environments."""
+
+    @cached_property
+    def ours(self) -> Environment:
+        """The environment, which may be a mixture."""
+        return load(self.config.env, **self.config.knobs)
+
+    def load(self) -> Iterator[ExportedTask]:
+        """Yield all examples of the split."""
+        for example in self.ours.examples(self.config.split):
+            data = vf.TaskData(id=f"{example.env}-{example.id}", prompt=list(example.messages))
+            task = ExportedTask(data, self.config.task)
+            task.ours, task.example = self.ours.environment_of(example), example
+            yield task
+
+
+class ExportedHarness(vf.Harness[vf.HarnessConfig]):
+    """Plays the episode in this process: the policy through their endpoint, replies by us."""
+
+    APPENDS_SYSTEM_PROMPT = True
+    EXECUTES_CODE = False
+    NEEDS_CONTAINER = False
+
+    async def launch(
+        self,
+        ctx: vf.ModelContext,
+        trace: vf.Trace,
+        runtime: vf.Runtime,  # noqa: ARG002
+        endpoint: str,
+        secret: str,
+        mcp_urls: dict[str, str],  # noqa: ARG002
+        data: vf.TaskData,  # noqa: ARG002 the episode holds the prompt
+    ) -> ProgramResult:
+        """Return how it went; a model call that failed is the result's error."""
+        ours, episode = trace.state.ours, trace.state.episode
+        tools = [{"type": "function", "function": spec} for spec in ours.tool_specs or []]
+        headers = {"Authorization": f"Bearer {secret}"}
+        # How long a turn may take is for their timeouts to say.
+        async with httpx.AsyncClient(base_url=endpoint, headers=headers, timeout=None) as client:
+            while True:
+                body = {"model": ctx.model, "messages": episode.messages}
+                body |= {"tools": tools} if tools else {}
+                answer = await client.post("/chat/completions", json=body)
+                if answer.status_code == 400 and "context" in answer.text:
+                    episode.stop_reason = StopReason.CONTEXT
+                    return ProgramResult(0, "", "")
+                if answer.status_code != 200:
+                    return ProgramResult(1, "", answer.text)
+                if await _goes_on(ours, episode, answer.json()["choices"][0]):
+                    continue
+                return ProgramResult(0, "", "")
+
+    async def cleanup(
+        self,
+        trace: vf.Trace,
+        runtime: vf.Runtime,  # noqa: ARG002
+    ) -> None:
+        """Give back what the episode holds."""
+        if trace.state.episode is not None:
+            trace.state.ours.close(trace.state.episode)
+
+
+class ExportedEnvConfig(vf.EnvConfig):
+    """One agent on this machine: our harness runs no program."""
+
+    agent: vf.AgentConfig = vf.AgentConfig(runtime=SubprocessConfig())
+
+
+class ExportedEnv(vf.Env[ExportedEnvConfig]):
+    """One agent plays one task."""
+
+    async def run(self, task: vf.Task, agents: vf.Agents) -> None:
+        """Play it."""
+        await agents.agent.run(task)
+
+
+async def _goes_on(ours: Environment, episode: Episode, choice: dict[str, Any]) -> bool:
+    """Take the policy's turn and our reply to it into the episode; False at its end."""
+    message: Message = {k: v for k, v in choice["message"].items() if v is not None}
+    message.setdefault("content", "")
+    episode.messages.append(message)
+    episode.turns += 1
+    if choice["finish_reason"] == "length":
+        episode.stop_reason = StopReason.MAX_TOKENS
+        return False
+    reply = await threads.call(ours.reply, episode, message)
+    if reply is None or episode.turns >= ours.max_turns:
+        episode.stop_reason = StopReason.STOP if reply is None else StopReason.MAX_TURNS
+        return False
+    episode.messages += reply
+    return True

@@ -1,0 +1,1 @@
+"""Hydra in, plain configuration out, errors in a sentence."""

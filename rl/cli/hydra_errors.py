@@ -1,0 +1,111 @@
+"""Hydra's exceptions in one sentence each, with what was probably meant.
+
+Hydra says that a key or a choice does not exist, but not which one was meant; to find out, the
+configuration is composed once more without what was mistyped.
+"""
+
+import re
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from rl.config.schema import ConfigError
+from rl.config.signatures import did_you_mean
+
+CONF = Path(__file__).parents[2] / "conf"
+PRIMARY = "train"
+
+# What the same thing is called elsewhere.
+OTHER_NAMES = {
+    "lr": "optim.learning_rate",
+    "steps": "max_steps",
+    "num_steps": "max_steps",
+    "train_batch_size": "batch_size",
+    "num_generations": "group_size",
+    "n_samples_per_prompt": "group_size",
+    "rollouts_per_example": "group_size",
+    "seq_len": "max_seq_len",
+    "max_new_tokens": "sampler.max_tokens",
+    "max_completion_length": "sampler.max_tokens",
+    "environment": "env",
+    "model_name": "model.path",
+    "name": "run_name",
+}
+
+
+def explain(error: Exception, arguments: list[str], primary: str = PRIMARY) -> ConfigError:
+    """What was wrong with the command line or with a YAML file; `primary`: in conf/."""
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        return ConfigError([_unknown_file(error)])
+    if isinstance(error, OverrideParseException):
+        how = "write key=value, and quote a value with special characters, key='\"~/x\"'"
+        return ConfigError([f"{error.override} cannot be read: {how}"])
+    unknown = re.match(r"Could not override '([^']+)'", str(error))
+    if unknown:
+        return ConfigError([_unknown_key(unknown[1], arguments, primary)])
+    if str(error).startswith("Config group override must be"):
+        empty = [a for a in arguments if a.endswith("=null")]
+        return ConfigError([f"{' '.join(empty)}: a group needs one of its choices"])
+    if isinstance(error, HydraException | OmegaConfBaseException | ValueError):
+        causes = [error, *([error.__cause__] if error.__cause__ else [])]
+        return ConfigError([line for cause in causes if (line := str(cause).strip())])
+    name = type(error).__name__
+    return ConfigError([f"{name}: {error} (HYDRA_FULL_ERROR=1 shows where)"])
+
+
+def _unknown_file(error: MissingConfigException) -> str:
+    """A choice that its group does not have, or a primary config that is nowhere."""
+    group, _, choice = str(error.missing_cfg_file).rpartition("/")
+    if not group or not error.options:
+        return str(error).strip()
+    hint = did_you_mean(choice, error.options)
+    return f"{group}={choice}: no such choice{hint} ({group} has {', '.join(error.options)})"
+
+
+def _unknown_key(key: str, arguments: list[str], primary: str) -> str:
+    """A key that the chosen files do not have."""
+    for free in ("inference.args", "deepspeed"):
+        if key.startswith(f"{free}."):
+            return f"{key} is not set yet and {free} is free-form: write +{key}=..."
+    known = known_keys(arguments, primary)
+    if key in known:  # a mapping was given with names that it does not have yet
+        return f"{key} takes a new name as +{key}.<name>=<value>, and loses one by ~{key}.<name>"
+    meant = OTHER_NAMES.get(key.rpartition(".")[2])
+    if meant and (primary == PRIMARY or meant in known):
+        return f"there is no key {key}: did you mean {meant}?"
+    if hint := did_you_mean(key, known):
+        return f"there is no key {key}{hint}"
+    # The right name in the wrong place, or without its group.
+    name = key.rpartition(".")[2]
+    elsewhere = [k for k in known if k.rpartition(".")[2] == name]
+    if elsewhere:
+        return f"there is no key {key}: did you mean {' or '.join(elsewhere)}?"
+    siblings = [k for k in known if "." in key and k.startswith(key.rpartition(".")[0] + ".")]
+    names = ", ".join(k.rpartition(".")[2] for k in siblings) if siblings else ""
+    has = f": {key.rpartition('.')[0]} has {names}" if names else ""
+    return f"there is no key {key}{has or f' (python {primary}.py --help lists them all)'}"
+
+
+def known_keys(arguments: list[str], primary: str = PRIMARY) -> list[str]:
+    """Every dotted key and group of the configuration, with the groups' choices as given."""
+    groups = sorted(path.name for path in CONF.iterdir() if path.is_dir())
+    choices = [a for a in arguments if a.partition("=")[0] in groups and "," not in a]
+    with initialize_config_dir(str(CONF), version_base=None):
+        try:
+            config = compose(primary, choices)
+        except (HydraException, OmegaConfBaseException):
+            config = compose(primary)
+    return [*_dotted(config, ""), *groups]
+
+
+def _dotted(config: DictConfig, prefix: str) -> list[str]:
+    keys: list[str] = []
+    for key in config:
+        keys.append(f"{prefix}{key}")
+        value = config._get_node(str(key))
+        if isinstance(value, DictConfig) and not value._is_none():
+            keys += _dotted(value, f"{prefix}{key}.")
+    return keys

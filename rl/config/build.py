@@ -1,0 +1,59 @@
+"""How the nodes of a configuration become callables and objects."""
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from rl.config.annotations import Converter, Misfit, Node
+from rl.config.schema import ConfigError
+from rl.config.signatures import Knob, read
+
+
+def build(node: Mapping[str, Any]) -> partial[Any]:
+    """The node's callable with its knobs; the caller passes what the code supplies.
+
+    Nested nodes are built first; where they name a class, the knob gets an instance of it.
+    """
+    target = str(node["_target_"])
+    signature = read(target)
+    knobs = {
+        key: _converted(value, signature.knobs.get(key), f"{target}.{key}")
+        for key, value in node.items()
+        if key != "_target_"
+    }
+    module, _, name = target.rpartition(".")
+    return partial(getattr(import_module(module), name), **knobs)
+
+
+def _converted(value: Any, knob: Knob | None, path: str) -> Any:
+    if knob is None:
+        raise ConfigError([f"{path} is not a knob"])
+    try:
+        return Converter(knob.module, _built).convert(value, knob.annotation, path)
+    except Misfit as misfit:
+        raise ConfigError([f"{path} {misfit}"]) from None
+
+
+def _built(node: Node, _path: str) -> Any:
+    made = build(node)
+    return made() if read(node["_target_"]).is_class else made
+
+
+def construct(run: Any, groups: Iterable[str]) -> None:
+    """Build the nodes of these groups, those that are there, and drop them; they are cheap.
+
+    Raises:
+        ConfigError: what every constructor had to say.
+
+    """
+    problems: list[str] = []
+    for group in groups:
+        try:
+            if (node := getattr(run, group)) is not None:
+                build(node)()
+        except Exception as error:  # noqa: BLE001 an environment is user code and may raise anything
+            kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+            problems.append(f"{group}: {kind}{error}")
+    if problems:
+        raise ConfigError(problems)

@@ -1,0 +1,114 @@
+"""The configuration of an evaluation (conf/evaluate.yaml), and what its keys mean together."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from rl.config.algorithm_rules import IMITATORS, MESSAGES
+from rl.config.annotations import Node
+from rl.config.check import check
+from rl.config.limits import range_problems
+from rl.config.rules import lengths, model_folders, rewards
+from rl.config.transport import TINY
+
+Config = Mapping[str, Any]
+_ADAPTER = "adapter_config.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """The top level of conf/evaluate.yaml, resolved. Values are explained there."""
+
+    num_examples: int
+    rollouts_per_example: int
+    split: Literal["train", "eval"]
+    pass_threshold: float
+    max_seq_len: int
+    model: Node | None  # None: somebody else serves it
+    adapter_path: str | None
+    env: Node
+    sampler: Node
+    client: Node
+    inference: Node | None
+    output_dir: str
+    run_name: str
+
+    @property
+    def folder(self) -> Path:
+        """Where everything of this evaluation lies."""
+        return Path(self.output_dir) / self.run_name
+
+    def save(self, path: Path) -> None:
+        """Write the resolved configuration as YAML."""
+        path.write_text(yaml.safe_dump(asdict(self), sort_keys=False, allow_unicode=True))
+
+
+def checked(config: Config) -> Evaluation:
+    """Return the evaluation that a resolved configuration asks for. ConfigError if it cannot work.
+
+    The model that another server holds is none of our business, and the folder of a LoRA adapter
+    stands for its base and the adapter.
+    """
+    config = {key: config[key] for key in config if key not in ("adapter", "evaluation")}
+    client, model = config.get("client"), config.get("model")
+    if isinstance(client, Mapping) and client.get("_target_") == MESSAGES:
+        config |= {"model": None, "inference": None, "adapter_path": None}
+    elif isinstance(model, Mapping) and (base := _base_of(model.get("path"))):
+        config |= {"model": {**model, "path": base}, "adapter_path": model["path"]}
+    check(config, f"{__name__}.Evaluation", _problems)
+    return Evaluation(**config)
+
+
+def _base_of(path: Any) -> str | None:
+    """The model that the adapter in a folder belongs to; None where there is no adapter."""
+    described = Path(str(path)).expanduser() / _ADAPTER
+    if not described.is_file() or (described.parent / "config.json").exists():
+        return None
+    return json.loads(described.read_text())["base_model_name_or_path"]
+
+
+def _problems(config: Config) -> list[str]:
+    return [problem for rule in _RULES for problem in rule(config)]
+
+
+def _policy(config: Config) -> Iterator[str]:
+    """There must be something to evaluate, and a way of asking it."""
+    if config["sampler"]["_target_"] in IMITATORS:
+        yield "an evaluation plays the policy, and demonstrations need none: use sampler=async"
+    model = config["model"]
+    if model and (model["_target_"] == TINY or model.get("warm_start") is not None):
+        yield (
+            "an evaluation trains nothing, so it needs a model that is ready: use model=hf "
+            "model.path=<a model's folder, such as outputs/<run>/checkpoints/step_000150/hf>"
+        )
+
+
+def _adapters(config: Config) -> Iterator[str]:
+    """An adapter lies in a folder of its own."""
+    path = config["adapter_path"]
+    if path is not None and not (Path(path).expanduser() / _ADAPTER).is_file():
+        yield f"adapter_path={path} holds no {_ADAPTER}, so it is no LoRA adapter in peft's form"
+
+
+def _folder(config: Config) -> Iterator[str]:
+    """One folder holds one evaluation."""
+    name, parent = config["run_name"], Path(config["output_dir"])
+    if not name or Path(name).is_absolute() or ".." in Path(name).parts:
+        yield f'run_name="{name}" is no name for a folder below output_dir={parent}'
+    elif (parent / name / "config.yaml").exists():
+        yield f"{parent / name} already holds a run or an evaluation: choose another run_name"
+
+
+_RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
+    range_problems,
+    lengths,
+    rewards,
+    model_folders,
+    _policy,
+    _adapters,
+    _folder,
+)

@@ -1,0 +1,137 @@
+"""What single values may be, and the keys of the free-form parts that ours decide."""
+
+import operator
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+COMPARISONS = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}
+
+RANGES = {
+    "seed": ">= 0",
+    "max_steps": ">= 1",
+    "batch_size": ">= 1",
+    "group_size": ">= 1",
+    "max_seq_len": ">= 2",
+    "updates_per_batch": ">= 1",
+    "entropy_bonus": ">= 0",
+    "model.warm_start.steps": ">= 1",
+    "model.warm_start.batch_size": ">= 1",
+    "model.warm_start.learning_rate": "> 0",
+    "model.warm_start.corruption_rate": ">= 0 and <= 1",
+    "adapter.rank": ">= 1",
+    "adapter.alpha": "> 0",
+    "adapter.dropout": ">= 0 and < 1",
+    "sampler.max_staleness": ">= 0",
+    "sampler.max_concurrent": ">= 1",
+    "sampler.temperature": "> 0",
+    "sampler.corruption_rate": ">= 0 and <= 1",
+    "sampler.top_p": "> 0 and <= 1",
+    "sampler.top_k": ">= -1",
+    "sampler.min_p": ">= 0 and <= 1",
+    "sampler.repetition_penalty": "> 0",
+    "sampler.max_tokens": ">= 1",
+    "sampler.rollout_timeout": "> 0",
+    "aggregation.length": ">= 1",
+    "reward.length_penalty": ">= 0",
+    "truncation.limit": ">= 1",
+    "truncation.start": ">= 0 and < 1",
+    "truncation.weight": ">= 0",
+    "buffer.min_spread": ">= 0",
+    "kl.beta": ">= 0",
+    "kl.target_kl": "> 0",
+    "reference.refresh_every": ">= 0",
+    "reference.refresh_mix": "> 0 and <= 1",
+    "reference.timeout": "> 0",
+    "correction.cap": "> 0",
+    "correction.low": ">= 0",
+    "optim.learning_rate": "> 0",
+    "optim.beta1": ">= 0 and < 1",
+    "optim.beta2": ">= 0 and < 1",
+    "optim.eps": "> 0",
+    "optim.weight_decay": ">= 0",
+    "optim.warmup_steps": ">= 0",
+    "optim.min_ratio": ">= 0 and <= 1",
+    "optim.momentum": ">= 0 and < 1",
+    "optim.ns_steps": ">= 1 and < 100",
+    "optim.adamw_ratio": "> 0",
+    "inference.startup_timeout": "> 0",
+    "inference.cpu_kv_cache_gib": "> 0",
+    "evaluation.every": ">= 1",
+    "evaluation.num_examples": ">= 1",
+    "evaluation.rollouts_per_example": ">= 1",
+    "evaluation.temperature": "> 0",
+    "num_examples": ">= 1",
+    "rollouts_per_example": ">= 1",
+    "client.max_retries": ">= 0",
+    "sync.probe_every": ">= 0",
+    "sync.probe_rows": ">= 1",
+    "sync.max_mismatch": "> 0",
+    "trainer.ranks": ">= 1",
+    "trainer.tokens_per_micro_batch": ">= 1",
+    "trainer.logprob_chunk": ">= 1",
+    "trainer.max_grad_norm": "> 0",
+    "trainer.num_threads": ">= 1",
+    "trainer.checkpoint_every": ">= 0",
+    "trainer.keep_checkpoints": ">= 1",
+    "trainer.max_nonfinite_steps": ">= 1",
+    "trainer.wait_timeout": "> 0",
+}
+
+
+def range_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """One sentence for each number outside of its range; absent and null ones are none."""
+    for key, wanted in RANGES.items():
+        value = value_of(config, key)
+        conditions = [condition.split() for condition in wanted.split(" and ")]
+        if value is not None and not all(COMPARISONS[c](value, float(x)) for c, x in conditions):
+            yield f"{key}={value}, but it must be {wanted}"
+
+
+def value_of(config: Mapping[str, Any], key: str) -> Any:
+    """The value of a dotted key, None where there is none."""
+    found: Any = config
+    for part in key.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found
+
+
+OWNED_BY_US = {
+    "deepspeed": {
+        "train_batch_size": "batch_size",
+        "train_micro_batch_size_per_gpu": "trainer.tokens_per_micro_batch",
+        "gradient_accumulation_steps": "trainer.tokens_per_micro_batch",
+        "gradient_clipping": "trainer.max_grad_norm",
+        "optimizer": "optim",
+        "scheduler": "optim.schedule",
+        "bf16": "model.dtype",
+        "fp16": "model.dtype",
+    },
+    "inference.args": {
+        "uds": "output_dir (the socket lies in the run folder)",
+        "host": "output_dir (a socket in the run folder replaces host and port)",
+        "port": "output_dir (a socket in the run folder replaces host and port)",
+        "model": "model.path",
+        "tokenizer": "model.path",
+        "revision": "model.revision",
+        "served_model_name": "model.path (the name is ours)",
+        "dtype": "model.dtype",
+        "max_model_len": "max_seq_len",
+        "seed": "seed",
+        "logprobs_mode": "sampler.temperature (logprobs are always those after temperature)",
+        "weight_transfer_config": "sync.transport",
+        **dict.fromkeys(("enable_lora", "max_loras"), "adapter and sync.transport"),
+        "max_lora_rank": "adapter.rank",
+        "lora_target_modules": "adapter.target_modules",
+    },
+}
+
+
+def free_form_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """Keys of the free-form parts that would overrule one of ours."""
+    inference = config.get("inference")
+    arguments = inference.get("args") if isinstance(inference, dict) else None
+    for path, part in (("deepspeed", config.get("deepspeed")), ("inference.args", arguments)):
+        for key in part if isinstance(part, dict) else ():
+            ours = OWNED_BY_US[path].get(str(key).removeprefix("--").replace("-", "_"))
+            if ours:
+                yield f"{path}.{key} is decided by {ours}: set that, and leave {key} out"

@@ -1,0 +1,131 @@
+"""What the keys of a configuration mean together. A problem is one sentence: values, then remedy.
+
+Keys, names and types are right by the time these run (rl/config/check.py). A rule about a key that the
+chosen nodes do not have says nothing.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rl.config.algorithm_rules import ALGORITHM_RULES, IMITATORS
+from rl.config.limits import range_problems, value_of
+from rl.config.resume_rules import run_folder_problems
+from rl.config.transport import LORA, obstacle
+
+Config = Mapping[str, Any]
+
+GROUP_ADVANTAGES = tuple(
+    f"losses.advantages.{name}" for name in ("group_mean", "group_zscore", "rloo", "max_rl")
+)
+MUON = "rl.learner.optim.Muon"
+HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
+
+
+def rule_problems(config: Config) -> list[str]:
+    """One sentence for each combination that makes no sense."""
+    return [problem for rule in RULES for problem in rule(config)]
+
+
+def batches(config: Config) -> Iterator[str]:
+    """How many rollouts there are, of how many examples, for how many ranks."""
+    batch, group, ranks = config["batch_size"], config["group_size"], config["trainer"]["ranks"]
+    if min(batch, group, ranks) < 1:
+        return
+    if batch % group:
+        lower, upper = batch // group * group, (batch // group + 1) * group
+        yield (
+            f"batch_size={batch} is no multiple of group_size={group}: use "
+            f"batch_size={f'{lower} or {upper}' if lower else upper}, or another group_size"
+        )
+    if batch < ranks:
+        yield f"batch_size={batch} leaves some of trainer.ranks={ranks} idle: use at most {batch}"
+    advantage = config["advantage"]["_target_"]
+    is_compared = advantage in GROUP_ADVANTAGES and config["sampler"]["_target_"] not in IMITATORS
+    if group == 1 and is_compared:
+        yield (
+            f"group_size=1 with {advantage} makes every advantage 0, for it compares the rollouts "
+            "of a group: use group_size=8 or so, or advantage=none"
+        )
+
+
+def lengths(config: Config) -> Iterator[str]:
+    """Tokens of a turn, of a row, and what the model is made for."""
+    longest, turn = config["max_seq_len"], value_of(config, "sampler.max_tokens")
+    if turn is not None and turn >= longest:
+        yield (
+            f"sampler.max_tokens={turn} leaves no room for the prompt in max_seq_len={longest}: "
+            "lower the one or raise the other"
+        )
+    made_for = value_of(config, "model.max_seq_len")
+    if made_for is not None and longest > made_for:
+        yield f"max_seq_len={longest} exceeds model.max_seq_len={made_for}: raise that one instead"
+
+
+def optimizer_and_sharding(config: Config) -> Iterator[str]:
+    """Muon needs every matrix whole; from stage 1 on ZeRO flattens and splits them."""
+    stage = value_of(config, "deepspeed.zero_optimization.stage")
+    if config["optim"]["_target_"] == MUON and stage:
+        yield (
+            f"{MUON} orthogonalises whole matrices, and ZeRO stage {stage} gives an optimizer "
+            "flattened pieces of them: use deepspeed=zero0, or optim=adamw"
+        )
+
+
+def steps_and_waits(config: Config) -> Iterator[str]:
+    """Durations that contradict each other."""
+    episode, wait = value_of(config, "sampler.rollout_timeout"), config["trainer"]["wait_timeout"]
+    if episode is not None and episode >= wait:
+        yield (
+            f"one slow rollout (sampler.rollout_timeout={episode} s) would stop the run "
+            f"(trainer.wait_timeout={wait} s): raise the latter above the former"
+        )
+
+
+def rewards(config: Config) -> Iterator[str]:
+    """Something must be rewarded."""
+    members = value_of(config, "env.envs") or {}  # of a mixture
+    for path in ("env", *(f"env.envs.{name}" for name in members)):
+        weights = value_of(config, f"{path}.reward_weights")
+        if isinstance(weights, Mapping) and not any(weights.values()):
+            yield f"{path}.reward_weights={dict(weights)} makes every reward 0: give one a weight"
+
+
+def adapter(config: Config) -> Iterator[str]:
+    """What can be trained beside frozen weights, and travel alone."""
+    chosen = config["adapter"]
+    if config["sync"]["transport"] == "adapter" and (why := obstacle(chosen, config["model"])):
+        yield f"sync=adapter, but {why}"
+    if chosen["_target_"] == LORA and not chosen["target_modules"]:
+        yield (
+            "adapter.target_modules=[] leaves LoRA no layer: use all-linear, or name some, such as "
+            "[q_proj, v_proj]"
+        )
+
+
+def model_folders(config: Config) -> Iterator[str]:
+    """A local model must be there; what may be a name on the hub is left to the download."""
+    for key in ("model.path", "reference.path"):
+        path = value_of(config, key)
+        if not isinstance(path, str):
+            continue
+        folder = Path(path).expanduser()
+        if not folder.exists() and (path[:1] in "/.~" or not HUB_NAME.fullmatch(path)):
+            yield f"{key}={path}: no such folder, and no name on the hub (organisation/model)"
+        elif folder.exists() and not (folder / "config.json").is_file():
+            yield f"{key}={path}: {folder} holds no config.json, so it is no model in HF form"
+
+
+RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
+    range_problems,
+    batches,
+    lengths,
+    *ALGORITHM_RULES,
+    optimizer_and_sharding,
+    steps_and_waits,
+    rewards,
+    adapter,
+    model_folders,
+    run_folder_problems,
+)

@@ -1,0 +1,73 @@
+"""What a run is asked for: the top level of its configuration."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rl.config.annotations import Node
+
+
+class ConfigError(ValueError):
+    """The configuration cannot work; each problem is one sentence that says what to do."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(f"- {problem}" for problem in problems))
+        self.problems = problems
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """The top level of conf/train.yaml, resolved. Values are explained there."""
+
+    seed: int
+    max_steps: int
+    batch_size: int  # rollouts per optimizer step
+    group_size: int  # rollouts per example
+    max_seq_len: int
+    updates_per_batch: int
+    entropy_bonus: float
+    model: Node
+    adapter: Node
+    env: Node
+    sampler: Node
+    client: Node
+    buffer: Node
+    reward: Node
+    truncation: Node
+    advantage: Node
+    aggregation: Node
+    reference: Node
+    kl: Node
+    correction: Node
+    loss: Node
+    optim: Node
+    deepspeed: dict[str, Any]
+    inference: Node
+    sync: Node
+    logger: Node
+    evaluation: Node
+    trainer: Node
+    output_dir: str
+    run_name: str
+    resume: bool
+
+    @property
+    def folder(self) -> Path:
+        """Where everything of this run lies."""
+        return Path(self.output_dir) / self.run_name
+
+    @property
+    def groups_per_step(self) -> int:
+        """Examples per batch."""
+        return self.batch_size // self.group_size
+
+    @classmethod
+    def load(cls, path: Path) -> "Run":
+        """The run that `save` wrote there."""
+        return cls(**yaml.safe_load(path.read_text()))
+
+    def save(self, path: Path) -> None:
+        """Write the resolved configuration as YAML."""
+        path.write_text(yaml.safe_dump(asdict(self), sort_keys=False, allow_unicode=True))

@@ -1,0 +1,1 @@
+"""Held-out examples: periodic, and as a command."""

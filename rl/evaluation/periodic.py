@@ -1,0 +1,131 @@
+"""Evaluation during training, on the held-out split, of exactly one policy version at a time.
+
+    trainer    push v -> publish v -> wait for batch -> update -> [evaluation] -> push v + 1
+    here                 `-> evaluate version v, beside the batch being sampled  ->'
+
+The next push waits for the evaluation, so no token of it comes from another version; sampling and
+the update go on meanwhile. What was found for version v stands on line v of metrics.jsonl, the step
+that trains v; the line of the last version holds nothing else.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from envs.episode import Example
+from envs.protocol import Environment
+from rl.config.build import build
+from rl.config.schema import Run
+from rl.evaluation.play import choose, play, write_rollouts
+from rl.evaluation.summary import Played, summarise
+from rl.run.folder import RunFolder
+from rl.sampling.player import Player
+from rl.sampling.renderer_chat import RendererChat
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoEvaluation:
+    """conf/evaluation/none.yaml: rewards of training rollouts are all there is."""
+
+    def due(self, version: int, last: int) -> bool:  # noqa: ARG002 for those that do
+        """Never."""
+        return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeriodicEvaluation:
+    """conf/evaluation/default.yaml explains the knobs."""
+
+    every: int
+    num_examples: int
+    rollouts_per_example: int
+    temperature: float
+    pass_threshold: float
+
+    def due(self, version: int, last: int) -> bool:
+        """Whether to evaluate a version: each `every`-th, the first and the last included."""
+        return version % self.every == 0 or version == last
+
+
+class Evaluator:
+    """Evaluates versions as they are started, one at a time, in the loop of `run`."""
+
+    def __init__(
+        self,
+        settings: PeriodicEvaluation,
+        player: Player,
+        examples: Sequence[Example],
+        run_folder: RunFolder,
+        *,
+        last: int,
+    ) -> None:
+        """`player` is that of the training rollouts; `last` the version that ends the run."""
+        self._settings, self._player, self._examples = settings, player, examples
+        self._run_folder, self._last = run_folder, last
+        self._due: asyncio.Queue[int] = asyncio.Queue()
+        self._found: asyncio.Queue[dict[str, float]] = asyncio.Queue()
+        self._open = 0  # evaluations started and not yet asked for
+
+    def start(self, version: int) -> None:
+        """This version is live: evaluate it if it is due."""
+        if self._settings.due(version, self._last):
+            self._open += 1
+            self._due.put_nowait(version)
+
+    async def finish(self) -> dict[str, float]:
+        """Wait for the evaluation that was started, if any; return its metrics, once."""
+        if not self._open:
+            return {}
+        self._open -= 1
+        return await self._found.get()
+
+    async def run(self) -> None:
+        """Evaluate what is due, for ever. Raises what an evaluation raised."""
+        while True:
+            version = await self._due.get()
+            self._found.put_nowait(await self._evaluate(version))
+
+    async def _evaluate(self, version: int) -> dict[str, float]:
+        settings = self._settings
+        played = await play(
+            self._pinned(version).play_group,
+            self._examples,
+            settings.rollouts_per_example,
+            max_concurrent=self._player.sampler.max_concurrent,
+        )
+        _assert_pinned(played, version)
+        write_rollouts(self._run_folder.evaluation_of(version), played)
+        return summarise(played, settings.pass_threshold).metrics()
+
+    def _pinned(self, version: int) -> Player:
+        """The player of the training rollouts, with its places, at our own temperature."""
+        sampler = replace(self._player.sampler, temperature=self._settings.temperature)
+        chat = self._player.chat
+        assert isinstance(chat, RendererChat), "client=messages is refused by the rules"
+        return replace(
+            self._player,
+            sampler=sampler,
+            chat=replace(chat, sampler=sampler, version=lambda: version),
+        )
+
+
+def evaluator_of(
+    run: Run, run_folder: RunFolder, env: Environment, player: Player
+) -> Evaluator | None:
+    """Return what evaluates the policy during a run; None where the run wants no evaluation."""
+    settings = build(run.evaluation)()
+    if isinstance(settings, NoEvaluation):
+        return None
+    examples = choose(env, "eval", settings.num_examples)
+    return Evaluator(settings, player, examples, run_folder, last=run.max_steps)
+
+
+def _assert_pinned(played: Sequence[Played], version: int) -> None:
+    versions = {
+        int(token_version)
+        for one in played
+        for rollout in one.rollouts
+        for row in rollout.sequences
+        for token_version in row.token_versions[row.completion_mask]
+    }
+    assert versions <= {version}, f"the evaluation of {version} has tokens of {sorted(versions)}"

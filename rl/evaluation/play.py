@@ -1,0 +1,97 @@
+"""Evaluation: n held-out examples, k rollouts of each.
+
+    examples ---> Player ---> Played (an example and its rollouts) ---> Summary (rl/evaluation/summary.py)
+
+The examples are the same whatever the seed of a run, so that runs can be compared.
+"""
+
+import asyncio
+import json
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from envs.episode import Example, Split
+from envs.protocol import Environment, Pool
+from rl.evaluation.summary import Played
+from rl.records import PlayGroup, Rollout
+
+
+def choose(env: Environment, split: Split, num_examples: int) -> list[Example]:
+    """Return `num_examples` examples, those of a mixture by weight, or all where there are fewer.
+
+    The first of a fixed shuffle: the same ones each time, and more ask for a superset.
+    """
+    pools = [pool for pool in env.pools(split) if pool.examples and pool.weight > 0]
+    if not pools:
+        raise ValueError(f"the environment {env.name!r} has no {split} examples to evaluate on")
+    return [
+        example
+        for pool, count in zip(pools, _shares(pools, num_examples), strict=True)
+        for example in _shuffled(pool)[:count]
+    ]
+
+
+def _shuffled(pool: Pool) -> list[Example]:
+    order = list(range(len(pool.examples)))
+    random.Random("evaluation").shuffle(order)
+    return [pool.examples[i] for i in order]
+
+
+def _shares(pools: Sequence[Pool], wanted: int) -> list[int]:
+    """How many of each pool: one by one, to the pool that is furthest behind its weight."""
+    counts = [0] * len(pools)
+    for _ in range(min(wanted, sum(len(pool.examples) for pool in pools))):
+        open_ = [i for i, pool in enumerate(pools) if counts[i] < len(pool.examples)]
+        counts[min(open_, key=lambda i: (counts[i] + 1) / pools[i].weight)] += 1
+    return counts
+
+
+async def play(
+    play_group: PlayGroup,
+    examples: Sequence[Example],
+    rollouts_per_example: int,
+    *,
+    max_concurrent: int,
+    done: Callable[[Played], None] = lambda _: None,
+) -> list[Played]:
+    """Return every example with its rollouts, in order; at most max_concurrent at once.
+
+    `done` is told of each example as it is finished. Whatever a group raises ends the evaluation.
+    """
+    places = asyncio.Semaphore(max(1, max_concurrent // rollouts_per_example))
+
+    async def one(index: int, example: Example) -> Played:
+        async with places:
+            rollouts = await play_group(index, example, rollouts_per_example)
+        played = Played(example, rollouts)
+        done(played)
+        return played
+
+    async with asyncio.TaskGroup() as tasks:
+        started = [tasks.create_task(one(i, example)) for i, example in enumerate(examples)]
+    return [task.result() for task in started]
+
+
+def write_rollouts(path: Path, played: Sequence[Played]) -> None:
+    """Write every rollout, one JSON object a line."""
+    lines = [json.dumps(evaluated_line(one, r)) + "\n" for one in played for r in one.rollouts]
+    path.write_text("".join(lines))
+
+
+def evaluated_line(played: Played, rollout: Rollout) -> dict[str, object]:
+    """Return a rollout of an evaluation."""
+    return {
+        "example": played.example.id,
+        "env": played.example.env,
+        "messages": rollout.messages,
+        "reward": rollout.reward,
+        "rewards": rollout.rewards,
+        "stop_reason": rollout.stop_reason,
+        "turns": rollout.turns,
+        "tool_calls": rollout.tool_calls,
+        "tool_errors": rollout.tool_errors,
+        "tokens": rollout.num_completion,
+        "generation_time": rollout.generation_time,
+        "error": rollout.error,
+    }

@@ -1,0 +1,194 @@
+"""A whole evaluation: start vLLM unless somebody else serves the model, play, write, say. No torch.
+
+outputs/<run_name>/  config.yaml  summary.json  rollouts.jsonl  rollouts.html  logs/inference.log
+"""
+
+import asyncio
+import json
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+from rich.console import Console
+
+from envs.episode import Example
+from envs.protocol import Environment
+from rl.config.build import build, construct
+from rl.config.evaluation import Evaluation, checked
+from rl.config.transport import Transport
+from rl.evaluation.page import page
+from rl.evaluation.play import choose, play, write_rollouts
+from rl.evaluation.summary import Played, Summary, summarise
+from rl.evaluation.table import Progress, report
+from rl.inference.client import GenerationError
+from rl.inference.server import (
+    SERVED_AS,
+    ServerError,
+    VLLMServer,
+    adapter_room,
+    connect,
+    wait_until_healthy,
+)
+from rl.run.child import Child, Reaper, last_lines, stopped_by_signals
+from rl.run.failure import RunFailed
+from rl.run.folder import RunFolder
+from rl.run.metrics import finite
+from rl.sampling.chat import ChatSetting
+from rl.sampling.player import Player
+
+_VERSION = 0  # of the weights; nobody pushes others
+_LOADING_S = 600.0  # seconds for an adapter
+
+
+def evaluate(config: dict[str, Any], *, overrides: list[str], choices: dict[str, str]) -> float:
+    """Do a whole evaluation and return the mean reward.
+
+    Args:
+        config: resolved configuration.
+        overrides: what the command line changed, as written.
+        choices: which file of each group was chosen.
+
+    Raises:
+        ConfigError: the configuration cannot work; nothing was started.
+        RunFailed: the evaluation ended early; the message is for the user.
+
+    """
+    evaluation = checked(config)
+    construct(evaluation, ("model", "env", "sampler", "client", "inference"))
+    console, run_folder = Console(), RunFolder(evaluation.folder)
+    env: Environment = build(evaluation.env)()
+    with stopped_by_signals(), _failing(), ExitStack() as stack:
+        examples = choose(env, evaluation.split, evaluation.num_examples)
+        folder = evaluation.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        evaluation.save(folder / "config.yaml")
+        record = {"overrides": overrides, "choices": choices}
+        (folder / "overrides.yaml").write_text(yaml.safe_dump(record, sort_keys=False))
+        if evaluation.model is not None:
+            console.print("starting vLLM (logs/inference.log)", highlight=False)
+            stack.enter_context(_serving(evaluation, run_folder))
+        played = asyncio.run(_play(evaluation, run_folder, env, examples, console))
+    summary = summarise(played, evaluation.pass_threshold)
+    _write(run_folder.path, played, summary)
+    console.print(report(summary, evaluation.pass_threshold, run_folder.path))
+    return summary.reward
+
+
+@contextmanager
+def _failing() -> Iterator[None]:
+    """Errors with a message for the user end the evaluation with that message alone."""
+    try:
+        yield
+    except Exception as error:
+        cause: BaseException = error
+        while isinstance(cause, BaseExceptionGroup):  # of the tasks that played
+            cause = cause.exceptions[0]
+        if isinstance(cause, GenerationError | ServerError | ValueError):
+            raise RunFailed(str(cause)) from cause
+        raise
+
+
+@contextmanager
+def _serving(evaluation: Evaluation, run_folder: RunFolder) -> Iterator[None]:
+    """Serve the model for as long as the block lasts."""
+    assert evaluation.model is not None
+    source, server = build(evaluation.model)(), build(evaluation.inference or {})()
+    assert isinstance(server, VLLMServer)
+    run_folder.set_model(source.prepare(run_folder.path / "model"))
+    described = _adapter(evaluation.adapter_path)
+    room = None
+    if described:
+        room = adapter_room("adapter", {**described, "rank": described["r"]}, run_folder.model())
+    run_folder.make_sockets_folder()
+    command = server.command(
+        run_folder.model(),
+        run_folder.vllm_socket,
+        dtype=evaluation.model["dtype"],
+        max_seq_len=evaluation.max_seq_len,
+        adapter=room,
+    )
+    log, env = run_folder.logs / "inference.log", server.environment(adapter=room)
+    with ExitStack() as stack:
+        stack.callback(run_folder.remove_sockets_folder)
+        reaper = stack.enter_context(Reaper())
+        child = stack.enter_context(Child("inference", command, log=log, reaper=reaper, env=env))
+        wait_until_healthy(child, run_folder.vllm_socket, server.startup_timeout)
+        _make_ready(run_folder.vllm_socket, evaluation.adapter_path)
+        try:
+            yield
+        except Exception as error:
+            if child.returncode is None:
+                raise
+            raise ServerError(f"vLLM ended. The end of {log}:\n{last_lines(log)}") from error
+
+
+def _adapter(path: str | None) -> dict[str, Any] | None:
+    """What peft wrote about the adapter in a folder."""
+    if path is None:
+        return None
+    return json.loads((Path(path).expanduser() / "adapter_config.json").read_text())
+
+
+def _make_ready(socket: Path, adapter_path: str | None) -> None:
+    """Load the adapter, if there is one, and give the weights a version, as a push would."""
+    calls: list[tuple[str, dict[str, str]]] = []
+    if adapter_path is not None:
+        folder = str(Path(adapter_path).expanduser().absolute())
+        load = {"lora_name": SERVED_AS["adapter"], "lora_path": folder}
+        calls.append(("/v1/load_lora_adapter", load))
+    calls.append(("/update_weight_version", {"new_version": str(_VERSION)}))
+    with connect(socket, _LOADING_S) as http:
+        for path, body in calls:
+            answer = http.post(path, json=body)
+            if answer.status_code != httpx.codes.OK:
+                raise ServerError(f"vLLM refused {path}: {answer.text[:500]}")
+
+
+async def _play(
+    evaluation: Evaluation,
+    run_folder: RunFolder,
+    env: Environment,
+    examples: list[Example],
+    console: Console,
+) -> list[Played]:
+    sampler = build(evaluation.sampler)()
+    transport: Transport = "shm" if evaluation.adapter_path is None else "adapter"
+    ours = evaluation.model is not None
+    setting = ChatSetting(
+        sampler=sampler,
+        max_seq_len=evaluation.max_seq_len,
+        max_turns=env.max_turns,
+        version=lambda: _VERSION,
+        socket=run_folder.vllm_socket,
+        served_as=SERVED_AS[transport],
+        model=run_folder.model() if ours else Path(),
+        renderer=build(evaluation.model)().renderer if evaluation.model else "auto",
+    )
+    async with build(evaluation.client)().connect(setting) as chat:
+        with Progress(console, len(examples), evaluation.rollouts_per_example) as progress:
+            return await play(
+                Player(sampler, env, chat).play_group,
+                examples,
+                evaluation.rollouts_per_example,
+                max_concurrent=sampler.max_concurrent,
+                done=progress.add,
+            )
+
+
+def _write(folder: Path, played: list[Played], summary: Summary) -> None:
+    """Leave the numbers, every rollout, and a page to read some of them."""
+    (folder / "summary.json").write_text(json.dumps(_plain(asdict(summary)), indent=1) + "\n")
+    write_rollouts(folder / "rollouts.jsonl", played)
+    (folder / "rollouts.html").write_text(page(folder.name, played, summary), encoding="utf-8")
+
+
+def _plain(value: Any) -> Any:
+    """JSON knows no NaN: null where nothing was measured."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return finite(value) if isinstance(value, float) and not math.isfinite(value) else value

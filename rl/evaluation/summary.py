@@ -1,0 +1,186 @@
+"""What the rollouts of an evaluation say about the policy, in numbers and in words.
+
+Rollouts that could not be scored (the environment failed, or time ran out) count as errors, not as
+zero. The formulas are in rl/evaluation/summary.py.
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from envs.episode import Example
+from rl.records import Rollout
+
+TOO_HARD, TOO_EASY = 0.0, 0.8  # pass@1 beyond which training has little to work with
+FLAT = 0.5  # share of examples without spread that is worth a word
+
+
+@dataclass(frozen=True, eq=False)
+class Played:
+    """One example and its rollouts."""
+
+    example: Example
+    rollouts: tuple[Rollout, ...]
+
+    @property
+    def rewards(self) -> list[float]:
+        """Of those that could be scored."""
+        return [r.reward for r in self.rollouts if r.reward is not None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """One evaluation in numbers. Shares lie in 0..1; NaN where nothing was measured."""
+
+    num_examples: int
+    num_rollouts: int
+    num_scored: int
+    reward: float
+    reward_standard_error: float  # clustered by example
+    passes: dict[int, float]  # k: pass@k
+    zero_spread: float  # share of examples whose rollouts all got the same reward
+    mean_length: float  # completion tokens
+    max_length: int
+    truncated: float
+    turns: float
+    tool_calls: float  # per rollout
+    tool_errors: float
+    rewards: dict[str, float]  # named rewards, unweighted
+    stop_reasons: dict[str, float]
+    errors: dict[str, int]  # by cause
+    envs: dict[str, "Summary"] = field(default_factory=dict)  # of a mixture
+
+    def metrics(self) -> dict[str, float]:
+        """The numbers by their names in metrics.jsonl; what was not measured is left out."""
+        found = {
+            "reward": self.reward,
+            "reward_standard_error": self.reward_standard_error,
+            **{f"pass@{k}": share for k, share in self.passes.items()},
+            "zero_spread": self.zero_spread,
+            "mean_length": self.mean_length,
+            "max_length": float(self.max_length),
+            "truncated": self.truncated,
+            "turns": self.turns,
+            "errors": 1 - self.num_scored / self.num_rollouts if self.num_rollouts else math.nan,
+            **{f"reward/{name}": value for name, value in self.rewards.items()},
+            **{f"stop/{reason}": share for reason, share in self.stop_reasons.items()},
+            **{f"env/{name}/reward": part.reward for name, part in self.envs.items()},
+        }
+        if self.tool_calls:
+            found |= {"tool_calls": self.tool_calls, "tool_errors": self.tool_errors}
+        return {f"eval/{name}": value for name, value in found.items() if math.isfinite(value)}
+
+
+def summarise(played: Sequence[Played], threshold: float) -> Summary:
+    """Return the numbers of an evaluation; a rollout passes with reward >= threshold.
+
+    Those of each environment come with it where there are several.
+    """
+    by_env: dict[str, list[Played]] = defaultdict(list)
+    for one in played:
+        by_env[one.example.env].append(one)
+    parts = {name: _summary(some, threshold) for name, some in by_env.items()}
+    whole = _summary(played, threshold)
+    return replace(whole, envs=parts) if len(parts) > 1 else whole
+
+
+def _summary(played: Sequence[Played], threshold: float) -> Summary:
+    rollouts = [rollout for one in played for rollout in one.rollouts]
+    groups = [one.rewards for one in played]
+    lengths = [rollout.num_completion for rollout in rollouts]
+    named: dict[str, list[float]] = defaultdict(list)
+    for rollout in rollouts:
+        for name, value in rollout.rewards.items():
+            named[name].append(value)
+    most = max((len(one.rollouts) for one in played), default=0)
+    stops = Counter(str(rollout.stop_reason) for rollout in rollouts)
+    return Summary(
+        num_examples=len(played),
+        num_rollouts=len(rollouts),
+        num_scored=sum(map(len, groups)),
+        reward=mean(groups),
+        reward_standard_error=standard_error(groups),
+        passes={k: pass_at_k(groups, k, threshold) for k in powers_of_two(most)},
+        zero_spread=zero_spread(groups),
+        mean_length=_average(lengths),
+        max_length=max(lengths, default=0),
+        truncated=_average([rollout.stop_reason.truncated for rollout in rollouts]),
+        turns=_average([rollout.turns for rollout in rollouts]),
+        tool_calls=_average([rollout.tool_calls for rollout in rollouts]),
+        tool_errors=_average([rollout.tool_errors for rollout in rollouts]),
+        rewards={name: _average(values) for name, values in named.items()},
+        stop_reasons={reason: count / len(rollouts) for reason, count in stops.most_common()},
+        errors=dict(Counter(r.error for r in rollouts if r.error).most_common()),
+    )
+
+
+def advice(summary: Summary) -> list[str]:
+    """What the numbers mean for training on this environment; nothing where all is well."""
+    passing = summary.passes.get(1, math.nan)
+    said = []
+    if passing <= TOO_HARD:
+        said.append("pass@1 is 0 %: too hard for this policy, easier examples give a signal")
+    if passing > TOO_EASY:
+        said.append(f"pass@1 is above {TOO_EASY:.0%}: too easy, harder examples teach more")
+    if summary.zero_spread >= FLAT:
+        said.append(
+            f"{summary.zero_spread:.0%} of the examples have no spread: all their rollouts got the "
+            "same reward, which leaves nothing to compare and no signal"
+        )
+    if summary.num_scored < summary.num_rollouts:
+        lost = summary.num_rollouts - summary.num_scored
+        said.append(
+            f"{lost} of {summary.num_rollouts} rollouts could not be scored and are left out"
+        )
+    return said
+
+
+def _average(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
+
+
+Groups = Sequence[Sequence[float]]
+"""Rewards of each example's rollouts; those that could not be scored are left out."""
+
+
+def mean(groups: Groups) -> float:
+    """Mean reward of all rollouts; NaN without any."""
+    rewards = [reward for group in groups for reward in group]
+    return sum(rewards) / len(rewards) if rewards else math.nan
+
+
+def standard_error(groups: Groups) -> float:
+    """Standard error of `mean`, clustered by example; NaN with fewer than two examples."""
+    scored = [group for group in groups if group]
+    if len(scored) < 2:
+        return math.nan
+    middle, count = mean(scored), sum(map(len, scored))
+    squares = sum(sum(reward - middle for reward in group) ** 2 for group in scored)
+    return math.sqrt(len(scored) / (len(scored) - 1) * squares) / count
+
+
+def pass_at_k(groups: Groups, k: int, threshold: float) -> float:
+    """Share of examples that one of k rollouts would pass, reward >= threshold; in 0..1.
+
+    Examples with fewer than k scored rollouts are left out; NaN where none is left.
+    """
+    chances = [
+        1 - math.comb(len(group) - passed, k) / math.comb(len(group), k)
+        for group in groups
+        if len(group) >= k
+        for passed in [sum(reward >= threshold for reward in group)]
+    ]
+    return sum(chances) / len(chances) if chances else math.nan
+
+
+def powers_of_two(limit: int) -> list[int]:
+    """1, 2, 4, ... up to the limit."""
+    return [2**i for i in range(limit.bit_length())]
+
+
+def zero_spread(groups: Groups, tolerance: float = 1e-6) -> float:
+    """Share of examples whose rollouts all have the same reward; NaN where each has but one."""
+    several = [group for group in groups if len(group) > 1]
+    flat = sum(max(group) - min(group) <= tolerance for group in several)
+    return flat / len(several) if several else math.nan

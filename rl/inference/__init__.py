@@ -1,0 +1,1 @@
+"""vLLM: starting it, asking it."""

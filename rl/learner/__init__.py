@@ -1,0 +1,1 @@
+"""What learns: policy, objective, reference, optimizers."""

@@ -1,0 +1,110 @@
+"""DeepSpeed, and what it must be told so that a step is the step that was asked for.
+
+gradients      add up over any number of backward passes, until step()
+clipping       alike in every stage, and a gradient that is not finite changes nothing
+first step     Adam's is the first, though DeepSpeed takes one without gradients on its way
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import deepspeed
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+
+from rl.learner.logprobs import PolicyModule
+
+
+def start_engine(
+    module: PolicyModule,
+    optimizer: torch.optim.Optimizer,
+    config: dict[str, Any],
+    *,
+    max_grad_norm: float,
+    half: bool,
+) -> Any:
+    """Return the engine around a module; DeepSpeed's own annotations are of little use.
+
+    Args:
+        module: what is trained. Its state dict keeps what is trained alone, if not all of it is.
+        optimizer: over its parameters.
+        config: DeepSpeed's own keys (conf/deepspeed), less those that are ours.
+        max_grad_norm: length above which the gradient is scaled down.
+        half: bfloat16 with float32 master weights.
+
+    """
+    if not all(parameter.requires_grad for parameter in module.parameters()):
+        module.register_state_dict_post_hook(_forget_frozen)
+    ours = {
+        "train_micro_batch_size_per_gpu": 1,  # required, unused: the plan decides
+        "gradient_accumulation_steps": 1,
+        "managed_gradient_accumulation": False,
+        "gradient_clipping": max_grad_norm,
+        "bf16": {"enabled": half},
+        "zero_allow_untested_optimizer": True,
+    }
+    set_rate(optimizer, 0.0)  # DeepSpeed may take a step of its own on the way
+    engine: Any
+    engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config={**config, **ours})
+    stage = engine.zero_optimization_stage()
+    if stage == 3:
+        # Used outside of the head's own forward (rl/learner/logprobs.py): gathered once for a pass.
+        for parameter in module.heads.parameters():
+            deepspeed.zero.register_external_parameter(module, parameter)
+    if stage == 0 and half:
+        # DeepSpeed has taken a step without gradients, which would make Adam's first too short.
+        engine.optimizer.state.clear()
+    elif stage == 0:
+        # Here DeepSpeed keeps the norm to itself, and steps on gradients that are not finite.
+        engine.clip_fp32_gradients = partial(_clip, engine, max_grad_norm)
+    return engine
+
+
+def whole(engine: Any, parameters: Sequence[nn.Parameter]) -> AbstractContextManager[object]:
+    """A block in which every rank has all of these parameters. Collective under ZeRO-3."""
+    if engine.zero_optimization_stage() == 3:
+        return deepspeed.zero.GatheredParameters(list(parameters))
+    return nullcontext()
+
+
+def set_rate(optimizer: Any, rate: float) -> None:
+    """Set the learning rate of the next step."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group.get("lr_ratio", 1.0)
+
+
+def moves(value: Tensor, slopes: Sequence[Tensor]) -> bool:
+    """Whether a backward pass from these slopes of `value` could change any weight."""
+    return not value.isfinite() or any(bool(slope.any()) for slope in slopes)
+
+
+def linearised(value: Tensor, slopes: Sequence[Tensor], outputs: Sequence[Tensor]) -> Tensor:
+    """Return what has the gradient of `value`, given its slopes in the module's outputs.
+
+    NaN if `value` is not finite. DeepSpeed looks at gradients only: a NaN in one of them reaches
+    every rank, and each ZeRO stage then skips the step and empties its own buffers, which
+    `zero_grad` does not do under all of them.
+    """
+    share = sum(((s * o).sum() for s, o in zip(slopes, outputs, strict=True)), value.new_zeros(()))
+    return share if value.isfinite() else share * float("nan")
+
+
+def _clip(engine: Any, max_grad_norm: float) -> None:
+    """Clip as every other stage does; without gradients the optimizer steps nowhere."""
+    norm = clip_grad_norm_(engine.module.parameters(), max_grad_norm)
+    engine._global_grad_norm = norm  # what get_global_grad_norm returns
+    if not norm.isfinite():
+        engine.zero_grad()
+
+
+def _forget_frozen(module: nn.Module, state: dict[str, Any], *_: object) -> None:
+    """Leave only what is trained in a state dict: the rest comes from the model's own files.
+
+    DeepSpeed's own exclusion overlooks the second name of tied weights.
+    """
+    trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+    for name in state.keys() - trained:
+        del state[name]

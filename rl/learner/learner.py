@@ -1,0 +1,138 @@
+"""What learns: the policy, its objective, and what follows the policy from step to step.
+
+Built from the configuration alone; knows nothing of rollouts, vLLM or files other than its own.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from rl.config.build import build
+from rl.config.loss_reads import needs_reference
+from rl.config.schema import Run
+from rl.learner.kl import KLPenalty
+from rl.learner.objective import Objective
+from rl.learner.policy import Policy
+from rl.learner.preparation import Preparation
+from rl.learner.ranks import Ranks
+from rl.learner.reference import Reference, ReferenceSetting
+from rl.model.loading import load_model
+from rl.records import RankBatch
+from rl.run.folder import RunFolder
+
+
+def load_trained(run: Run, folder: Path) -> PreTrainedModel:
+    """Return the model in `folder` with the run's adapter."""
+    model = load_model(folder, getattr(torch, run.model["dtype"]), run.seed)
+    model = build(run.adapter)().attach(model, run.seed, _public_name(run, folder))
+    if run.trainer["gradient_checkpointing"]:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    return model.train()
+
+
+def _public_name(run: Run, folder: Path) -> str:
+    """What others may call the model: its name on the hub, else where it lies here."""
+    name = run.model.get("path")
+    return name if name and not Path(name).expanduser().exists() else str(folder)
+
+
+_STATE = "learner.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerSettings:
+    """Knobs of the training processes (conf/train.yaml explains them)."""
+
+    ranks: int
+    tokens_per_micro_batch: int
+    logprob_chunk: int
+    max_grad_norm: float
+    gradient_checkpointing: bool
+    num_threads: int | None
+    checkpoint_every: int
+    keep_checkpoints: int
+    max_nonfinite_steps: int
+    wait_timeout: float
+
+
+class Learner:
+    """One rank's share; all ranks call every method together."""
+
+    def __init__(self, run: Run, run_folder: RunFolder, ranks: Ranks) -> None:
+        self._run, self._ranks = run, ranks
+        self._settings: TrainerSettings = build(run.trainer)()
+        self._temperature: float = build(run.sampler)().temperature
+        self._dtype: torch.dtype = getattr(torch, run.model["dtype"])
+        self._kl: KLPenalty = build(run.kl)()
+        self._beta = self._kl.beta
+        self.policy = self._load_policy(run_folder.model())
+        self._reference = self._load_reference(run_folder.model())
+        self._objective = Objective(
+            build(run.loss), build(run.correction), self._kl, run.entropy_bonus
+        )
+        self._prepare = Preparation(
+            self.policy,
+            self._reference,
+            keeps_old=run.updates_per_batch > 1,
+            kl=self._kl,
+            advantage=build(run.advantage),
+        )
+
+    def _load_policy(self, folder: Path) -> Policy:
+        run, settings = self._run, self._settings
+        return Policy(
+            load_trained(run, folder),
+            build(run.optim)(),
+            self._ranks,
+            deepspeed_config=run.deepspeed,
+            max_steps=run.max_steps,
+            max_grad_norm=settings.max_grad_norm,
+            logprob_chunk=settings.logprob_chunk,
+            temperature=self._temperature,
+            entropy_gradient=run.entropy_bonus != 0,
+        )
+
+    def _load_reference(self, folder: Path) -> Reference | None:
+        """None where nothing reads one: it would cost as much memory as the policy."""
+        if not needs_reference(asdict(self._run)):
+            return None
+        chunk = self._settings.logprob_chunk
+        setting = ReferenceSetting(
+            self.policy, folder, self._dtype, self._temperature, chunk, self._run.seed
+        )
+        return build(self._run.reference)().start(setting)
+
+    def update(self, batch: RankBatch) -> dict[str, float]:
+        """Train on a batch, and let what follows the policy follow; return the step's metrics."""
+        batches, fixed = self._prepare(batch, self._beta)
+        stats = self.policy.update(
+            batch,
+            self._objective,
+            batches=batches,
+            updates=self._run.updates_per_batch,
+            beta=self._beta,
+        )
+        if "train/kl_divergence" in stats:
+            stats["train/kl_beta"] = self._beta
+            self._beta = self._kl.next_beta(self._beta, stats["train/kl_divergence"])
+        if self._reference:
+            self._reference.after_step(batch.step + 1)
+        return {**stats, **fixed}
+
+    def save(self, folder: Path) -> None:
+        """Write everything that `load` needs."""
+        self.policy.save(folder)
+        if self._reference:
+            self._reference.save(folder)
+        if self._ranks.first:
+            (folder / _STATE).write_text(json.dumps({"beta": self._beta}))
+
+    def load(self, folder: Path) -> None:
+        """Take up the state that `save` wrote."""
+        self.policy.load(folder)
+        if self._reference:
+            self._reference.load(folder)
+        self._beta = json.loads((folder / _STATE).read_text())["beta"]

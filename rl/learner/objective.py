@@ -1,0 +1,154 @@
+"""The number that is minimised, over all completion tokens of the global batch:
+
+    sum of  token_weight * (correction * loss + beta * kl - entropy_bonus * entropy)
+
+The weights come with the batch and were computed over the whole of it (`rl/rollouts/plan.py`), so the
+objective is a plain sum: micro-batches and ranks add up to the same value and gradient however
+they were split.
+
+B: rows, T: padded length, N: completion tokens of the micro-batch.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from losses.tokens import TokenLoss, Tokens
+from rl.learner.kl import KLPenalty
+from rl.records import MicroBatch
+
+TokenLossFunction = Callable[[Tokens], TokenLoss]
+
+
+class Weighted(Protocol):
+    """What a correction returns (losses/correction.py)."""
+
+    @property
+    def weights(self) -> Tensor:
+        """Factor [N] of each token's loss."""
+        ...
+
+    @property
+    def metrics(self) -> dict[str, Tensor]:
+        """Metrics [N]."""
+        ...
+
+
+CorrectionFunction = Callable[[Tensor, Tensor, Tensor, int], Weighted]
+"""(old_logprobs [N], rollout_logprobs [N], sequence_ids [N], number of sequences)"""
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """A micro-batch as tensors on the trainer's device."""
+
+    token_ids: Tensor  # [B, T] int64
+    mask: Tensor  # [B, T] bool, True where the policy chose the token
+    rollout_logprobs: Tensor  # [N]
+    advantages: Tensor  # [N]
+    token_weights: Tensor  # [N]
+    token_versions: Tensor  # [N] policy version that sampled the token, -1 if none did
+    sequence_ids: Tensor  # [N] row of each token
+    rollout_ids: Tensor  # [N] rollout of each token, by position in the global batch
+    # Filled in by rl/learner/preparation.py, where something needs them:
+    old_logprobs: Tensor | None = None  # [N] log pi before the step's first update
+    ref_logprobs: Tensor | None = None  # [N] of the reference
+
+    @staticmethod
+    def of(micro: MicroBatch, device: torch.device) -> "Batch":
+        """Move a micro-batch to `device` and flatten its completion tokens, row by row."""
+        mask = torch.tensor(micro.completion_mask)
+        rows = mask.nonzero()[:, 0]  # [N]
+        flat = {
+            "rollout_logprobs": torch.tensor(micro.rollout_logprobs)[mask],
+            "advantages": torch.tensor(micro.advantages)[rows],
+            "token_weights": torch.tensor(micro.token_weights)[rows],
+            "token_versions": torch.tensor(micro.token_versions)[mask],
+            "sequence_ids": rows,
+            "rollout_ids": torch.tensor(micro.rollout_ids, dtype=torch.int64)[rows],
+            "token_ids": torch.tensor(micro.token_ids, dtype=torch.int64),
+            "mask": mask,
+        }
+        return Batch(**{name: tensor.to(device) for name, tensor in flat.items()})
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Joins a token loss, its correction, the pull to a reference and the entropy bonus.
+
+    `correction` applies where ratios are taken to old logprobs; with those of the sampler as the
+    anchor, the ratio itself corrects.
+    """
+
+    token_loss: TokenLossFunction
+    correction: CorrectionFunction | None = None
+    kl: KLPenalty | None = None
+    entropy_bonus: float = 0.0
+
+    def __call__(
+        self, batch: Batch, logprobs: Tensor, entropies: Tensor, beta: float = 0.0
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return this micro-batch's share of the objective and metrics [N] without gradient.
+
+        Args:
+            batch: the micro-batch.
+            logprobs: [N] of its completion tokens under the policy in training.
+            entropies: [N] of the distributions they were drawn from.
+            beta: the present weight of the divergence from the reference.
+
+        Raises:
+            ValueError: the token loss is not one number per token, or has no gradient.
+
+        """
+        tokens = Tokens(
+            logprobs=logprobs,
+            rollout_logprobs=batch.rollout_logprobs.to(logprobs.dtype),
+            advantages=batch.advantages.to(logprobs.dtype),
+            sequence_ids=batch.sequence_ids,
+            num_sequences=batch.token_ids.shape[0],
+            old_logprobs=batch.old_logprobs,
+            ref_logprobs=batch.ref_logprobs,
+        )
+        result = self.token_loss(tokens)
+        _check(result.loss, logprobs)
+        gap = logprobs.detach() - tokens.rollout_logprobs  # [N] log(pi / mu)
+        metrics = {
+            **result.metrics,
+            "entropy": entropies.detach(),
+            "ratio_clamped": tokens.ratio_clamped,
+            "kl_to_rollout": gap.expm1() - gap,  # k3 estimate of KL(mu || pi)
+        }
+        loss = result.loss
+        if self.correction and tokens.old_logprobs is not None:
+            corrected = self.correction(
+                tokens.old_logprobs,
+                tokens.rollout_logprobs,
+                tokens.sequence_ids,
+                tokens.num_sequences,
+            )
+            loss = corrected.weights * loss
+            metrics |= {"correction": corrected.weights, **corrected.metrics}
+        if self.kl and tokens.ref_logprobs is not None:
+            divergence = self.kl.estimator(logprobs, tokens.ref_logprobs)  # [N]
+            metrics["kl_divergence"] = divergence.detach()
+            if self.kl.place == "loss" and self.kl.acts:
+                loss = loss + beta * divergence
+        if self.entropy_bonus:
+            loss = loss - self.entropy_bonus * entropies
+        return (batch.token_weights.to(logprobs.dtype) * loss).sum(), metrics
+
+
+def _check(loss: Tensor, logprobs: Tensor) -> None:
+    if loss.shape != logprobs.shape:
+        raise ValueError(
+            f"the token loss returned a tensor of shape {list(loss.shape)} for {len(logprobs)} "
+            "tokens: return one number per token, neither summed nor averaged (losses/tokens.py)"
+        )
+    if logprobs.requires_grad and not loss.requires_grad:
+        raise ValueError(
+            "the token loss has no gradient: compute it from tokens.logprobs, the only field that "
+            "carries one (losses/tokens.py)"
+        )

@@ -1,0 +1,123 @@
+"""Optimizers and the learning rate over the steps of a run (conf/optim)."""
+
+import math
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamW:
+    """AdamW, arXiv:1711.05101, with warm-up and decay. Weight decay leaves vectors (norms) alone.
+
+    Attributes:
+        schedule: constant, or decay to `min_ratio` times the rate at the last step.
+        warmup_steps: the rate rises linearly over these; the first step already moves.
+
+    """
+
+    learning_rate: float
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    schedule: Literal["constant", "linear", "cosine"]
+    warmup_steps: int
+    min_ratio: float
+
+    def optimizer(
+        self,
+        parameters: Iterable["torch.nn.Parameter"],
+        embeddings: Collection["torch.nn.Parameter"] = (),  # noqa: ARG002 - Muon asks for them
+    ) -> "torch.optim.Optimizer":
+        """Return the optimizer over the parameters that train.
+
+        Args:
+            parameters: all of the model.
+            embeddings: those of them that have a row per word, at both ends of the model.
+
+        """
+        import torch
+
+        trained = [p for p in parameters if p.requires_grad]
+        matrices = [p for p in trained if p.ndim >= 2]
+        vectors = [p for p in trained if p.ndim < 2]
+        groups = [
+            {"params": matrices, "weight_decay": self.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        return torch.optim.AdamW(
+            [group for group in groups if group["params"]],
+            lr=self.learning_rate,
+            betas=(self.beta1, self.beta2),
+            eps=self.eps,
+        )
+
+    def rate(self, step: int, max_steps: int) -> float:
+        """Return the learning rate of optimizer step `step`, counted from 0."""
+        if step < self.warmup_steps:
+            return self.learning_rate * (step + 1) / self.warmup_steps
+        decay_steps = max(max_steps - 1 - self.warmup_steps, 1)
+        progress = min((step - self.warmup_steps) / decay_steps, 1.0)
+        match self.schedule:
+            case "constant":
+                return self.learning_rate
+            case "linear":
+                remaining = 1.0 - progress
+            case "cosine":
+                remaining = 0.5 * (1.0 + math.cos(math.pi * progress))
+        return self.learning_rate * (self.min_ratio + (1.0 - self.min_ratio) * remaining)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Muon(AdamW):
+    """Muon (rl/learner/muon.py) for the hidden matrices, AdamW for embeddings, output head and vectors.
+
+    Attributes:
+        momentum: share of the past in Muon's average of gradients.
+        nesterov: whether that average looks one step ahead.
+        ns_steps: Newton-Schulz iterations.
+        adamw_ratio: AdamW's learning rate, in units of Muon's.
+
+    """
+
+    momentum: float
+    nesterov: bool
+    ns_steps: int
+    adamw_ratio: float
+
+    def optimizer(
+        self,
+        parameters: Iterable["torch.nn.Parameter"],
+        embeddings: Collection["torch.nn.Parameter"] = (),
+    ) -> "torch.optim.Optimizer":
+        """Return both as one; a group's `lr_ratio` says what part of the rate is its own."""
+        import torch
+
+        from rl.learner.muon import MuonAndAdamW
+
+        at_the_ends = {id(p) for p in embeddings}
+        hidden, rest = [], []
+        for p in parameters:
+            if p.requires_grad:
+                (hidden if p.ndim == 2 and id(p) not in at_the_ends else rest).append(p)
+        muon = torch.optim.Muon(
+            hidden,
+            lr=self.learning_rate,
+            weight_decay=self.weight_decay,
+            momentum=self.momentum,
+            nesterov=self.nesterov,
+            ns_steps=self.ns_steps,
+            adjust_lr_fn="match_rms_adamw",
+        )
+        if not rest:
+            return MuonAndAdamW(muon, None)
+        adamw = super().optimizer(rest)
+        assert isinstance(adamw, torch.optim.AdamW)
+        for group in adamw.param_groups:
+            group["lr_ratio"] = self.adamw_ratio
+            group["lr"] *= self.adamw_ratio
+        return MuonAndAdamW(muon, adamw)

@@ -1,0 +1,200 @@
+"""The policy in training: a Hugging Face model in a DeepSpeed engine."""
+
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from rl.learner.deepspeed_engine import linearised, moves, set_rate, start_engine, whole
+from rl.learner.logprobs import PolicyModule
+from rl.learner.objective import Batch, Objective
+from rl.learner.optim import AdamW
+from rl.learner.ranks import Ranks
+from rl.learner.token_sums import TokenSums
+from rl.model.folder import copy_tokenizer, holds_weights
+from rl.model.loading import write_model
+from rl.model.lora import (
+    Recipe,
+    adapter_weights,
+    full_weights,
+    has_adapter,
+    without_adapter,
+    write_adapter,
+)
+from rl.records import Ints, RankBatch
+
+
+class Policy:
+    """Weights, optimizer and the two things done with them: update and logprobs."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        optim: AdamW,
+        ranks: Ranks,
+        *,
+        deepspeed_config: dict[str, Any],
+        max_steps: int,
+        max_grad_norm: float,
+        logprob_chunk: int,
+        temperature: float,
+        entropy_gradient: bool = False,
+    ) -> None:
+        self.ranks, self._optim, self._max_steps = ranks, optim, max_steps
+        self._temperature = temperature
+        module = PolicyModule(model, chunk=logprob_chunk, entropy_gradient=entropy_gradient)
+        self.has_adapter = has_adapter(model)
+        optimizer = optim.optimizer(module.parameters(), module.embeddings)
+        half = model.dtype == torch.bfloat16
+        self.engine = start_engine(
+            module, optimizer, deepspeed_config, max_grad_norm=max_grad_norm, half=half
+        )
+        self.zero_stage: int = self.engine.zero_optimization_stage()
+
+    def update(
+        self,
+        batch: RankBatch,
+        objective: Objective,
+        *,
+        batches: Sequence[Batch] | None = None,
+        updates: int = 1,
+        beta: float = 0.0,
+    ) -> dict[str, float]:
+        """Take `updates` optimizer steps on this rank's share of a batch, each on all of it.
+
+        Returns metrics of the global batch, the same on every rank, averaged over the updates;
+        what compares the trainer with the engine is that of the first. A step whose gradient is
+        not finite is skipped: the weights stay as they were and `train/skipped` is above 0.
+
+        Args:
+            batch: this rank's share.
+            objective: what is minimised.
+            batches: its micro-batches with what rl/learner/preparation.py added; None: as they came.
+            updates: optimizer steps.
+            beta: weight of the divergence from a reference.
+
+        """
+        batches = batches or [Batch.of(micro, self.ranks.device) for micro in batch.micro_batches]
+        rate = self._optim.rate(batch.step, self._max_steps)
+        found = [self._update(batch.step, batches, objective, beta, rate) for _ in range(updates)]
+        means = {name: sum(one[name] for one in found) / updates for name in found[0]}
+        compared = {name: v for name, v in found[0].items() if name.startswith("mismatch/")}
+        return {**means, **compared}
+
+    def _update(
+        self, step: int, batches: Sequence[Batch], objective: Objective, beta: float, rate: float
+    ) -> dict[str, float]:
+        sums = TokenSums()
+        for number, batch in enumerate(batches):
+            outputs = self.engine(batch.token_ids, batch.mask, self._temperature)
+            logprobs, entropies = seen = [output.detach().requires_grad_() for output in outputs]
+            value, metrics = objective(batch, logprobs, entropies, beta)
+            slopes = torch.autograd.grad(value, seen, materialize_grads=True)
+            # The first always goes backward: a step wants gradients, be they zero.
+            idle = number > 0 and not self.ranks.any(moves(value, slopes))
+            if not idle:
+                # DeepSpeed averages gradients over ranks; the objective is a sum over them.
+                self.engine.backward(linearised(value, slopes, outputs) * self.ranks.world)
+            gap = (logprobs.detach() - batch.rollout_logprobs).abs()
+            metrics["zero_gradient_fraction"] = torch.full_like(gap, float(idle))
+            sums.add(value, gap, batch.token_versions == step, metrics)
+        return {**sums.means(self.ranks.device), **self._step(rate)}
+
+    def _step(self, rate: float) -> dict[str, float]:
+        set_rate(self.engine.optimizer, rate)
+        self.engine.step()  # skips, and forgets the gradient, if its norm is not finite
+        norm = float(self.engine.get_global_grad_norm())
+        return {
+            "train/learning_rate": rate,
+            "train/grad_norm": norm if _finite(norm) else float("nan"),
+            "train/skipped": float(not _finite(norm)),
+        }
+
+    @torch.no_grad()
+    def score(self, batch: Batch, *, adapter: bool = True) -> Tensor:
+        """Return logprobs [N] of a micro-batch as it is sampled: at its temperature, no dropout.
+
+        All ranks must call it together; `adapter=False` asks the model below the adapter.
+        """
+        with nullcontext() if adapter else without_adapter(self.engine.module.model):
+            return self._score(batch.token_ids, batch.mask, self._temperature)
+
+    @torch.no_grad()
+    def logprobs(self, token_ids: Ints, temperature: float = 1.0) -> Tensor:
+        """Return logprobs [B, T] of all `token_ids` [B, T] given those before (0 at position 0).
+
+        Without dropout. All ranks must call it together.
+        """
+        tokens = torch.tensor(token_ids, dtype=torch.int64, device=self.ranks.device)
+        mask = torch.ones_like(tokens, dtype=torch.bool)
+        mask[:, 0] = False
+        flat = self._score(tokens, mask, temperature)
+        result = flat.new_zeros(tokens.shape)
+        result[mask] = flat
+        return result.cpu()
+
+    def _score(self, token_ids: Tensor, mask: Tensor, temperature: float) -> Tensor:
+        """Logprobs [N] of the masked tokens, without dropout."""
+        self.engine.eval()
+        logprobs, _ = self.engine(token_ids, mask, temperature)
+        self.engine.train()
+        return logprobs
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return all weights under Hugging Face names, tied ones once; on rank 0, else empty.
+
+        An adapter is merged in. All ranks must call it together: under ZeRO-3 each holds a part.
+        """
+        return self._collected(full_weights(self.engine.module.model))
+
+    def adapter_weights(self) -> dict[str, Tensor]:
+        """Return the adapter alone, under peft's names; otherwise like `weights`."""
+        return self._collected(adapter_weights(self.engine.module.model))
+
+    def _collected(self, recipes: Iterable[Recipe]) -> dict[str, Tensor]:
+        collected: dict[str, Tensor] = {}
+        for recipe in recipes:
+            with whole(self.engine, recipe.parts):
+                if self.ranks.first:
+                    tensor = recipe.make(*recipe.parts).cpu()
+                    collected[recipe.name] = tensor.clone() if self.zero_stage == 3 else tensor
+        return collected
+
+    def export(self, folder: Path, source: Path, *, merged: bool = False) -> None:
+        """Write the model in Hugging Face form with the tokenizer of `source`. Collective.
+
+        With an adapter that is the adapter in peft's form, or all weights if it is to be `merged`
+        or if its base, initialised here, is nowhere else.
+        """
+        model = self.engine.module.model
+        only_adapter = self.has_adapter and not merged and holds_weights(source)
+        weights = self.adapter_weights() if only_adapter else self.weights()
+        if not self.ranks.first:
+            return
+        if only_adapter:
+            write_adapter(model, weights, folder)
+            copy_tokenizer(source, folder)
+        else:
+            write_model(model, weights, folder, source)
+
+    def save(self, folder: Path) -> None:
+        """Write what is trained, optimizer and schedule state for `load`. Collective."""
+        self.engine.save_checkpoint(
+            str(folder), tag="deepspeed", exclude_frozen_parameters=self.has_adapter
+        )
+
+    def load(self, folder: Path) -> None:
+        """Take up the state that `save` wrote. Collective."""
+        found, _ = self.engine.load_checkpoint(
+            str(folder), tag="deepspeed", load_module_strict=not self.has_adapter
+        )
+        if found is None:
+            raise ValueError(f"{folder} holds no DeepSpeed state that can be loaded")
+
+
+def _finite(value: float) -> bool:
+    return abs(value) < float("inf")

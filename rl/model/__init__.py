@@ -1,0 +1,1 @@
+"""Models on disk and in memory: tiny, pretrained, tokenizer, LoRA."""

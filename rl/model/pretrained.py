@@ -1,0 +1,128 @@
+"""A causal language model in Hugging Face form: a local folder, or a name on the hub.
+
+The files stay where they are: `prepare` checks them, or has huggingface_hub fetch them into its
+cache, before vLLM and the trainer each find out in their own words that something is missing.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HFValidationError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from rl.config.annotations import Node
+from rl.model.folder import missing_weights
+
+HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+ALLOW = ["*.safetensors", "*.json", "*.jinja", "tokenizer*"]
+IGNORE = ["*/*"]  # subfolders hold the same weights again in other formats
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainedModel:
+    """conf/model/hf.yaml: which model, and what suits a model of its size."""
+
+    path: str
+    revision: str | None
+    renderer: str
+    dtype: Literal["bfloat16", "float32"]
+    max_seq_len: int
+    max_tokens: int
+    learning_rate: float
+    describe_tools: bool
+    warm_start: Node | None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_tokens < self.max_seq_len:
+            raise ValueError(
+                f"model.max_tokens={self.max_tokens}, model.max_seq_len={self.max_seq_len}: a turn "
+                "must be shorter than the whole row, prompt included; change one of the two"
+            )
+
+        if not self.path:
+            raise ValueError("model.path is empty: give a local folder or a name on the hub")
+
+    def prepare(self, folder: Path) -> Path:  # noqa: ARG002 (TinyModel writes there)
+        """Return the local folder of the model; `folder` stays untouched, weights are large."""
+        local = local_folder(self.path, self.revision, "model")
+        config = json.loads((local / "config.json").read_text(encoding="utf-8"))
+        longest = config.get("max_position_embeddings")
+        if isinstance(longest, int) and self.max_seq_len > longest:
+            raise ValueError(
+                f"model.max_seq_len={self.max_seq_len}, but {self.path} was built for {longest} "
+                "positions: lower model.max_seq_len"
+            )
+        return local
+
+
+def local_folder(path: str, revision: str | None, group: str) -> Path:
+    """Return where a model lies here, fetched from the hub into its cache if need be.
+
+    Args:
+        path: a local folder, or a name on the hub.
+        revision: on the hub; None for the newest.
+        group: the config group that names it, for errors.
+
+    Raises:
+        ValueError: there is no such model, or files are missing.
+
+    """
+    local = Path(path).expanduser()
+    is_hub_name = HUB_NAME.fullmatch(path) and path[0] not in ".~"
+    if not local.exists() and is_hub_name:
+        local = _download(path, revision, group)
+    _check(local, path, group)
+    return local.absolute()
+
+
+def _download(path: str, revision: str | None, group: str) -> Path:
+    name = path if revision is None else f"{path} at revision {revision}"
+    try:
+        found = snapshot_download(
+            path, revision=revision, allow_patterns=ALLOW, ignore_patterns=IGNORE
+        )
+    except GatedRepoError as error:
+        raise ValueError(
+            f"{name} is gated: accept its terms on huggingface.co and set HF_TOKEN"
+        ) from error
+    except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError) as error:
+        raise ValueError(
+            f"the hub has no model {name}, nor is there such a folder here: check {group}.path "
+            f"and {group}.revision (a private model needs HF_TOKEN)"
+        ) from error
+    except OSError as error:  # no network, HF_HUB_OFFLINE=1, or a full disk
+        reason = str(error).strip().split("\n")[0]
+        raise ValueError(
+            f"cannot get {name} from the hub ({type(error).__name__}: {reason}): go online "
+            "once, or point HF_HOME at a cache that holds it (HF_HUB_OFFLINE=1 then works "
+            f"offline), or set {group}.path to a local folder"
+        ) from error
+    return Path(str(found))
+
+
+def _check(folder: Path, path: str, group: str) -> None:
+    if not folder.is_dir():
+        raise ValueError(
+            f"{group}.path={path}: no such folder; give a folder with config.json, "
+            "tokenizer.json and *.safetensors, or a name on the hub (organisation/model)"
+        )
+    for name, remedy in (
+        ("config.json", "save the model there with save_pretrained(folder)"),
+        ("tokenizer.json", "save the tokenizer there, in its fast form, likewise"),
+    ):
+        if not (folder / name).is_file():
+            raise ValueError(f"{folder} holds no {name}: {remedy}")
+    missing = missing_weights(folder)
+    if missing:
+        raise ValueError(
+            f"{folder} holds no {missing}: finish the download, or save the weights as "
+            "safetensors with save_pretrained(folder)"
+        )

@@ -1,0 +1,185 @@
+"""From a model folder to a `renderers.Renderer`, without torch or transformers.
+
+The rollouts process loads tokenizer.json with the `tokenizers` library and hands the renderer a
+thin wrapper: `renderers` imports in half a second, transformers would bring torch and five seconds.
+
+Thinking: every renderer keeps its family's defaults. For Qwen3 that is enable_thinking=True, which
+prefills nothing: the prompt ends where the assistant's role line ends, as in the templates of the
+tiny model, of Qwen3-4B-Instruct-2507 (no thinking at all) and of Qwen3-0.6B (thinks if it likes).
+enable_thinking=False would put an empty think block into every prompt, which the first two have
+never seen.
+"""
+
+import json
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, cast
+
+import tokenizers
+from renderers import ParsedResponse, Renderer, config_from_name, create_renderer
+from renderers.base import MODEL_RENDERER_MAP
+
+RENDERERS = tuple(sorted(set(MODEL_RENDERER_MAP.values())))
+"""Names of the families that `renderers` knows; each is a value of model.renderer."""
+
+# model_type of config.json, for models whose name is unknown (fine-tunes). Only types with one chat
+# format: glm4_moe or deepseek_v3, say, cover several, so those must be named.
+FAMILIES = {"qwen3": "qwen3", "qwen3_moe": "qwen3", "gpt_oss": "gpt-oss"}
+
+
+class Tokenizer:
+    """tokenizer.json with the calls that a renderer makes (`renderers.Tokenizer`).
+
+    Attributes:
+        name_or_path: the model's name on the hub where it can be told, else its folder.
+        eos_token_id, pad_token_id, unk_token_id: ids, or None where the model has none.
+
+    """
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise ValueError(
+                f"{folder} holds no tokenizer.json: save the tokenizer there in its fast form "
+                "(AutoTokenizer.from_pretrained(...).save_pretrained(folder))"
+            )
+        self._inner = tokenizers.Tokenizer.from_file(str(path))
+        self._inner.no_truncation()
+        self._inner.no_padding()
+        config = _read_json(folder / "tokenizer_config.json")
+        self.name_or_path = hub_name(folder) or str(folder)
+        self.eos_token_id, self.pad_token_id, self.unk_token_id = (
+            self._special_id(config.get(key)) for key in ("eos_token", "pad_token", "unk_token")
+        )
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        """Return the ids of `text`; special tokens written out in it become those tokens."""
+        return self._inner.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """Return the text; bytes that are no UTF-8 become U+FFFD."""
+        return self._inner.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
+        """Return the id of one token or a list of ids; unk_token_id for what is no token."""
+        if isinstance(tokens, str):
+            found = self._inner.token_to_id(tokens)
+            return self.unk_token_id if found is None else found
+        return [self.convert_tokens_to_ids(token) for token in tokens]
+
+    def _special_id(self, token: Any) -> int | None:
+        """Look up a special token as tokenizer_config.json writes it: a string or a dict."""
+        text = token.get("content") if isinstance(token, dict) else token
+        return self._inner.token_to_id(text) if isinstance(text, str) else None
+
+
+def load_renderer(folder: Path, name: str, *, keep_thinking: bool = False) -> Renderer:
+    """Return the renderer `name` (a value of RENDERERS, or "auto") for the model in `folder`.
+
+    `keep_thinking`: of earlier turns too, where the model's own template drops it.
+    """
+    tokenizer = Tokenizer(folder)
+    if name == "auto":
+        name = _family(folder, tokenizer.name_or_path)
+    elif name not in RENDERERS:
+        close = get_close_matches(name, RENDERERS, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise ValueError(f"no renderer is called {name!r}: {hint}there are auto, {_listed()}")
+    config: Any = config_from_name(name)
+    never_drops = name == "qwen3" and "<think>" not in (chat_template(folder) or "<think>")
+    if keep_thinking or never_drops:
+        # Then a new user message needs no re-rendering: the next prompt extends the sampled tokens.
+        config = config.model_copy(update={"thinking_retention": "all"})
+    try:
+        return create_renderer(tokenizer, config)
+    except AssertionError as error:  # how a renderer says that a special token is missing
+        raise ValueError(
+            f"renderer {name!r} does not fit the tokenizer in {folder}: {error}; set "
+            f"model.renderer to the model's own family: {_listed()}"
+        ) from error
+
+
+def hub_name(folder: Path) -> str | None:
+    """Return `organisation/model` of a folder in the hub's cache, or as its config remembers it."""
+    for part in reversed(folder.parts):
+        if part.startswith("models--"):
+            return part.removeprefix("models--").replace("--", "/", 1)
+    remembered = _read_json(folder / "config.json").get("_name_or_path")
+    return remembered if remembered in MODEL_RENDERER_MAP else None
+
+
+def chat_template(folder: Path) -> str | None:
+    """Return the model's Jinja chat template, from its own file or from tokenizer_config.json."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    template = _read_json(folder / "tokenizer_config.json").get("chat_template")
+    return template if isinstance(template, str) else None
+
+
+def _family(folder: Path, model: str) -> str:
+    if model in MODEL_RENDERER_MAP:
+        return MODEL_RENDERER_MAP[model]
+    model_type = _read_json(folder / "config.json").get("model_type")
+    family = FAMILIES.get(str(model_type))
+    # Coder models and some fine-tunes share Qwen3's architecture but write tools as XML.
+    if family == "qwen3" and "<function=" in (chat_template(folder) or ""):
+        family = None
+    if family is None:
+        raise ValueError(
+            f"model.renderer=auto cannot tell the chat format of {model} (model_type "
+            f"{model_type!r}): set model.renderer to the family it was trained with: {_listed()}"
+        )
+    return family
+
+
+def _listed() -> str:
+    return ", ".join(RENDERERS)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+class PlainParser:
+    """Reads a completion as text, for chat formats that `renderers` does not know.
+
+    Tool calls and thinking stay in the text: an environment that wants them must read them there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._tokenizer = Tokenizer(folder)
+        path = folder / "generation_config.json"
+        stops = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
+        stops = self._tokenizer.eos_token_id if stops is None else stops
+        self._stops: list[int] = (
+            stops if isinstance(stops, list) else [] if stops is None else [stops]
+        )
+
+    def get_stop_token_ids(self) -> list[int]:
+        """Those of generation_config.json, else the tokenizer's end of text."""
+        return list(self._stops)
+
+    def parse_response(
+        self,
+        token_ids: list[int],
+        **_: Any,
+    ) -> ParsedResponse:
+        """All of it as content, special tokens left out."""
+        text = self._tokenizer.decode(token_ids, skip_special_tokens=True)
+        return ParsedResponse(content=text)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a whole completion."""
+        return [*self._tokenizer.encode(text), *self._stops[:1]]
+
+
+def parser(folder: Path, name: str) -> Renderer:
+    """Return what reads completions: the family's renderer, or text alone where none fits."""
+    try:
+        return load_renderer(folder, name)
+    except ValueError:
+        if name != "auto":  # the user named one
+            raise
+        return cast("Renderer", PlainParser(folder))

@@ -1,0 +1,1 @@
+"""Process: admission, buffer, credit, plan. `python -m rl.rollouts <run folder>`, no torch."""

@@ -1,0 +1,119 @@
+"""The rollouts process: python -m rl.rollouts <run folder>. No torch."""
+
+import asyncio
+import random
+import sys
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import msgspec
+from renderers import Renderer
+
+from envs.episode import Example
+from envs.protocol import Environment
+from rl.config.build import build
+from rl.config.schema import Run
+from rl.config.transport import transport
+from rl.evaluation.periodic import Evaluator, evaluator_of
+from rl.inference.server import SERVED_AS
+from rl.model.tokenizer import load_renderer
+from rl.records import PlayGroup, Rollout
+from rl.rollouts.credit import Crediting
+from rl.rollouts.dispatcher import Dispatcher, DispatcherState
+from rl.rollouts.example_order import ExampleOrder
+from rl.rollouts.service import RolloutService
+from rl.run.failure import reporting
+from rl.run.folder import RunFolder
+from rl.run.status import Status
+from rl.sampling.chat import ChatSetting
+from rl.sampling.demonstrations import Imitator
+from rl.sampling.player import Player
+from rl.sampling.sampler import PolicySampler
+
+
+def _imitate(run: Run, sampler: Imitator, env: Environment, renderer: Renderer) -> PlayGroup:
+    async def play_group(
+        index: int,
+        example: Example,  # says which environment of a mixture; its expert chooses what to show
+        group_size: int,
+    ) -> tuple[Rollout, ...]:
+        rng = random.Random(f"{run.seed}:{index}")
+        return sampler.group(
+            env.environment_of(example), renderer, rng, group_size, run.max_seq_len
+        )
+
+    return play_group
+
+
+def _setting(
+    run: Run,
+    run_folder: RunFolder,
+    env: Environment,
+    sampler: PolicySampler,
+    version: Callable[[], int],
+) -> ChatSetting:
+    """What a client needs to know of this run."""
+    return ChatSetting(
+        sampler=sampler,
+        max_seq_len=run.max_seq_len,
+        max_turns=env.max_turns,
+        version=version,
+        socket=run_folder.vllm_socket,
+        served_as=SERVED_AS[transport(run.sync, run.adapter, run.model)],
+        model=run_folder.model(),
+        renderer=build(run.model)().renderer,
+    )
+
+
+async def main(folder: Path) -> None:
+    """Play groups and answer the trainer until we are ended."""
+    run, run_folder = Run.load(folder / "config.yaml"), RunFolder(folder)
+    status = Status(folder, "rollouts")
+    status.set("loading the environment")
+    env: Environment = build(run.env)()
+    examples = ExampleOrder(env.pools("train"), run.seed)
+    sampler = build(run.sampler)()
+    start = run_folder.resumed()
+    async with AsyncExitStack() as stack:
+        evaluator: Evaluator | None = None
+        if sampler.uses_vllm:
+            setting = _setting(run, run_folder, env, sampler, lambda: dispatcher.version)
+            chat = await stack.enter_async_context(build(run.client)().connect(setting))
+            player = Player(sampler, env, chat)
+            play_group = player.play_group
+            evaluator = evaluator_of(run, run_folder, env, player)
+        else:
+            renderer = load_renderer(run_folder.model(), build(run.model)().renderer)
+            play_group = _imitate(run, sampler, env, renderer)
+        dispatcher = Dispatcher(
+            play_group=play_group,
+            examples=examples,
+            credit=Crediting(
+                build(run.truncation),
+                build(run.reward)(),
+                build(run.advantage),
+                lambda example: env.environment_of(example).reward_weights,
+            ),
+            buffer=build(run.buffer)(),
+            group_size=run.group_size,
+            groups_per_step=run.groups_per_step,
+            max_staleness=sampler.max_staleness,
+            max_concurrent=sampler.max_concurrent,
+            step=start.step if start else 0,
+            state=msgspec.convert(start.rollouts, DispatcherState) if start else DispatcherState(),
+        )
+        service = RolloutService(run, run_folder, dispatcher, status, evaluator)
+        server = await asyncio.start_unix_server(service.serve, run_folder.rollouts_socket)
+        await stack.enter_async_context(server)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(dispatcher.run())
+            tasks.create_task(service.report())
+            if evaluator:
+                tasks.create_task(evaluator.run())
+
+
+if __name__ == "__main__":
+    where = Path(sys.argv[1])
+    with reporting(where, "rollouts"):
+        asyncio.run(main(where))

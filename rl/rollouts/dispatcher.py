@@ -1,0 +1,165 @@
+"""Starts groups as the policy advances and hands out complete batches.
+
+    publish(v) ---> admission: started < (v + 1 + max_staleness) * groups_per_step + rejected
+                       |  starts group i: example order[i], up to max_concurrent rollouts at once
+                       v
+                    running ---> buffer ---> batch(step)   (rejected groups are replaced)
+
+That inequality is the whole off-policy policy: with max_staleness 0 nothing is started before the
+weights it will train are live. One condition variable wakes everybody whenever anything changed.
+"""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from envs.episode import Example
+from rl.records import Credit, Group, PlayGroup, Rollout
+from rl.rollouts.buffer import FifoBuffer
+from rl.rollouts.example_order import ExampleOrder
+from rl.run.failure import RunFailed
+
+Crediting = Callable[[Example, Sequence[Rollout]], tuple[Credit, ...]]
+
+_HOPELESS_GROUPS = 16  # without one scorable rollout: not bad luck, however small the batch is
+_HOPELESS_BATCHES = 8  # of rejected groups in a row
+
+
+def _ignore(group: Group) -> None:
+    """Nobody wants to know of rejected groups."""
+
+
+class RolloutsFailed(RunFailed):
+    """No usable rollouts come any more; the message says why."""
+
+
+@dataclass
+class DispatcherState:
+    """What a checkpoint keeps: which groups come next."""
+
+    next_index: int = 0
+    pending: list[int] = field(default_factory=list)  # started, not yet trained on
+
+
+@dataclass
+class Dispatcher:
+    """Runs inside one asyncio loop.
+
+    Attributes:
+        version: newest policy version that is live; -1 before the first push.
+
+    """
+
+    play_group: PlayGroup
+    examples: ExampleOrder
+    credit: Crediting
+    buffer: FifoBuffer
+    group_size: int
+    groups_per_step: int
+    max_staleness: int
+    max_concurrent: int
+    state: DispatcherState
+    step: int = 0
+    version: int = -1
+    on_rejected: Callable[[Group], None] = _ignore
+
+    def __post_init__(self) -> None:
+        self._changed = asyncio.Condition()
+        self._again = deque(self.state.pending)  # groups of the interrupted run come first
+        self._next = self.state.next_index
+        self._started = self.step * self.groups_per_step
+        self._rejected = self._rejected_in_a_row = 0
+        self._next_step = self.step
+        self._running: dict[int, int] = {}  # group index -> version it was started under
+        self._untrained: set[int] = set(self.state.pending)
+        window = max(self.groups_per_step, _HOPELESS_GROUPS) * self.group_size
+        self._failures: deque[str] = deque(maxlen=window)
+
+    async def run(self) -> None:
+        """Start groups as they are admitted, for ever. Raises what a group raised."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                async with self._changed:
+                    await self._changed.wait_for(self._admits)
+                    index = self._again.popleft() if self._again else self._next
+                    self._next = max(self._next, index + 1)
+                    self._started += 1
+                    self._running[index] = version = self.version
+                    self._untrained.add(index)
+                tasks.create_task(self._one(index, version))
+
+    def _admits(self) -> bool:
+        limit = (self.version + 1 + self.max_staleness) * self.groups_per_step + self._rejected
+        room = (len(self._running) + 1) * self.group_size <= self.max_concurrent
+        live = self.version >= 0
+        return live and self._started < limit and (room or not self._running)
+
+    async def _one(self, index: int, version: int) -> None:
+        example = self.examples[index]
+        rollouts = await self.play_group(index, example, self.group_size)
+        group = Group(index, example, version, rollouts, self.credit(example, rollouts))
+        async with self._changed:
+            del self._running[index]
+            self._note_failures(group)
+            if self.buffer.add(group):
+                self._rejected_in_a_row = 0
+            else:
+                self._note_rejection()
+                self._untrained.discard(index)
+                self.on_rejected(group)
+            self._changed.notify_all()
+
+    def _note_failures(self, group: Group) -> None:
+        self._failures.extend(rollout.error for rollout in group.rollouts)
+        if len(self._failures) == self._failures.maxlen and all(self._failures):
+            (error, count), *_ = Counter(self._failures).most_common(1)
+            raise RolloutsFailed(
+                f"none of the last {len(self._failures)} rollouts could be scored. "
+                f"{count} of them: {error}"
+            )
+
+    def _note_rejection(self) -> None:
+        self._rejected += 1
+        self._rejected_in_a_row += 1
+        if self._rejected_in_a_row >= _HOPELESS_BATCHES * max(self.groups_per_step, 8):
+            raise RolloutsFailed(
+                f"the buffer rejected the last {self._rejected_in_a_row} groups (in all: "
+                f"{', '.join(f'{n} {why}' for why, n in self.buffer.rejected.items())}): the task "
+                "is too easy or too hard for this policy. Use buffer=fifo or other examples"
+            )
+
+    async def publish(self, version: int) -> None:
+        """Weights `version` are live: more groups may start."""
+        async with self._changed:
+            self.version = version
+            self._changed.notify_all()
+
+    async def batch(self, step: int) -> list[Group]:
+        """Wait for the groups of a step, and take them."""
+        drawn: list[Group] | None = None
+
+        def ready() -> bool:
+            nonlocal drawn
+            drawn = self.buffer.draw(
+                step, self.groups_per_step, self.max_staleness, self._running.values()
+            )
+            return drawn is not None
+
+        async with self._changed:
+            await self._changed.wait_for(ready)
+        assert drawn is not None
+        self._untrained -= {group.index for group in drawn}
+        self._next_step = step + 1
+        return drawn
+
+    def progress(self) -> str:
+        """Return what is being waited for, for the screen."""
+        done = min(len(self.buffer), self.groups_per_step) * self.group_size
+        wanted = self.groups_per_step * self.group_size
+        flying = len(self._running) * self.group_size
+        return f"batch {self._next_step}: {done} of {wanted} rollouts, {flying} in flight"
+
+    def checkpoint(self) -> DispatcherState:
+        """Return what a resumed run needs to go on with the next examples."""
+        return DispatcherState(next_index=self._next, pending=sorted(self._untrained))

@@ -1,0 +1,168 @@
+"""Splits one global batch into micro-batches for every rank.
+
+The token weights are computed here, over the whole batch, before anything is split: the objective
+is the plain sum of weight times loss over all micro-batches and ranks, so neither its value nor
+its gradient can depend on the split. Every rank gets the same number of micro-batches, because
+ranks meet in collectives in every one of them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rl.records import Floats, Group, Ints, MicroBatch, RankBatch
+from rl.records import Sequence as Row
+
+Aggregation = Callable[[Sequence[int], Sequence[int]], list[float]]
+
+
+@dataclass(frozen=True, eq=False)
+class WeightedRow:
+    """A training row with what its tokens count."""
+
+    row: Row
+    advantage: float
+    token_weight: float
+    rollout_id: int  # position of its rollout in the batch
+
+    @property
+    def length(self) -> int:
+        """Tokens, prompt included."""
+        return len(self.row.token_ids)
+
+
+def weigh(groups: Sequence[Group], aggregation: Aggregation) -> list[WeightedRow]:
+    """Return the rows of a batch that train, with advantage and token weight."""
+    rollouts = [
+        (rollout, credit, position)
+        for position, group in enumerate(groups)
+        for rollout, credit in zip(group.rollouts, group.credits, strict=True)
+    ]
+    rows = [
+        (row, credit.advantage, position, i)
+        for i, (rollout, credit, position) in enumerate(rollouts)
+        if credit.trains
+        for row in rollout.sequences
+    ]
+    lengths = [row.num_completion for row, *_ in rows]
+    weights = aggregation(lengths, [position for _, _, position, _ in rows])
+    return [WeightedRow(row, a, w, i) for (row, a, _, i), w in zip(rows, weights, strict=True)]
+
+
+def rewards_of(groups: Sequence[Group]) -> tuple[Floats, Ints]:
+    """Return what advantages were made from [R], NaN for unscorable, and its group ids [R]."""
+    rewards = [credit.reward for group in groups for credit in group.credits]
+    group_ids = [i for i, group in enumerate(groups) for _ in group.credits]
+    values = [np.nan if reward is None else reward for reward in rewards]
+    return np.array(values, np.float32), np.array(group_ids, np.int32)
+
+
+def plan_batch(
+    groups: Sequence[Group],
+    aggregation: Aggregation,
+    *,
+    step: int,
+    ranks: int,
+    tokens_per_micro_batch: int,
+    metrics: dict[str, float],
+) -> list[RankBatch]:
+    """Return one `RankBatch` per rank for these groups: weighed, planned, with their rewards."""
+    shares = plan(
+        weigh(groups, aggregation),
+        step=step,
+        ranks=ranks,
+        tokens_per_micro_batch=tokens_per_micro_batch,
+        metrics=metrics,
+    )
+    rewards, group_ids = rewards_of(groups)
+    return [replace(share, rewards=rewards, group_ids=group_ids) for share in shares]
+
+
+def plan(
+    rows: Sequence[WeightedRow],
+    *,
+    step: int,
+    ranks: int,
+    tokens_per_micro_batch: int,
+    metrics: dict[str, float],
+) -> list[RankBatch]:
+    """Return one `RankBatch` per rank, balanced by tokens.
+
+    A micro-batch holds at most `tokens_per_micro_batch` tokens, padding included, and at least
+    one row. Rows without advantage come last and by themselves: most losses have no gradient
+    there, and a micro-batch without any need not go backward (rl/learner/policy.py).
+    """
+    ordered = sorted(rows, key=lambda r: r.length, reverse=True)
+    kinds = [r for r in ordered if r.advantage], [r for r in ordered if not r.advantage]
+    loads = [0] * ranks  # tokens
+    micro_batches: list[list[MicroBatch]] = [[] for _ in range(ranks)]
+    for kind in kinds:
+        packed = [_pack(share, tokens_per_micro_batch) for share in _deal(kind, loads)]
+        count = max(len(bins) for bins in packed)
+        for bins, stacked in zip(packed, micro_batches, strict=True):
+            _split_until(bins, count)
+            stacked += map(_stack, bins)
+    return [
+        # A batch without any row still is a step.
+        RankBatch(step=step, micro_batches=tuple(stacked or [_stack([])]), metrics=metrics)
+        for stacked in micro_batches
+    ]
+
+
+def _deal(rows: Sequence[WeightedRow], loads: list[int]) -> list[list[WeightedRow]]:
+    """Deal the longest first, each to the rank with the fewest tokens so far; adds to `loads`."""
+    shares: list[list[WeightedRow]] = [[] for _ in loads]
+    for row in rows:
+        lightest = loads.index(min(loads))
+        shares[lightest].append(row)
+        loads[lightest] += row.length
+    return shares
+
+
+def _pack(rows: Sequence[WeightedRow], budget: int) -> list[list[WeightedRow]]:
+    """Fill micro-batches with neighbours in length, so that little is padding."""
+    bins: list[list[WeightedRow]] = []
+    for row in rows:
+        if bins and (len(bins[-1]) + 1) * bins[-1][0].length <= budget:
+            bins[-1].append(row)
+        else:
+            bins.append([row])
+    return bins
+
+
+def _split_until(bins: list[list[WeightedRow]], count: int) -> None:
+    """Halve the fullest micro-batch until there are `count`; else add an empty one."""
+    while len(bins) < count:
+        fullest = max(bins, key=len, default=[])
+        if len(fullest) < 2:
+            bins.append([])
+            continue
+        half = len(fullest) // 2
+        bins.append(fullest[half:])
+        del fullest[half:]
+
+
+def _stack(rows: Sequence[WeightedRow]) -> MicroBatch:
+    """Pad on the right; an empty micro-batch becomes one row that counts nothing."""
+    width = max((r.length for r in rows), default=2)
+    height = max(len(rows), 1)
+    batch = MicroBatch(
+        token_ids=np.zeros((height, width), np.int32),
+        completion_mask=np.zeros((height, width), np.bool_),
+        rollout_logprobs=np.zeros((height, width), np.float32),
+        advantages=np.zeros(height, np.float32),
+        token_weights=np.zeros(height, np.float32),
+        token_versions=np.full((height, width), -1, np.int32),
+        rollout_ids=np.full(height, -1, np.int32),
+    )
+    for i, weighted in enumerate(rows):
+        row, length = weighted.row, weighted.length
+        batch.token_ids[i, :length] = row.token_ids
+        batch.completion_mask[i, :length] = row.completion_mask
+        batch.rollout_logprobs[i, :length] = row.rollout_logprobs
+        batch.token_versions[i, :length] = row.token_versions
+        batch.advantages[i] = weighted.advantage
+        batch.token_weights[i] = weighted.token_weight
+        batch.rollout_ids[i] = weighted.rollout_id
+    return batch

@@ -1,0 +1,129 @@
+"""The rollouts process: environment, client, sampler, buffer, plan in one asyncio loop. No torch.
+
+    python -m rl.rollouts <run folder>
+
+Serves the trainer ranks over a Unix socket: `next_batch` (a rank's share of a step), `publish` (new
+weights are live), `evaluation` (of the last ones that were due), `state` (what a checkpoint keeps).
+"""
+
+import asyncio
+import json
+from contextlib import suppress
+from dataclasses import asdict
+
+from rl.config.build import build
+from rl.config.schema import Run
+from rl.evaluation.periodic import Evaluator
+from rl.records import Credit, Group, RankBatch, Rollout
+from rl.rollouts.batch_metrics import batch_metrics
+from rl.rollouts.dispatcher import Dispatcher
+from rl.rollouts.plan import plan_batch
+from rl.run.folder import RunFolder
+from rl.run.status import Status
+from rl.wire import HEADER, Call, pack, unpack
+
+
+class RolloutService:
+    """Answers the trainer's calls; one instance, one loop."""
+
+    def __init__(
+        self,
+        run: Run,
+        run_folder: RunFolder,
+        dispatcher: Dispatcher,
+        status: Status,
+        evaluator: Evaluator | None = None,
+    ) -> None:
+        self._run, self._run_folder, self._dispatcher, self._status = (
+            run,
+            run_folder,
+            dispatcher,
+            status,
+        )
+        self._evaluator = evaluator
+        self._aggregation = build(run.aggregation)
+        self._plans: dict[int, asyncio.Task[list[RankBatch]]] = {}
+        self._rejected: list[Group] = []
+        dispatcher.on_rejected = self._rejected.append
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one rank until it hangs up."""
+        with suppress(asyncio.IncompleteReadError, ConnectionError):  # the rank has ended
+            while True:
+                header = await reader.readexactly(HEADER.size)
+                data = await reader.readexactly(HEADER.unpack(header)[0])
+                answer = pack(await self._answer(unpack(data, Call)))
+                writer.write(HEADER.pack(len(answer)) + answer)
+                await writer.drain()
+        writer.close()
+
+    async def _answer(self, call: Call) -> object:
+        if call.what == "next_batch":
+            if call.step not in self._plans:
+                self._plans = {call.step: asyncio.create_task(self._plan(call.step))}
+            return (await self._plans[call.step])[call.rank]
+        if call.what == "publish":
+            await self._dispatcher.publish(call.version)
+            if self._evaluator:
+                self._evaluator.start(call.version)
+            return {}
+        if call.what == "evaluation":
+            return await self._evaluator.finish() if self._evaluator else {}
+        if call.what == "state":
+            return asdict(self._dispatcher.checkpoint())
+        raise AssertionError(f"unknown call {call.what}")
+
+    async def _plan(self, step: int) -> list[RankBatch]:
+        groups = await self._dispatcher.batch(step)
+        metrics = batch_metrics(groups, step) | {
+            f"buffer/rejected_{reason}": float(count)
+            for reason, count in self._dispatcher.buffer.rejected.items()
+        }
+        self._write(step, groups)
+        trainer = self._run.trainer
+        return plan_batch(
+            groups,
+            self._aggregation,
+            step=step,
+            ranks=trainer["ranks"],
+            tokens_per_micro_batch=trainer["tokens_per_micro_batch"],
+            metrics=metrics,
+        )
+
+    def _write(self, step: int, groups: list[Group]) -> None:
+        rejected, self._rejected[:] = list(self._rejected), []
+        lines = [
+            json.dumps(trained_line(group, rollout, credit, used))
+            for chosen, used in ((groups, True), (rejected, False))
+            for group in chosen
+            for rollout, credit in zip(group.rollouts, group.credits, strict=True)
+        ]
+        self._run_folder.rollouts_of(step).write_text("\n".join(lines) + "\n")
+
+    async def report(self) -> None:
+        """Say on the screen, a few times a second, what is being waited for."""
+        while True:
+            self._status.set(self._dispatcher.progress())
+            await asyncio.sleep(0.25)
+
+
+def trained_line(group: Group, rollout: Rollout, credit: Credit, used: bool) -> dict[str, object]:
+    """Return a rollout of a training batch, with what it was worth; `used`: not rejected."""
+    versions = [row.token_versions[row.completion_mask] for row in rollout.sequences]
+    return {
+        "group": group.index,
+        "example": group.example.id,
+        "env": group.example.env,
+        "messages": rollout.messages,
+        "reward": rollout.reward,
+        "rewards": rollout.rewards,
+        "shaped_reward": credit.reward,
+        "advantage": credit.advantage,
+        "stop_reason": rollout.stop_reason,
+        "turns": rollout.turns,
+        "tool_calls": rollout.tool_calls,
+        "tokens": sum(len(v) for v in versions),
+        "versions": sorted({int(v) for row in versions for v in row}),
+        "used": used and credit.trains,
+        "error": rollout.error,
+    }

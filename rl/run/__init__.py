@@ -1,0 +1,1 @@
+"""What all processes of a run share: folder, metrics, status, failures, children."""

@@ -1,0 +1,123 @@
+"""The numbers of a run: metrics.jsonl, one line a step, and the loggers that carry them elsewhere.
+
+    {"step": 12, "time": 1763640000.5, "train/reward": 0.61, "train/grad_norm": null, ...}
+
+`step` is the step that trained, from 0, as in rollouts/step_000012.jsonl; a checkpoint's number
+counts steps done and is one more. `time` is when the line was written, in unix seconds. A number
+that is not finite is null. The file is the record and always written; a logger may fail.
+"""
+
+import contextlib
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+Row: TypeAlias = dict[str, Any]  # one line of metrics.jsonl; every value a number or None
+
+FILE = "metrics.jsonl"
+
+
+class MetricsFile:
+    """metrics.jsonl, open for appending."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / FILE
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self.path.open("a")
+        # A killed run may leave half a line; what comes next must not be glued to it.
+        if not (self.path.read_bytes() or b"\n").endswith(b"\n"):
+            self._file.write("\n")
+
+    def append(self, step: int, metrics: Mapping[str, float | None]) -> None:
+        """Write one line and flush it. A value that is not finite becomes null."""
+        row: Row = {"step": step, "time": time.time()}
+        row |= {name: finite(value) for name, value in metrics.items()}
+        self._file.write(json.dumps(row) + "\n")
+        self._file.flush()
+
+    def truncate_after(self, step: int) -> None:
+        """Drop the lines of later steps and any broken line, all at once or not at all."""
+        self._file.close()
+        aside = self.path.with_suffix(".tmp")
+        rows = [row for row in read_metrics(self.path.parent) if row["step"] <= step]
+        with aside.open("w") as kept:
+            kept.writelines(json.dumps(row) + "\n" for row in rows)
+            kept.flush()
+            os.fsync(kept.fileno())
+        aside.replace(self.path)
+        self._file = self.path.open("a")
+
+    def close(self) -> None:
+        """Close the file; appending afterwards is an error."""
+        self._file.close()
+
+
+class MetricsTail:
+    """Reads metrics.jsonl as it grows."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / FILE
+        self._offset = 0  # bytes read so far, always the end of a line
+
+    def read(self) -> list[Row]:
+        """The complete lines since the last call; from the top again after a truncation."""
+        try:
+            with self._path.open("rb") as file:
+                if os.fstat(file.fileno()).st_size < self._offset:
+                    self._offset = 0
+                file.seek(self._offset)
+                content = file.read()
+        except FileNotFoundError:
+            return []
+        complete = content[: content.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        return [row for line in complete.splitlines() if (row := parse_row(line)) is not None]
+
+
+def read_metrics(folder: Path) -> list[Row]:
+    """Every readable line of a run's metrics, in order; a torn or broken line is left out."""
+    return MetricsTail(folder).read()
+
+
+def parse_row(line: bytes) -> Row | None:
+    """One line of metrics.jsonl, or None when it is not one."""
+    with contextlib.suppress(ValueError):
+        row = json.loads(line)
+        if isinstance(row, dict) and type(row.get("step")) is int:
+            return {name: value if name == "step" else finite(value) for name, value in row.items()}
+    return None
+
+
+def finite(value: Any) -> float | None:
+    """The value as a number, or None when it has none."""
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        number = float(value)
+        return number if math.isfinite(number) else None
+    return None
+
+
+def column(rows: list[Row], name: str) -> list[float]:
+    """The finite values of one metric, oldest first."""
+    return [row[name] for row in rows if row.get(name) is not None]
+
+
+def mean_of(rows: list[Row], name: str) -> float | None:
+    """The mean of one metric over the rows that have it."""
+    values = column(rows, name)
+    return sum(values) / len(values) if values else None
+
+
+def time_split(rows: list[Row]) -> dict[str, float]:
+    """Mean seconds per step by activity (`wait`, `push`, ...), the longest first."""
+    names = {name for row in rows for name in row if name.startswith("time/")} - {"time/step"}
+    seconds = {name.removeprefix("time/"): sum(column(rows, name)) / len(rows) for name in names}
+    return dict(sorted(seconds.items(), key=lambda item: (-item[1], item[0])))
+
+
+def total_seconds(rows: list[Row]) -> float:
+    """Seconds the steps took; pauses between a stop and a resume do not count."""
+    return sum(column(rows, "time/step")) or len(rows) * sum(time_split(rows).values())

@@ -1,0 +1,1 @@
+"""One example becomes rollouts: sampler, player, chat, rows; demonstrations."""

@@ -1,0 +1,95 @@
+"""The policy's side of a conversation: from messages to a prompt, from a completion to a message.
+
+    open ---> Prompt ---> generate ---> Completion ---> message
+                ^                                          |  the environment's reply
+                `------------------ follow <---------------'
+
+`RendererChat` renders here, token for token, and never re-renders what the policy sampled: the next
+prompt is the last prompt, the completion as sampled, and the reply (`bridge_to_next_turn`). Where a
+format cannot be extended like that, the conversation is rendered anew and the rollout forks.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from envs.messages import Message
+from rl.inference.client import Completion
+from rl.sampling.sampler import PolicySampler
+
+ToolSpecs = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What the engine is asked to go on from."""
+
+    messages: list[Message]
+    tools: ToolSpecs | None
+    token_ids: list[int] = field(default_factory=list)
+
+
+class Chat(Protocol):
+    """One way of talking to an engine."""
+
+    async def open(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:
+        """Return the first prompt of a conversation."""
+        ...
+
+    async def generate(self, prompt: Prompt, n: int) -> list[Completion]:
+        """Return `n` completions."""
+        ...
+
+    def message(self, prompt: Prompt, done: Completion) -> Message:
+        """Return what the completion says, tool calls parsed."""
+        ...
+
+    async def follow(
+        self, prompt: Prompt, done: Completion, message: Message, reply: list[Message]
+    ) -> Prompt:
+        """Return the prompt after the reply to the completion, which says `message`."""
+        ...
+
+    def room(self, prompt: Prompt) -> int:
+        """Return how many tokens may follow the prompt."""
+        ...
+
+    def full(self, done: Completion) -> bool:
+        """Whether a completion that was cut off filled the whole context."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatSetting:
+    """What the rest of the run decides.
+
+    Attributes:
+        max_turns: of the environment; history can be rewritten only in a second turn.
+        version: returns the newest policy version known to be live.
+        socket: where our vLLM listens.
+        served_as: the name that it knows the policy by.
+        model: local folder with the tokenizer.
+        renderer: name of the chat format's family, or auto.
+
+    """
+
+    sampler: PolicySampler
+    max_seq_len: int
+    max_turns: int
+    version: Callable[[], int]
+    socket: Path
+    served_as: str
+    model: Path
+    renderer: str
+
+
+class ChatClient(Protocol):
+    """One choice of conf/client."""
+
+    ours: ClassVar[bool]  # it needs a vLLM of ours
+
+    def connect(self, setting: ChatSetting) -> AbstractAsyncContextManager[Chat]:
+        """Return the chat, for as long as the block lasts."""
+        ...

@@ -1,0 +1,43 @@
+"""Tells the errors of an environment's code from ours, in one line that says where to look."""
+
+import asyncio
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from envs.protocol import Environment
+from rl.inference.client import GenerationError
+
+_LONGEST = 300  # characters of the error itself
+
+
+class EnvironmentFailed(Exception):
+    """The environment's own code raised; the message says where, on one line."""
+
+
+@contextmanager
+def as_environment_error(env: Environment, what: str) -> Iterator[None]:
+    """Whatever the block raises is the environment's fault; cancellation and the engine are not."""
+    try:
+        yield
+    except GenerationError:
+        raise
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise EnvironmentFailed(_explain(env, what, error)) from error
+    except Exception as error:  # user code may raise anything
+        raise EnvironmentFailed(_explain(env, what, error)) from error
+
+
+def _explain(env: Environment, what: str, error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = getattr(sys.modules.get(type(env).__module__), "__file__", None)
+    place = ([frame for frame in frames if frame.filename == theirs] or frames)[-1]
+    said = " ".join(str(error).split())[:_LONGEST]
+    return (
+        f"{type(env).__name__}.{what} raised {type(error).__name__}: {said} "
+        f"({place.filename.rsplit('/', 1)[-1]}:{place.lineno})"
+    )

@@ -1,0 +1,219 @@
+"""Words to any OpenAI-compatible server: evaluation and remote models, never training.
+
+Only /chat/completions is used, one request a completion (not every server knows `n`). The server
+counts tokens and gives none away, so nothing said here can be trained on.
+"""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import aiohttp
+
+from envs.messages import Message, assistant
+from rl.inference.client import Completion, GenerationError
+from rl.sampling.chat import ChatSetting, Prompt, ToolSpecs
+from rl.sampling.sampler import PolicySampler
+
+_LONGEST_PAUSE_S = 60.0
+_REMEDIES = {
+    401: "the server refused the key in {key}: set that variable, or client.api_key_variable",
+    403: "the server refuses this model to the key in {key}: use another client.model or key",
+    404: "the server knows no model client.model={model} (or client.url is not its .../v1)",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpokenCompletion(Completion):
+    """A completion in words.
+
+    Attributes:
+        message: as the server parsed it.
+        too_long: the conversation does not fit into the model, so nothing was said.
+
+    """
+
+    message: Message = field(default_factory=dict)
+    too_long: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class MessagesClient:
+    """conf/client/messages.yaml: which server, which model, and the name of the key's variable."""
+
+    ours: ClassVar[bool] = False
+    url: str
+    model: str
+    api_key_variable: str
+    max_retries: int
+
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("http://", "https://")):
+            raise ValueError(
+                f"client.url={self.url} is no address: write http://host:port/v1, as the server's "
+                "OpenAI-compatible API is found"
+            )
+
+    @asynccontextmanager
+    async def connect(self, setting: ChatSetting) -> AsyncIterator["MessagesChat"]:
+        """Open the connections; a missing key is left out, for local servers want none."""
+        key = os.environ.get(self.api_key_variable)
+        async with aiohttp.ClientSession(
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            connector=aiohttp.TCPConnector(limit=setting.sampler.max_concurrent),
+            timeout=aiohttp.ClientTimeout(total=setting.sampler.rollout_timeout),
+        ) as session:
+            yield MessagesChat(setting.sampler, self, session)
+
+
+@dataclass
+class MessagesChat:
+    """Messages in, messages out."""
+
+    sampler: PolicySampler
+    endpoint: MessagesClient
+    session: aiohttp.ClientSession
+
+    async def open(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:
+        """The messages as they are."""
+        return Prompt(messages, tools)
+
+    async def generate(self, prompt: Prompt, n: int) -> list[Completion]:
+        """Ask `n` times at once. GenerationError, one sentence, where that cannot work."""
+        body = {
+            "model": self.endpoint.model,
+            "messages": [_as_sent(message) for message in prompt.messages],
+            "max_tokens": self.sampler.max_tokens,
+            **self.sampler.changed(),
+        }
+        if prompt.tools:
+            body["tools"] = [{"type": "function", "function": spec} for spec in prompt.tools]
+        return [*await asyncio.gather(*(self._ask(body) for _ in range(n)))]
+
+    def message(self, prompt: Prompt, done: Completion) -> Message:  # noqa: ARG002
+        """What the server says was said."""
+        assert isinstance(done, SpokenCompletion)
+        return done.message
+
+    async def follow(
+        self,
+        prompt: Prompt,
+        done: Completion,  # noqa: ARG002 words have no tokens to extend
+        message: Message,
+        reply: list[Message],
+    ) -> Prompt:
+        """The conversation, longer by a turn and its reply."""
+        return Prompt([*prompt.messages, message, *reply], prompt.tools)
+
+    def room(self, prompt: Prompt) -> int:  # noqa: ARG002 the server knows how long it is
+        """The turn's limit."""
+        return self.sampler.max_tokens
+
+    def full(self, done: Completion) -> bool:
+        """Whether the server said so."""
+        return isinstance(done, SpokenCompletion) and done.too_long
+
+    async def _ask(self, body: dict[str, Any]) -> SpokenCompletion:
+        answer = await self._post(body)
+        if answer is None:
+            return SpokenCompletion([], [], [], cut_off=True, message=assistant(""), too_long=True)
+        try:
+            choice = answer["choices"][0]
+            spoken: dict[str, Any] = choice["message"]
+        except (KeyError, IndexError, TypeError) as error:
+            shown = json.dumps(answer)[:200]
+            raise GenerationError(
+                f"client.url={self.endpoint.url} did not answer as the OpenAI API does: {shown}"
+            ) from error
+        message = assistant(spoken.get("content") or "")
+        if thought := spoken.get("reasoning_content") or spoken.get("reasoning"):
+            message["reasoning_content"] = thought
+        if spoken.get("tool_calls"):
+            message["tool_calls"] = spoken["tool_calls"]
+        return SpokenCompletion(
+            token_ids=[],
+            logprobs=[],
+            versions=[],
+            cut_off=choice.get("finish_reason") == "length",
+            num_untracked_tokens=(answer.get("usage") or {}).get("completion_tokens", 0),
+            message=message,
+        )
+
+    async def _post(self, body: dict[str, Any]) -> Any:
+        """Return the answer; None where the conversation is longer than the model can read."""
+        endpoint, tries = self.endpoint, self.endpoint.max_retries
+        where, status, text = f"client.url={endpoint.url}", 0, ""
+        for attempt in range(tries + 1):
+            try:
+                url = f"{endpoint.url.rstrip('/')}/chat/completions"
+                async with self.session.post(url, json=body) as response:
+                    status, text = response.status, await response.text()
+                    pause = _pause(response.headers.get("Retry-After"), attempt)
+            except (aiohttp.ClientConnectionError, aiohttp.InvalidURL) as error:
+                status, text, pause = 0, f"is out of reach ({error})", _pause(None, attempt)
+            if status == 200:
+                return _decoded(text, where)
+            if status == 400 and "context length" in text.lower().replace("_", " "):
+                return None
+            passing = status in (0, 408, 429) or status >= 500
+            if not passing or attempt == tries:
+                break
+            await asyncio.sleep(pause)
+        raise GenerationError(self._problem(where, status, text))
+
+    def _problem(self, where: str, status: int, text: str) -> str:
+        endpoint = self.endpoint
+        if status == 0:
+            return f"{where} {text}: is the server running, and is that its address?"
+        said = " ".join(text.split())[:200]
+        if remedy := _REMEDIES.get(status):
+            told = remedy.format(key=endpoint.api_key_variable, model=endpoint.model)
+            return f"{where} answered {status}: {told}. It said: {said}"
+        if status == 429:
+            return (
+                f"{where} answered 429 (too many requests) {endpoint.max_retries + 1} times: lower "
+                f"sampler.max_concurrent or raise client.max_retries. It said: {said}"
+            )
+        return f"{where} answered {status}: {said}"
+
+
+def _as_sent(message: Message) -> Message:
+    """A message as the API wants it: arguments of tool calls are JSON text, no keys of ours."""
+    sent = {k: v for k, v in message.items() if k not in ("reasoning_content", "tool_calls")}
+    if message.get("tool_calls"):
+        sent["tool_calls"] = [
+            {
+                "id": call.get("id", ""),
+                "type": "function",
+                "function": {
+                    "name": call["function"]["name"],
+                    "arguments": _as_text(call["function"]["arguments"]),
+                },
+            }
+            for call in message["tool_calls"]
+        ]
+    return sent
+
+
+def _as_text(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments)
+
+
+def _decoded(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise GenerationError(f"{where} did not answer with JSON: {text[:200]!r}") from error
+
+
+def _pause(retry_after: str | None, attempt: int) -> float:
+    """Seconds to wait: what the server asks for, else 0.5, 1, 2, ...; never above a minute."""
+    try:
+        wanted = float(retry_after) if retry_after else 0.5 * 2**attempt
+    except ValueError:  # a date, which hardly any server sends
+        wanted = 0.5 * 2**attempt
+    return min(max(wanted, 0.0), _LONGEST_PAUSE_S)

@@ -1,0 +1,60 @@
+"""Whether a chat format rewrites what was said before, found out by a probe.
+
+A renderer's own word (`is_prefix_stable`) is cautious, so the very steps of a rollout are taken: a
+prompt, a completion with thinking, and the prompt after the environment's reply.
+"""
+
+import logging
+from typing import Any
+
+from renderers import Renderer
+
+from envs.messages import assistant, user
+from rl.inference.client import Completion
+from rl.model.tokenizer import PlainParser
+from rl.sampling.chat import Chat
+
+log = logging.getLogger(__name__)
+
+QUESTION, ANSWER, REPLY = user("How much is 2 + 3?"), assistant("5"), user("And twice that?")
+THINKING = {**ANSWER, "reasoning_content": "Two and three make five."}
+
+
+async def rewrites(chat: Chat, renderer: Renderer) -> bool:
+    """True where the prompt of a second turn does not begin with all tokens of the first."""
+    opening = await chat.open([QUESTION], None)
+    done = Completion(
+        token_ids=spoken(renderer, opening.token_ids),
+        logprobs=[],
+        versions=[],
+        cut_off=False,
+        prompt_ids=opening.token_ids,
+    )
+    following = await chat.follow(opening, done, chat.message(opening, done), [REPLY])
+    before = done.prompt_ids + done.token_ids
+    return following.token_ids[: len(before)] != before
+
+
+def spoken(renderer: Renderer, prompt_ids: list[int]) -> list[int]:
+    """Return what a policy that thinks would sample after the prompt, stop token included."""
+    if isinstance(renderer, PlainParser):
+        thinking, answer = THINKING["reasoning_content"], ANSWER["content"]
+        return renderer.encode(f"<think>\n{thinking}\n</think>\n\n{answer}")
+    conversation: Any = [QUESTION, THINKING]
+    rendered = renderer.render(conversation)
+    ids, marks = rendered.token_ids, rendered.message_indices
+    if ids[: len(prompt_ids)] != prompt_ids:  # the prompt already opens the thinking, or closes it
+        start = next(i for i, owner in enumerate(marks) if owner == 1)
+    else:
+        start = len(prompt_ids)
+    stops = set(renderer.get_stop_token_ids())
+    end = next((i + 1 for i in range(start, len(ids)) if ids[i] in stops), len(ids))
+    return ids[start:end]
+
+
+def report_rewriting(on_rewrite: str, choices: str) -> None:
+    """Say what happens to history now; ValueError where that is to be refused."""
+    problem = "this chat format drops thinking from earlier turns, so later prompts rewrite history"
+    if on_rewrite == "refuse":
+        raise ValueError(f"{problem}, and client.on_rewrite=refuse: choose {choices}")
+    log.warning("%s: client.on_rewrite=%s (choices: %s)", problem, on_rewrite, choices)

@@ -1,0 +1,152 @@
+"""conf/client: how we talk to whoever serves the policy, and what becomes of rewritten history.
+
+    renderer   messages -> tokens here (`renderers`), tokens to our vLLM      the default
+    tokens     messages -> tokens by the server's own chat template, tokens to our vLLM
+    messages   words to any OpenAI-compatible server: evaluation only (rl/sampling/messages_chat.py)
+
+Some chat formats drop the thinking of earlier turns (Qwen3, DeepSeek-R1): the prompt of turn two
+then does not begin with the tokens of turn one, and a rollout becomes several training rows. It is
+found out at the start, by a probe, and `on_rewrite` says what to do.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, cast
+
+from renderers import ParsedToolCall, Renderer
+
+from envs.messages import Message
+from rl.inference.client import Client, Completion, VLLMClient
+from rl.model.tokenizer import load_renderer
+from rl.sampling.chat import ChatSetting, Prompt, ToolSpecs
+from rl.sampling.prefix_probe import report_rewriting, rewrites
+from rl.sampling.sampler import PolicySampler
+
+_MISTAKES = {  # of a tool call, by the renderer's status
+    "invalid_json": "the tool call is not valid JSON",
+    "unclosed_block": "the tool call is not closed",
+    "missing_name": "the tool call has no name",
+    "malformed_structure": "the tool call is malformed",
+    "unknown_tool": "there is no such tool",
+}
+
+
+@dataclass
+class RendererChat:
+    """Tokens in, tokens out. The default.
+
+    Attributes:
+        version: returns the newest policy version known to be live.
+
+    """
+
+    sampler: PolicySampler
+    renderer: Renderer
+    client: Client
+    max_seq_len: int
+    version: Callable[[], int]
+
+    async def open(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:
+        """Render the opening messages."""
+        return Prompt(messages, tools, render(self.renderer, messages, tools))
+
+    async def generate(self, prompt: Prompt, n: int) -> list[Completion]:
+        """Sample from the engine."""
+        sampling = {**self.sampler.sampling(self.renderer), "max_tokens": self.room(prompt)}
+        return await self.client.generate(prompt.token_ids, sampling, n=n, version=self.version())
+
+    def message(self, prompt: Prompt, done: Completion) -> Message:
+        """Parse the sampled tokens; calls that cannot be parsed keep their text and say why."""
+        parsed = self.renderer.parse_response(
+            done.token_ids, tools=cast("Any", prompt.tools), prompt_ids=prompt.token_ids
+        )
+        message: Message = {"role": "assistant", "content": parsed.content}
+        if parsed.reasoning_content:
+            message["reasoning_content"] = parsed.reasoning_content
+        if parsed.tool_calls:
+            message["tool_calls"] = [_call(i, c) for i, c in enumerate(parsed.tool_calls)]
+        return message
+
+    async def follow(
+        self, prompt: Prompt, done: Completion, message: Message, reply: list[Message]
+    ) -> Prompt:
+        """Extend the tokens so far; where the format forbids it, render everything anew."""
+        messages = [*prompt.messages, message, *reply]
+        bridged = self.renderer.bridge_to_next_turn(
+            prompt.token_ids,
+            done.token_ids,
+            cast("list[Any]", reply),
+            tools=cast("Any", prompt.tools),
+        )
+        if bridged is not None:
+            return Prompt(messages, prompt.tools, bridged.token_ids)
+        return Prompt(messages, prompt.tools, render(self.renderer, messages, prompt.tools))
+
+    def room(self, prompt: Prompt) -> int:
+        """The turn's limit, or what the row still holds."""
+        return min(self.sampler.max_tokens, self.max_seq_len - len(prompt.token_ids))
+
+    def full(self, done: Completion) -> bool:
+        """Whether prompt and completion fill max_seq_len."""
+        return len(done.prompt_ids) + len(done.token_ids) >= self.max_seq_len
+
+
+def _call(index: int, parsed: ParsedToolCall) -> Message:
+    call: Message = {"id": parsed.id or f"call_{index}", "type": "function"}
+    if parsed.status == "ok":
+        return call | {"function": {"name": parsed.name, "arguments": parsed.arguments}}
+    mistake = _MISTAKES.get(parsed.status, str(parsed.status))
+    function = {"name": parsed.name or "", "arguments": parsed.raw}
+    return call | {"function": function, "error": mistake}
+
+
+def render(
+    renderer: Renderer, messages: list[Message], tools: ToolSpecs | None = None
+) -> list[int]:
+    """Return the prompt ids. Our messages are plain dicts, which `renderers` types more tightly."""
+    return renderer.render_ids(
+        cast("list[Any]", messages), tools=cast("Any", tools), add_generation_prompt=True
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RendererClient:
+    """conf/client/renderer.yaml: tokens in, tokens out, rendered here."""
+
+    ours: ClassVar[bool] = True
+    on_rewrite: Literal["extend", "fork", "refuse"]
+
+    @asynccontextmanager
+    async def connect(self, setting: ChatSetting) -> AsyncIterator[RendererChat]:
+        """Load the renderer and open the connections.
+
+        Raises:
+            ValueError: history would be rewritten, and on_rewrite=refuse.
+
+        """
+        renderer = load_renderer(setting.model, setting.renderer)
+        async with vllm_client(setting) as client:
+            chat = RendererChat(
+                setting.sampler, renderer, client, setting.max_seq_len, setting.version
+            )
+            if setting.max_turns > 1 and await rewrites(chat, renderer):
+                choices = "extend (keep it, one row), fork (drop it as the format does) or refuse"
+                report_rewriting(self.on_rewrite, choices)
+                if self.on_rewrite == "extend":
+                    await self._keep_thinking(chat, setting)
+            yield chat
+
+    async def _keep_thinking(self, chat: RendererChat, setting: ChatSetting) -> None:
+        chat.renderer = load_renderer(setting.model, setting.renderer, keep_thinking=True)
+        if await rewrites(chat, chat.renderer):
+            raise ValueError(
+                f"client.on_rewrite=extend, but the chat format {setting.renderer!r} cannot keep "
+                "thinking from earlier turns: choose fork"
+            )
+
+
+def vllm_client(setting: ChatSetting) -> VLLMClient:
+    """Return the connections to our vLLM, still closed."""
+    timeout = setting.sampler.rollout_timeout
+    return VLLMClient(setting.socket, model=setting.served_as, timeout=timeout)

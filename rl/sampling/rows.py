@@ -1,0 +1,65 @@
+"""Builds training rows out of the turns of one rollout, so that each row is what the engine saw.
+
+Turn by turn the engine gets a prompt and samples a completion. While every prompt starts with all
+the tokens so far, the rollout stays one row and its cost grows with its length; a prompt that
+rewrites history starts a new row (a fork, counted).
+"""
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rl.inference.client import Completion
+from rl.records import Sequence
+
+
+@dataclass
+class _Row:
+    token_ids: list[int] = field(default_factory=list)
+    mask: list[bool] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+    def extend(self, tokens: Items[int], logprobs: Items[float], versions: Items[int]) -> None:
+        chosen = bool(logprobs)
+        self.token_ids += tokens
+        self.mask += [chosen] * len(tokens)
+        self.logprobs += logprobs if chosen else [0.0] * len(tokens)
+        self.versions += versions if chosen else [-1] * len(tokens)
+
+    def freeze(self) -> Sequence:
+        return Sequence(
+            token_ids=np.array(self.token_ids, np.int32),
+            completion_mask=np.array(self.mask, np.bool_),
+            rollout_logprobs=np.array(self.logprobs, np.float32),
+            token_versions=np.array(self.versions, np.int32),
+        )
+
+
+class Rows:
+    """The rows of one rollout, oldest first."""
+
+    def __init__(self) -> None:
+        self._rows: list[_Row] = []
+        self.num_untracked_tokens = 0
+
+    def turn(self, done: Completion) -> None:
+        """The engine saw the whole prompt and sampled these tokens after it."""
+        self.num_untracked_tokens += done.num_untracked_tokens
+        tokens = done.prompt_ids
+        row = self._rows[-1] if self._rows else None
+        if row is None or tokens[: len(row.token_ids)] != row.token_ids:
+            row = _Row()
+            self._rows.append(row)
+        row.extend(tokens[len(row.token_ids) :], [], [])
+        row.extend(done.token_ids, done.logprobs, done.versions)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """All tokens of the newest row."""
+        return list(self._rows[-1].token_ids) if self._rows else []
+
+    def freeze(self) -> tuple[Sequence, ...]:
+        """Return the rows that hold something to train on."""
+        return tuple(row.freeze() for row in self._rows if any(row.mask))

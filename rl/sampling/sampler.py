@@ -1,0 +1,50 @@
+"""What the policy in training is asked for: how tokens are drawn, and how long it may take."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from renderers import Renderer
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicySampler:
+    """Rollouts of the policy in training (conf/sampler). Knobs are explained in async.yaml."""
+
+    uses_vllm: ClassVar[bool] = True
+    max_staleness: int
+    max_concurrent: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    max_tokens: int
+    rollout_timeout: float
+    max_retries: int
+    allow_biased_ratio: bool
+
+    def changed(self) -> dict[str, float]:
+        """Return temperature, and of the other parameters those that change anything.
+
+        For servers that know no more than the OpenAI API as long as nobody asks them to.
+        """
+        neutral = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+        neutral |= {"presence_penalty": 0.0, "frequency_penalty": 0.0}
+        asked = {name: getattr(self, name) for name in neutral}
+        changed = {name: value for name, value in asked.items() if value != neutral[name]}
+        return {"temperature": self.temperature, **changed}
+
+    def sampling(self, renderer: Renderer) -> dict[str, object]:
+        """Return vLLM's sampling parameters, the turn's token limit excepted."""
+        return {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p,
+            "repetition_penalty": self.repetition_penalty,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "stop_token_ids": renderer.get_stop_token_ids(),
+        }

@@ -1,0 +1,106 @@
+"""The policy as an environment sees it that holds_conversation the conversation: messages in, one turn out.
+
+    messages, tools -> prompt -> engine -> Completion -> a row, and the message in it
+
+The environment repeats the whole conversation at each turn, as clients of chat endpoints do. Where
+it repeats what the policy said last, the tokens that were sampled are extended; where it changed
+anything before that, the conversation is rendered anew and the rollout forks.
+"""
+
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+from envs.episode import Episode, StopReason
+from envs.messages import Message
+from envs.protocol import ContextFull, Spoken
+from rl.inference.client import Completion, GenerationError
+from rl.sampling.chat import Chat, Prompt, ToolSpecs
+from rl.sampling.rows import Rows
+
+
+@dataclass
+class Speaker:
+    """Answers one episode's environment; every turn is recorded in `rows` and in the episode.
+
+    Attributes:
+        waiting: entered while the engine is waited for.
+        stop_reason: why the newest turn ended, or that there was no room for another.
+
+    """
+
+    chat: Chat
+    rows: Rows
+    episode: Episode
+    waiting: Callable[[], AbstractContextManager[None]]
+    stop_reason: StopReason = StopReason.STOP
+    _last: tuple[list[Message], Prompt, Completion] | None = None  # what led to the newest turn
+    _failure: GenerationError | None = field(default=None, repr=False)
+
+    async def __call__(self, messages: list[Message], tools: ToolSpecs | None) -> Spoken:
+        """Return the policy's turn after `messages`.
+
+        Raises:
+            ContextFull: max_seq_len leaves no room for it.
+
+        """
+        prompt = await self._prompt(messages, tools)
+        if self.chat.room(prompt) <= 0:
+            self.stop_reason = StopReason.CONTEXT
+            raise ContextFull("the conversation fills max_seq_len")
+        try:
+            with self.waiting():
+                (done,) = await self.chat.generate(prompt, 1)
+        except GenerationError as error:
+            self._failure = error
+            raise
+        self.rows.turn(done)
+        message = self.chat.message(prompt, done)
+        conversation = [*messages, message]
+        self._last = (conversation, prompt, done)
+        self.stop_reason = self._ending(done)
+        self.episode.messages = list(conversation)
+        self.episode.turns += 1
+        self.episode.tool_calls += len(message.get("tool_calls") or [])
+        return Spoken(message, done.cut_off, len(done.prompt_ids), len(done.token_ids))
+
+    def check(self) -> None:
+        """Raise the engine's failure, if there was one: the environment may have swallowed it."""
+        if self._failure is not None:
+            raise self._failure
+
+    async def _prompt(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:
+        if self._last is not None:
+            before, prompt, done = self._last
+            reply = messages[len(before) :]
+            repeated = messages[: len(before)]
+            if reply and prompt.tools == tools and _same(before, repeated):
+                return await self.chat.follow(prompt, done, before[-1], reply)
+        return await self.chat.open(messages, tools)
+
+    def _ending(self, done: Completion) -> StopReason:
+        if not done.cut_off:
+            return StopReason.STOP
+        return StopReason.CONTEXT if self.chat.full(done) else StopReason.MAX_TOKENS
+
+
+def _same(ours: list[Message], theirs: list[Message]) -> bool:
+    """Whether both say the same; reasoning, which clients drop, and call ids do not count."""
+    return [_content(m) for m in ours] == [_content(m) for m in theirs]
+
+
+def _content(message: Message) -> tuple[object, ...]:
+    functions = [call["function"] for call in message.get("tool_calls") or []]
+    calls = [(function["name"], _arguments(function["arguments"])) for function in functions]
+    return message["role"], message.get("content") or "", calls
+
+
+def _arguments(given: object) -> object:
+    """Arguments as a value; text that is no JSON, as it is."""
+    if not isinstance(given, str):
+        return given
+    try:
+        return json.loads(given or "{}")
+    except json.JSONDecodeError:
+        return given

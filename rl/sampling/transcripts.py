@@ -1,0 +1,76 @@
+"""Conversations out of files instead of rollouts: supervised distillation from a teacher's text.
+
+Any JSON lines with `messages` will do. The rollout files of a run have them, with their rewards, so
+the best of what a teacher said is one key away:
+
+    python train.py loss=sft sampler=transcripts sampler.path="outputs/teacher/rollouts/*.jsonl"
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from glob import glob
+from pathlib import Path
+from random import Random
+
+from envs.messages import Message
+from envs.protocol import Environment
+from rl.sampling.demonstrations import Imitator
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranscriptSampler(Imitator):
+    """conf/sampler/transcripts.yaml.
+
+    Attributes:
+        path: a file, or a pattern of files, of JSON lines with `messages` (OpenAI form).
+        min_reward: lines with a lower `reward`, or without one, are left out; None takes all.
+
+    """
+
+    path: str
+    min_reward: float | None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not read_conversations(self.path, self.min_reward):
+            raise ValueError(
+                f"sampler.path={self.path}: no line of these files is a conversation that ends "
+                f"with an assistant message and has a reward >= sampler.min_reward="
+                f"{self.min_reward}: check the pattern, or lower sampler.min_reward"
+            )
+
+    def conversations(
+        self,
+        env: Environment,  # noqa: ARG002 the text is there already
+        rng: Random,
+    ) -> Iterator[list[Message]]:
+        """Conversations drawn with replacement."""
+        known = read_conversations(self.path, self.min_reward)
+        while True:
+            yield rng.choices(known)[0]
+
+
+@cache
+def read_conversations(path: str, min_reward: float | None) -> list[list[Message]]:
+    """Return the conversations of all files that match, files by name and lines in order.
+
+    Raises:
+        ValueError: a line is no JSON object with `messages`.
+
+    """
+    found = []
+    for name in sorted(glob(str(Path(path).expanduser()))):
+        for number, line in enumerate(Path(name).read_text(encoding="utf-8").splitlines(), 1):
+            try:
+                record = json.loads(line)
+                messages, reward = record["messages"], record.get("reward")
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise ValueError(
+                    f"{name}, line {number}: no JSON object with `messages` ({error!r})"
+                ) from error
+            wanted = min_reward is None or (reward is not None and reward >= min_reward)
+            if wanted and messages and messages[-1].get("role") == "assistant":
+                found.append(messages)
+    return found

@@ -1,0 +1,1 @@
+"""The process on the terminal: prepare, start, watch."""

@@ -1,0 +1,122 @@
+"""The child processes of one run: started at once, watched until the trainer has finished."""
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import NoReturn
+
+from rl.config.build import build
+from rl.config.schema import Run
+from rl.config.transport import transport
+from rl.inference.server import VLLMServer, adapter_room, has_gpu, healthy
+from rl.run.child import Child, Reaper, end_groups, last_lines
+from rl.run.failure import RunFailed, first_failure
+from rl.run.folder import RunFolder
+from rl.run.status import Status
+
+_TICK_S = 0.25
+_HEALTH_EVERY_S = 5.0
+
+
+class Children:
+    """The child processes of one run."""
+
+    def __init__(self, run: Run, run_folder: RunFolder, reaper: Reaper) -> None:
+        self._run, self._run_folder, self._reaper = run, run_folder, reaper
+        self._children: dict[str, Child] = {}
+        self._server: VLLMServer = build(run.inference)()
+        self._status = Status(run.folder, "inference")
+        self._uses_vllm: bool = build(run.sampler)().uses_vllm
+        self._ready = not self._uses_vllm
+        self._began = self._checked = time.monotonic()
+
+    def start(self) -> None:
+        """Start everything at once; the parts wait for each other."""
+        folder, run = str(self._run.folder), self._run
+        if self._uses_vllm:
+            self._status.set("starting vLLM (logs/inference.log)")
+            chosen = transport(run.sync, run.adapter, run.model)
+            room = adapter_room(chosen, run.adapter, self._run_folder.model())
+            command = self._server.command(
+                self._run_folder.model(),
+                self._run_folder.vllm_socket,
+                dtype=run.model["dtype"],
+                max_seq_len=run.max_seq_len,
+                adapter=room,
+            )
+            self._start("inference", command, self._server.environment(adapter=room))
+        self._start("rollouts", [sys.executable, "-m", "rl.rollouts", folder], {})
+        world = run.trainer["ranks"]
+        for rank in range(world):
+            where = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+            command = [sys.executable, "-m", "rl.trainer", folder]
+            self._start(f"trainer.rank{rank}", command, {**where, **_accelerator()})
+
+    def _start(self, name: str, command: list[str], env: dict[str, str]) -> None:
+        log = self._run_folder.logs / f"{name}.log"
+        child = Child(name, command, log=log, reaper=self._reaper, env=env)
+        self._children[name] = child
+        child.start()
+
+    def watch(self, tick: Callable[[], None]) -> None:
+        """Return when every trainer rank has finished; raise RunFailed when anything else ends."""
+        trainers = [child for name, child in self._children.items() if name.startswith("trainer")]
+        while True:
+            tick()
+            ended = {n: c.returncode for n, c in self._children.items() if c.returncode is not None}
+            if all(trainer.returncode == 0 for trainer in trainers):
+                return
+            if any(not (n.startswith("trainer") and status == 0) for n, status in ended.items()):
+                self._fail(ended)
+            self._watch_server()
+            self._reaper.ensure_alive()
+            time.sleep(_TICK_S)
+
+    def _watch_server(self) -> None:
+        """A server can hang while its process lives, so the URL is watched too."""
+        now, limit = time.monotonic(), self._server.startup_timeout
+        if not self._uses_vllm or (self._ready and now - self._checked < _HEALTH_EVERY_S):
+            return
+        if healthy(self._run_folder.vllm_socket):
+            self._ready, self._checked = True, now
+            self._status.set("serving")
+        elif not self._ready and now - self._began > limit:
+            self._explain(
+                "inference", f"did not answer within inference.startup_timeout={limit:g} s"
+            )
+        elif self._ready and now - self._checked > self._run.trainer["wait_timeout"]:
+            self._explain("inference", "has stopped answering")
+
+    def _fail(self, ended: Mapping[str, int | None]) -> NoReturn:
+        if ended.get("inference") is not None:  # the others only notice that it is gone
+            self._explain("inference", f"ended with status {ended['inference']}")
+        time.sleep(2 * _TICK_S)  # the first to fail may not be the first to end
+        failure = first_failure(self._run.folder)
+        if failure:
+            log = self._run_folder.logs / f"{failure['part']}.log"
+            raise RunFailed(f"{failure['part']}: {failure['message']}\n(details: {log})")
+        name = next(
+            n for n, status in ended.items() if not (n.startswith("trainer") and status == 0)
+        )
+        self._explain(name, f"ended with status {ended[name]}")
+
+    def _explain(self, name: str, what: str) -> NoReturn:
+        log = self._run_folder.logs / f"{name}.log"
+        raise RunFailed(f"{name} {what}. The end of {log}:\n{last_lines(log)}")
+
+    def end(self) -> None:
+        """End all of them at once, with everything they started."""
+        end_groups([child.group for child in self._children.values() if child.group is not None])
+        for child in self._children.values():
+            child.end()
+
+
+def _accelerator() -> dict[str, str]:
+    """What the trainer needs to know of a machine without a GPU.
+
+    DeepSpeed must be told so. Threads that wait for each other by spinning make a step up to ten
+    times slower as soon as anything else wants a core.
+    """
+    if has_gpu():
+        return {}
+    return {"DS_ACCELERATOR": "cpu", "OMP_WAIT_POLICY": "PASSIVE"}

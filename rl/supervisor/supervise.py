@@ -1,0 +1,124 @@
+"""The process on the terminal: checks, prepares, starts, watches, cleans up. Imports no torch.
+
+    check ---> model folder (built or fetched, warm-started once) ---> inference, rollouts,
+    trainer ranks
+                                                                          |
+    screen <--- status/*.json, metrics.jsonl ---- watch: a part that ends too early ends the run
+
+Each part is a process group of its own with its own log. Whatever ends this process, the reaper
+ends theirs.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from contextlib import ExitStack
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from envs.cache import cache_folder
+from rl.config.build import build, construct
+from rl.config.check import check
+from rl.config.schema import Run
+from rl.report.screen import Screen, final_summary
+from rl.run.child import Reaper, stopped_by_signals
+from rl.run.folder import RunFolder
+from rl.run.metrics import column, read_metrics
+from rl.supervisor.children import Children
+from rl.supervisor.warm_start import keep_result, warm_start_key, warm_start_run
+
+CONSTRUCTED = (
+    *("model", "adapter", "env", "sampler", "client", "buffer", "optim", "inference", "logger"),
+    "evaluation",
+)
+
+
+def supervise(
+    config: dict[str, Any],
+    *,
+    overrides: list[str],
+    choices: dict[str, str],
+    compose: Callable[[list[str]], dict[str, Any]],
+) -> float | None:
+    """Do a whole run and return the mean reward of its last ten steps (None without rewards).
+
+    Args:
+        config: resolved configuration.
+        overrides: what the command line changed, as written.
+        choices: which file of each group was chosen.
+        compose: makes a resolved configuration out of overrides.
+
+    Raises:
+        ConfigError: the configuration cannot work; nothing was started.
+        RunFailed: the run ended early; the message is for the user.
+
+    """
+    check(config)
+    main = Run(**config)
+    construct(main, CONSTRUCTED)
+    with stopped_by_signals(), Reaper() as reaper:
+        main.folder.mkdir(parents=True, exist_ok=True)
+        record = {"overrides": overrides, "choices": choices}
+        (main.folder / "overrides.yaml").write_text(yaml.safe_dump(record, sort_keys=False))
+        model = _prepare_model(main, reaper, compose)
+        _execute(main, model, reaper)
+        _say(final_summary(main.folder))
+    rewards = column(read_metrics(main.folder), "train/reward")[-10:]
+    return sum(rewards) / len(rewards) if rewards else None
+
+
+def _prepare_model(
+    run: Run, reaper: Reaper, compose: Callable[[list[str]], dict[str, Any]]
+) -> Path:
+    """Return the local folder of the model, warm-started if the config asks for it."""
+    source = build(run.model)()
+    if run.model["warm_start"] is None:
+        return source.prepare(run.folder / "model")
+    folder = run.folder / "warm-start"
+    first = warm_start_run(run, compose(["loss=sft", "sampler=demonstrations"]), folder)
+    kept = cache_folder() / "warm" / warm_start_key(first)
+    if not kept.is_dir():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        _say(f"warm start: {first.max_steps} supervised steps, once for this model and environment")
+        _execute(first, source.prepare(folder / "model"), reaper)
+        keep_result(first, kept)
+    return kept
+
+
+def _execute(run: Run, model: Path, reaper: Reaper) -> None:
+    run_folder = RunFolder(run.folder)
+    run.folder.mkdir(parents=True, exist_ok=True)
+    run.save(run.folder / "config.yaml")
+    (run.folder / "versions.json").write_text(json.dumps(_versions(), indent=1))
+    for stale in ("failures", "status", "sockets"):
+        _remove(run.folder / stale)
+    run_folder.make_sockets_folder()
+    run_folder.set_model(model)
+    with ExitStack() as stack:
+        stack.callback(_remove, run.folder / "sockets")
+        parts = Children(run, run_folder, reaper)
+        stack.callback(parts.end)
+        parts.start()
+        with Screen(run.folder, run.max_steps) as screen:
+            parts.watch(screen.update)
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)  # noqa: T201 this process owns the terminal
+
+
+def _versions() -> dict[str, str]:
+    return dict(sorted((d.metadata["Name"], d.version) for d in distributions()))
+
+
+def _remove(path: Path) -> None:
+    """Delete a folder; for a link, the folder it points to as well."""
+    if path.is_symlink():
+        shutil.rmtree(path.resolve(), ignore_errors=True)
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,152 @@
+"""Supervised steps on an environment's demonstrations before a run, done once and cached.
+
+The warm start is a run like any other (loss=sft sampler=demonstrations), so supervised fine-
+tuning is a use of the loop and not a second program. Its result is a model folder named by a hash
+of everything it depends on.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from rl.config.annotations import Node
+from rl.config.schema import Run
+
+# Changing one of these changes what a warm start yields.
+_SOURCES = (
+    "losses.cross_entropy",
+    "rl.model.lora",
+    "rl.model.loading",
+    "rl.sampling.demonstrations",
+    "rl.learner.deepspeed_engine",
+    "rl.learner.logprobs",
+    "rl.model.loading",
+    "rl.model.folder",
+    "rl.learner.optim",
+    "rl.learner.policy",
+    "rl.model.tiny",
+)
+# The groups that say what is learned and how: those of supervised fine-tuning.
+_LEARNING = (
+    *("loss", "reward", "truncation", "advantage", "aggregation"),
+    *("reference", "kl", "correction", "sampler", "buffer"),
+)
+_LONGEST_PATH = 4096
+_PACKAGES = ("torch", "transformers", "deepspeed", "renderers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmStart:
+    """How long and how hard to imitate, and an expert how faultless (conf/model)."""
+
+    steps: int
+    batch_size: int
+    learning_rate: float
+    corruption_rate: float
+
+
+def warm_start_key(first: Run) -> str:
+    """Return 16 hex digits that change with anything the supervised run's result depends on."""
+    content = asdict(first)
+    for group in ("output_dir", "run_name", "inference", "client", "sync", "logger", "trainer"):
+        del content[group]
+    # The first two serve the run that follows; the environment's rewards are not looked at.
+    content["model"] = _without(first.model, "learning_rate", "max_tokens")
+    content["env"] = _without(first.env, "reward_weights")
+    parts = [*_nodes(first.env)]
+    sources = [*_SOURCES, *(node["_target_"].rpartition(".")[0] for node in parts)]
+    content["sources"] = [_source(name) for name in sources]
+    content["files"] = [_content(value) for node in parts for value in node.values()]
+    content["versions"] = [version(name) for name in _PACKAGES]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _without(node: Any, *keys: str) -> Any:
+    """Return a node without these keys, in the nodes inside it neither."""
+    if isinstance(node, dict):
+        return {key: _without(value, *keys) for key, value in node.items() if key not in keys}
+    return [_without(item, *keys) for item in node] if isinstance(node, list) else node
+
+
+def _nodes(value: Any) -> Iterator[Node]:
+    """Yield every node in a value, itself included: a mixture's, a data set's, a tool's."""
+    if isinstance(value, dict):
+        if "_target_" in value:
+            yield value
+        value = list(value.values())
+    for item in value if isinstance(value, list) else ():
+        yield from _nodes(item)
+
+
+def _content(value: Any) -> str:
+    """Return the hash of the file that a knob names; nothing where it names none."""
+    if not isinstance(value, str) or "\n" in value or not value or len(value) > _LONGEST_PATH:
+        return ""
+    path = Path(value).expanduser()
+    if not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def warm_start_run(run: Run, supervised: dict[str, Any], folder: Path) -> Run:
+    """Return the supervised run that makes the model `run` starts from.
+
+    Args:
+        run: the run to be; its model and environment are used.
+        supervised: a configuration composed with loss=sft sampler=demonstrations, whose groups
+            replace those that differ.
+        folder: where the supervised run lies.
+
+    """
+    recipe = WarmStart(**{k: v for k, v in run.model["warm_start"].items() if k != "_target_"})
+    changed: dict[str, Node] = {group: supervised[group] for group in _LEARNING}
+    changed["sampler"] = {**supervised["sampler"], "corruption_rate": recipe.corruption_rate}
+    return replace(
+        run,
+        **changed,
+        # The same for every seed: runs that are compared start from the same policy.
+        seed=0,
+        max_steps=recipe.steps,
+        batch_size=recipe.batch_size,
+        group_size=1,
+        updates_per_batch=1,
+        entropy_bonus=0.0,
+        model={**run.model, "warm_start": None},
+        adapter={"_target_": "rl.model.lora.NoAdapter"},  # what a run adapts is a whole model
+        optim={
+            **supervised["optim"],
+            "learning_rate": recipe.learning_rate,
+            "schedule": "constant",
+            "warmup_steps": min(5, recipe.steps),
+        },
+        logger={"_target_": "rl.trainer.loggers.ConsoleLogger"},
+        evaluation={"_target_": "rl.evaluation.periodic.NoEvaluation"},
+        trainer={**run.trainer, "checkpoint_every": 0},
+        deepspeed={"zero_optimization": {"stage": 0}},
+        output_dir=str(folder.parent),
+        run_name=folder.name,
+        resume=False,
+    )
+
+
+def keep_result(run: Run, target: Path) -> None:
+    """Move the model that a finished supervised run exported to `target`, whole or not at all."""
+    (exported,) = run.folder.glob("checkpoints/step_*/hf")
+    try:
+        exported.rename(target)
+    except OSError:  # another run was faster; its result is the same
+        if not target.is_dir():
+            raise
+    shutil.rmtree(run.folder)
+
+
+def _source(module: str) -> str:
+    spec = find_spec(module)
+    return Path(spec.origin).read_text() if spec and spec.origin else ""

@@ -1,0 +1,1 @@
+"""Process: the loop, checkpoints, loggers. `python -m rl.trainer <run folder>`."""

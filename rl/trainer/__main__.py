@@ -1,0 +1,13 @@
+"""One rank of the trainer: python -m rl.trainer <run folder>, with RANK, LOCAL_RANK and WORLD_SIZE."""
+
+import os
+import sys
+from pathlib import Path
+
+from rl.run.failure import reporting
+from rl.trainer.loop import TrainingRun
+
+if __name__ == "__main__":
+    run_folder = Path(sys.argv[1])
+    with reporting(run_folder, f"trainer.rank{os.environ['RANK']}"):
+        TrainingRun(run_folder).train()

@@ -1,0 +1,91 @@
+"""Checkpoints that are complete or absent: written aside, then renamed.
+
+checkpoints/step_000100/
+  state.json      step, dispatcher state (the next examples)
+  deepspeed/      what is trained, optimizer; one file per rank
+  learner.json    adaptive beta; reference.safetensors beside it if the reference moves
+  hf/             the model for everybody else (transformers, vLLM); with LoRA the adapter (peft)
+"""
+
+import json
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from rl.learner.learner import Learner
+from rl.run.failure import RunFailed
+from rl.run.folder import RunFolder
+
+
+def save_checkpoint(
+    learner: Learner,
+    run_folder: RunFolder,
+    *,
+    step: int,
+    rollouts: dict[str, Any],
+    model: Path,
+    keep: int,
+) -> Path:
+    """Write the state after `step` steps and delete all but the newest `keep`. Collective.
+
+    Args:
+        learner: weights, optimizer and what follows them.
+        run_folder: where.
+        step: optimizer steps taken, which is the policy version.
+        rollouts: state of the dispatcher.
+        model: folder the run's model came from, for its tokenizer files.
+        keep: complete checkpoints that stay.
+
+    Raises:
+        RunFailed: it could not be written; what was there before still is.
+
+    """
+    final = run_folder.checkpoint(step)
+    aside = final.with_name(f".{final.name}.incomplete")
+    first = learner.policy.ranks.first
+    if first:
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+    dist.barrier()
+    try:
+        learner.save(aside)
+        learner.policy.export(aside / "hf", model)
+    except (OSError, RuntimeError) as error:  # torch says RuntimeError where a disk is full
+        _clear(aside)  # room for saying so
+        free = shutil.disk_usage(run_folder.path).free / 2**20
+        raise RunFailed(
+            f"the checkpoint of step {step} could not be written ({error}); without it "
+            f"{free:,.0f} MiB are free at {run_folder.path}. Make room and go on with resume=true"
+        ) from error
+    dist.barrier()
+    if first:
+        state = {"step": step, "rollouts": rollouts}
+        (aside / "state.json").write_text(json.dumps(state))
+        if final.exists():
+            _delete(final)
+        aside.rename(final)
+        for old in run_folder.complete_checkpoints()[:-keep]:
+            _delete(old)
+    dist.barrier()
+    return final
+
+
+def _clear(folder: Path) -> None:
+    """Give the space back at once, even that of files which the failed writer still holds open."""
+    with suppress(FileNotFoundError):  # another rank clears, too
+        for path in folder.rglob("*"):
+            if path.is_file():
+                os.truncate(path, 0)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _delete(checkpoint: Path) -> None:
+    """Rename first: what is half deleted must not pass for complete."""
+    doomed = checkpoint.with_name(f".{checkpoint.name}.deleted")
+    shutil.rmtree(doomed, ignore_errors=True)
+    checkpoint.rename(doomed)
+    shutil.rmtree(doomed)

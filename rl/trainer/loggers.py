@@ -1,0 +1,105 @@
+"""The loggers that carry a run's numbers elsewhere; metrics.jsonl is written anyway."""
+
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from rl.run.metrics import finite
+
+WANDB_TIMEOUT_S = 30.0  # for the service to answer at the start, and for uploads at the end
+
+log = logging.getLogger(__name__)
+
+
+class Logger:
+    """What the trainer calls on rank 0; this one does nothing."""
+
+    def start(self, folder: Path, run_name: str, config: Mapping[str, Any]) -> None:
+        """Open the copy of this run, or go on with it when the run was resumed."""
+
+    def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
+        """Copy one step."""
+
+    def finish(self) -> None:
+        """Bring what is left to where it goes."""
+
+
+@dataclass
+class ConsoleLogger(Logger):
+    """Nothing beyond metrics.jsonl and the screen, which are there anyway."""
+
+
+@dataclass(kw_only=True)
+class WandbLogger(Logger):
+    """Weights & Biases. When it fails it goes offline or quiet; the run never notices."""
+
+    project: str
+    entity: str | None
+    mode: Literal["online", "offline", "disabled"]
+    _run: Any = field(default=None, init=False, repr=False)
+
+    def start(self, folder: Path, run_name: str, config: Mapping[str, Any]) -> None:
+        """Open the run whose id follows from `run_name`, so that a resumed run continues it."""
+        if self.mode == "disabled":
+            return
+        try:
+            self._run = self._init(folder, run_name, config)
+        except Exception as error:  # noqa: BLE001 (whatever a service client raises, the run goes on)
+            log.warning("wandb is off for this run: %s", first_line(error))
+
+    def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
+        """Send one step."""
+        if self._run is None:
+            return
+        try:
+            values = {name: v for name, v in metrics.items() if finite(v) is not None}
+            self._run.log(values, step=step)
+        except Exception as error:  # noqa: BLE001 (as above)
+            log.warning("wandb is off from step %d on: %s", step, first_line(error))
+            self._run = None
+
+    def finish(self) -> None:
+        """Upload what is left, for at most WANDB_TIMEOUT_S; the files stay for `wandb sync`."""
+        run, self._run = self._run, None
+        if run is None:
+            return
+        try:
+            run.finish()
+        except Exception as error:  # noqa: BLE001 (as above)
+            log.warning("wandb did not finish, its files stay here: %s", first_line(error))
+
+    def _init(self, folder: Path, run_name: str, config: Mapping[str, Any]) -> Any:
+        import wandb
+
+        settings = wandb.Settings(
+            silent=True, console="off", init_timeout=WANDB_TIMEOUT_S, finish_timeout=WANDB_TIMEOUT_S
+        )
+        opened = partial(
+            wandb.init, project=self.project, entity=self.entity, dir=folder, name=run_name,
+            id=wandb_id(run_name), resume="allow", config=dict(config), settings=settings,
+        )  # fmt: skip
+        if self.mode == "online":
+            try:
+                # Without a prompt: wandb would wait for an answer at a terminal nobody looks at.
+                if wandb.login(prompt=False):
+                    return opened(mode="online")
+                problem = "no key; run `wandb login` or set WANDB_API_KEY"
+            except wandb.Error as error:
+                problem = first_line(error)
+            later = folder / "wandb" / "offline-run-*"
+            log.warning("wandb goes offline (%s). Send it later: wandb sync %s", problem, later)
+        return opened(mode="offline")
+
+
+def wandb_id(run_name: str) -> str:
+    """The run's id at wandb: its name in the characters and length wandb allows."""
+    return re.sub(r"[^\w.-]", "-", run_name)[-64:]
+
+
+def first_line(error: Exception) -> str:
+    """What went wrong, on one line."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,198 @@
+"""The trainer: one process per rank, one loop for synchronous and asynchronous training alike.
+
+    python -m rl.trainer <run folder>          RANK, LOCAL_RANK and WORLD_SIZE in the environment
+
+Step k trains policy version k into version k + 1. The loop waits for a batch, updates, pushes,
+tells the rollouts process that k + 1 is live. How far sampling may run ahead is decided there,
+not here.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rl.config.build import build
+from rl.config.schema import Run
+from rl.config.transport import transport
+from rl.inference.server import healthy
+from rl.learner.learner import Learner, TrainerSettings
+from rl.learner.ranks import Ranks
+from rl.records import RankBatch
+from rl.run.failure import RunFailed
+from rl.run.folder import RunFolder
+from rl.run.metrics import MetricsFile
+from rl.run.status import Status
+from rl.trainer.checkpoint import save_checkpoint
+from rl.trainer.rollouts_link import RolloutsLink
+from rl.weights.pusher import WeightPusher
+
+
+class Stopwatch:
+    """Seconds per phase of one step."""
+
+    def __init__(self, status: Status) -> None:
+        self._status = status
+        self.times: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str, doing: str) -> Iterator[None]:
+        """Count the block as time/<name> and show `doing` on the screen."""
+        self._status.set(doing)
+        began = time.monotonic()
+        yield
+        self.times[f"time/{name}"] = time.monotonic() - began
+
+
+class TrainingRun:
+    """Everything that one rank holds during a run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.run, self.run_folder = Run.load(folder / "config.yaml"), RunFolder(folder)
+        self.settings: TrainerSettings = build(self.run.trainer)()
+        self.sampler = build(self.run.sampler)()
+        rank = int(os.environ["RANK"])
+        self.status = Status(folder, f"trainer.rank{rank}")
+        self.status.set("joining the other ranks")
+        torch.set_num_threads(self.settings.num_threads or self._spare_cores())
+        self.ranks = Ranks.join(folder / "sockets" / "rendezvous", self.settings.wait_timeout)
+        self.status.set("loading the model")
+        self.learner = Learner(self.run, self.run_folder, self.ranks)
+        self.resumed = self.run_folder.resumed()
+        if self.resumed:
+            self.status.set(f"loading {self.resumed.folder.name}")
+            self.learner.load(self.resumed.folder)
+        self.start = self.resumed.step if self.resumed else 0
+        self.metrics = MetricsFile(folder) if self.ranks.first else None
+        self.logger = build(self.run.logger)()
+        self.nonfinite = 0
+
+    def _spare_cores(self) -> int:
+        """CPU threads for this rank: vLLM decodes on one core."""
+        cores = len(os.sched_getaffinity(0)) - (1 if self.sampler.uses_vllm else 0)
+        return max(cores // self.settings.ranks, 1)
+
+    def train(self) -> None:
+        """Run all steps."""
+        run, pusher = self.run, self._pusher()
+        rollouts = RolloutsLink(self.run_folder.rollouts_socket, self.ranks.rank)
+        rollouts.connect(self.settings.wait_timeout)
+        if self.ranks.first:
+            self.logger.start(self.run_folder.path, run.run_name, asdict(run))
+            if self.metrics:
+                self.metrics.truncate_after(self.start - 1)
+        if pusher:
+            self._wait_for_vllm()
+            pusher.connect(self.learner.policy)
+            pusher.push(self.learner.policy, self.start, must_differ=False)
+        self._publish(rollouts, self.start)
+        for step in range(self.start, run.max_steps):
+            began = time.monotonic()
+            watch = Stopwatch(self.status)
+            with watch.phase("wait", f"waiting for batch {step}"):
+                batch = rollouts.next_batch(step, self.settings.wait_timeout)
+            with watch.phase("update", f"training step {step}"):
+                stats = self.learner.update(batch)
+            self._stop_if_nonfinite(stats)
+            stats |= self._evaluation(rollouts, watch, step)  # of the policy that vLLM still has
+            if pusher:
+                with watch.phase("push", f"pushing version {step + 1}"):
+                    moved = stats["train/grad_norm"] > 0 and stats["train/learning_rate"] > 0
+                    pusher.push(self.learner.policy, step + 1, must_differ=moved)
+                with watch.phase("probe", f"comparing version {step + 1} with vLLM's"):
+                    stats |= pusher.probe(self.learner.policy, batch.micro_batches[0], step + 1)
+            # Only now, so that the probe does not queue behind a batch of new prompts.
+            self._publish(rollouts, step + 1)
+            with watch.phase("checkpoint", f"writing the checkpoint of step {step + 1}"):
+                self._checkpoint(step + 1, rollouts)
+            self._log(step, batch, stats, watch.times, time.monotonic() - began)
+        last = self._evaluation(rollouts, Stopwatch(self.status), run.max_steps)
+        if last and self.metrics:
+            self._write(run.max_steps, last)
+        if self.ranks.first:
+            self.logger.finish()
+        self.status.set("done")
+
+    def _pusher(self) -> WeightPusher | None:
+        """None when nothing is sampled (demonstrations): there is no vLLM to push to."""
+        if not self.sampler.uses_vllm:
+            return None
+        return WeightPusher(
+            build(self.run.sync)(),
+            transport(self.run.sync, self.run.adapter, self.run.model),
+            self.run_folder.vllm_socket,
+            timeout=self.settings.wait_timeout,
+        )
+
+    def _wait_for_vllm(self) -> None:
+        """The supervisor watches the server and ends us if it fails, so this only waits."""
+        self.status.set("waiting for vLLM to start (logs/inference.log)")
+        while not healthy(self.run_folder.vllm_socket):
+            time.sleep(0.2)
+
+    def _publish(self, rollouts: RolloutsLink, version: int) -> None:
+        if self.ranks.first:
+            rollouts.publish(version)
+
+    def _evaluation(
+        self, rollouts: RolloutsLink, watch: Stopwatch, version: int
+    ) -> dict[str, float]:
+        """Wait until the version that is live has been evaluated, if it is due."""
+        if not self.ranks.first or not build(self.run.evaluation)().due(
+            version, self.run.max_steps
+        ):
+            return {}
+        with watch.phase("evaluate", f"waiting for the evaluation of version {version}"):
+            return rollouts.evaluation(version)
+
+    def _stop_if_nonfinite(self, stats: dict[str, float]) -> None:
+        self.nonfinite = self.nonfinite + 1 if stats["train/skipped"] else 0
+        if self.nonfinite >= self.settings.max_nonfinite_steps:
+            raise RunFailed(
+                f"{self.nonfinite} steps in a row had a loss or gradient that is not finite "
+                "(trainer.max_nonfinite_steps). Lower optim.learning_rate, or look at the rollouts"
+            )
+
+    def _checkpoint(self, step: int, rollouts: RolloutsLink) -> None:
+        every = self.settings.checkpoint_every
+        if step != self.run.max_steps and (not every or step % every):
+            return
+        save_checkpoint(
+            self.learner,
+            self.run_folder,
+            step=step,
+            rollouts=rollouts.state() if self.ranks.first else {},
+            model=self.run_folder.model(),
+            keep=self.settings.keep_checkpoints,
+        )
+
+    def _log(
+        self,
+        step: int,
+        batch: RankBatch,
+        stats: dict[str, float],
+        times: dict[str, float],
+        seconds: float,
+    ) -> None:
+        if not self.metrics:
+            return
+        tokens = batch.metrics.get("train/tokens", 0.0)
+        line: dict[str, Any] = {
+            **batch.metrics,
+            **stats,
+            **times,
+            "time/step": seconds,
+            "rollout/tokens_per_s": tokens / seconds,
+            "train/policy_version": step + 1,
+        }
+        self._write(step, line)
+
+    def _write(self, step: int, line: dict[str, Any]) -> None:
+        assert self.metrics
+        self.metrics.append(step, line)
+        self.logger.log(step, line)

@@ -1,0 +1,87 @@
+"""The trainer's end of the line to the rollouts process."""
+
+import socket
+import time
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rl.records import RankBatch
+from rl.run.failure import RunFailed
+from rl.wire import HEADER, Call, pack, unpack
+
+T = TypeVar("T")
+
+
+class RolloutsLink:
+    """Blocking calls of one rank; every wait has a deadline."""
+
+    def __init__(self, path: Path, rank: int) -> None:
+        self._path, self._rank = path, rank
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+
+    def connect(self, timeout: float) -> None:
+        """Wait until the rollouts process listens, at most `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                self._socket.connect(str(self._path))
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise RunFailed(
+                        f"the rollouts process did not listen within {timeout:g} s; "
+                        "see logs/rollouts.log"
+                    ) from error
+                time.sleep(0.1)
+            else:
+                self._socket.settimeout(timeout)
+                return
+
+    def next_batch(self, step: int, timeout: float) -> RankBatch:
+        """Return this rank's share of a step, waiting at most `timeout` seconds for it."""
+        self._socket.settimeout(timeout)
+        late = (
+            f"no batch for step {step} within trainer.wait_timeout={timeout:g} s: rollouts are "
+            "slower than that, or stuck; see logs/rollouts.log and logs/inference.log"
+        )
+        return self._call(Call(what="next_batch", rank=self._rank, step=step), RankBatch, late)
+
+    def publish(self, version: int) -> None:
+        """Tell that these weights are live, so that more groups may start."""
+        self._call(Call(what="publish", version=version), dict, self._silent)
+
+    def evaluation(self, version: int) -> dict[str, float]:
+        """Wait for the evaluation of a version; return its metrics, none where it is not due."""
+        late = (
+            f"the evaluation of version {version} took longer than trainer.wait_timeout="
+            f"{self._socket.gettimeout():g} s: lower evaluation.num_examples, or raise that one"
+        )
+        return self._call(Call(what="evaluation"), dict, late)
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of the rollouts process."""
+        return self._call(Call(what="state"), dict, self._silent)
+
+    @property
+    def _silent(self) -> str:
+        waited = self._socket.gettimeout()
+        return f"the rollouts process did not answer within {waited:g} s; see logs/rollouts.log"
+
+    def _call(self, call: Call, kind: type[T], late: str) -> T:
+        data = pack(call)
+        try:
+            self._socket.sendall(HEADER.pack(len(data)) + data)
+            return unpack(self._read(HEADER.unpack(self._read(HEADER.size))[0]), kind)
+        except TimeoutError as error:
+            raise RunFailed(late) from error
+        except ConnectionError as error:
+            raise RunFailed("the rollouts process hung up; see logs/rollouts.log") from error
+
+    def _read(self, count: int) -> bytearray:
+        data = bytearray(count)
+        view, done = memoryview(data), 0
+        while done < count:
+            received = self._socket.recv_into(view[done:])
+            if received == 0:
+                raise ConnectionError("end of file")
+            done += received
+        return data

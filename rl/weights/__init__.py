@@ -1,0 +1,1 @@
+"""The push, what receives it inside vLLM, the proof that it arrived."""

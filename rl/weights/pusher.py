@@ -1,0 +1,191 @@
+"""New weights for vLLM after every step, and the proof that they arrived.
+
+    shm        pause(keep) -> start -> update -> finish(version) -> resume
+    adapter    pause(keep) -> update -> version -> resume      (running requests go on)
+
+What is sent lies in an anonymous file in memory (memfd): vLLM reads it through our /proc entry, and
+it vanishes with us however we end. Three things can go wrong unseen, and each is an error here:
+the push changed nothing, vLLM loaded something else (our plugin compares fingerprints and what
+every layer computes), or trainer and engine disagree although the weights are the same (the
+probe).
+"""
+
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Literal
+
+import httpx
+import numpy as np
+import torch
+from safetensors.torch import save
+
+from rl.config.transport import Transport
+from rl.inference.server import SERVED_AS, connect
+from rl.model.lora import write_adapter
+from rl.records import MicroBatch
+from rl.run.failure import RunFailed
+from rl.weights.fingerprint import fingerprint
+
+if TYPE_CHECKING:
+    from rl.learner.policy import Policy
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightSync:
+    """How weights travel (conf/sync)."""
+
+    transport: Literal["auto", "shm", "adapter"]
+    probe_every: int
+    probe_rows: int
+    max_mismatch: float
+
+
+class WeightPusher:
+    """Pushes weights and probes the result. Rank 0 talks to vLLM; all ranks call every method."""
+
+    def __init__(
+        self, sync: WeightSync, transport: Transport, socket: Path, *, timeout: float
+    ) -> None:
+        self._sync, self._transport, self._timeout = sync, transport, timeout
+        self._served_as = SERVED_AS[transport]
+        self._http, self._private = connect(socket, timeout), socket.parent
+        self._last = ""
+        self._first_probe = True
+
+    def connect(self, policy: "Policy") -> None:
+        """Open the transfer engine inside vLLM, and make it know the name of the adapter.
+
+        vLLM reads an adapter from a folder and could load the next one in place of it, but then
+        reads the files again at every step of every request. So that is done once, and pushes
+        replace what is loaded.
+        """
+        adapter = policy.adapter_weights() if self._transport == "adapter" else {}
+        if not policy.ranks.first:
+            return
+        if not adapter:
+            self._post("/init_weight_transfer_engine", {"init_info": {}})
+            return
+        with TemporaryDirectory(dir=self._private) as folder:
+            write_adapter(policy.engine.module.model, adapter, Path(folder))
+            form = json.loads((Path(folder) / "adapter_config.json").read_text())
+            load = {"lora_name": SERVED_AS["adapter"], "lora_path": folder}
+            self._post("/v1/load_lora_adapter", load)
+        self._post("/init_weight_transfer_engine", {"init_info": {"config": form}})
+        # Never finished: finishing an update makes vLLM drop all adapters.
+        self._post("/start_weight_update")
+
+    def push(self, policy: "Policy", version: int, *, must_differ: bool) -> None:
+        """Make vLLM sample with the policy's present weights, as `version`.
+
+        Args:
+            policy: whose weights.
+            version: what vLLM reports as the version of every token from now on.
+            must_differ: the optimizer took a step, so equal weights would be an error.
+
+        """
+        alone = self._transport == "adapter"
+        weights = policy.adapter_weights() if alone else policy.weights()
+        if not policy.ranks.first:
+            return
+        mark = fingerprint(weights)
+        if must_differ and mark == self._last:
+            raise RunFailed(
+                f"the optimizer step before version {version} changed no weight in "
+                f"{next(iter(weights.values())).dtype}: raise optim.learning_rate, or use "
+                "model.dtype=float32"
+            )
+        self._last = mark
+        descriptor = os.memfd_create("offbyone-weights")
+        try:
+            path = f"/proc/{os.getpid()}/fd/{descriptor}"
+            content = save({name: tensor.contiguous() for name, tensor in weights.items()})
+            with open(descriptor, "wb", closefd=False) as file:
+                file.write(content)
+            update = {"update_info": {"path": path, "fingerprint": mark}}
+            self._post("/pause?mode=keep&clear_cache=false")
+            if alone:
+                self._post("/update_weights", update)
+                self._post("/update_weight_version", {"new_version": str(version)})
+            else:
+                self._post("/start_weight_update")
+                self._post("/update_weights", update)
+                self._post("/finish_weight_update", {"weight_version": str(version)})
+            self._post("/resume")
+        finally:
+            os.close(descriptor)
+
+    def probe(self, policy: "Policy", batch: MicroBatch, version: int) -> dict[str, float]:
+        """Compare vLLM's logprobs with the trainer's on rows of a batch, right after a push.
+
+        Both score given text at temperature 1, so nothing but the weights and the arithmetic
+        counts.
+
+        Raises:
+            RunFailed: the first probe of a run lies above `max_mismatch`.
+
+        """
+        if self._sync.probe_every == 0 or version % self._sync.probe_every:
+            return {}
+        # All but the last token: a row may fill vLLM's context, which must have room for one more.
+        lengths = _lengths(batch)[: self._sync.probe_rows] - 1
+        token_ids = batch.token_ids[: self._sync.probe_rows, : lengths.max()]
+        ours = policy.logprobs(token_ids)
+        if not policy.ranks.first:
+            return {}
+        texts = [row[:n].tolist() for row, n in zip(token_ids, lengths, strict=True)]
+        with ThreadPoolExecutor(len(texts)) as pool:  # each waits for vLLM's next step
+            theirs = list(pool.map(self._score, texts))
+        gaps = [
+            (torch.tensor(scores) - row[1:n]).abs()
+            for scores, row, n in zip(theirs, ours, lengths, strict=True)
+        ]
+        gap = torch.cat(gaps)
+        mean = float(gap.mean())
+        if self._first_probe and mean > self._sync.max_mismatch:
+            raise RunFailed(
+                f"trainer and vLLM disagree on the same weights: mean |logprob difference| "
+                f"{mean:.4f} > sync.max_mismatch={self._sync.max_mismatch:g}. Every importance "
+                "ratio would be wrong. Compare model.dtype, attention and rope settings of both"
+            )
+        self._first_probe = False
+        return {"mismatch/mean_abs": mean, "mismatch/max_abs": float(gap.max())}
+
+    def _score(self, token_ids: list[int]) -> list[float]:
+        """Return vLLM's logprob of each token but the first."""
+        sampling = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, "detokenize": False}
+        body = {"model": self._served_as, "token_ids": token_ids, "sampling_params": sampling}
+        answer = self._post("/inference/v1/generate", body)
+        entries = answer["prompt_logprobs"][1:]
+        return [
+            entry[str(token)]["logprob"]
+            for entry, token in zip(entries, token_ids[1:], strict=True)
+        ]
+
+    def _post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        phase = path.partition("?")[0].strip("/")
+        try:
+            response = self._http.post(path, json=body)
+        except httpx.TimeoutException as error:
+            raise RunFailed(
+                f"vLLM did not answer `{phase}` within trainer.wait_timeout={self._timeout:g} s; "
+                "see logs/inference.log"
+            ) from error
+        except httpx.HTTPError as error:
+            raise RunFailed(f"vLLM is out of reach for `{phase}` ({error})") from error
+        if response.status_code != httpx.codes.OK:
+            raise RunFailed(
+                f"vLLM refused `{phase}`: {response.text[:500]}; see logs/inference.log"
+            )
+        is_json = response.headers.get("content-type", "").startswith("application/json")
+        return response.json() if is_json else {}  # loading an adapter is answered in prose
+
+
+def _lengths(batch: MicroBatch) -> np.ndarray:
+    """Tokens of each row up to its last completion token. [B]"""
+    width = batch.completion_mask.shape[1]
+    from_the_end = batch.completion_mask[:, ::-1].argmax(axis=1)  # [B]
+    return np.where(batch.completion_mask.any(axis=1), width - from_the_end, 2)

@@ -1,0 +1,1 @@
+"""Sentences about the code; `-m server` runs the real vLLM."""

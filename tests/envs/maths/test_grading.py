@@ -1,0 +1,173 @@
+"""Which answers mean the same, how an answer is found in a text, and what a hard one costs."""
+
+import asyncio
+from fractions import Fraction
+
+import pytest
+
+from envs.maths.grading import Grader, final_answer, marked_answer, normalised, number
+from tests.support.sandboxes import interpreters, settled
+
+KNOBS = {"workers": 1, "cpu_seconds": 3, "memory_mb": 1024}
+
+
+@pytest.fixture(scope="module")
+def grader():
+    made = Grader(**KNOBS)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"so \boxed{18}", "18"),
+        (r"\boxed{1} or rather \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
+        (r"\boxed{\text{no }\{1, 2\}}", r"\text{no }\{1, 2\}"),
+        (r"\boxed{3}, and \boxed{4", "3"),  # cut off: it is not said
+        (r"5 is \boxed{}", ""),
+        ("steps\n#### 1,234\n", "1,234"),
+        ("#### 1\n#### 2", "2"),
+        (r"#### 1 and \boxed{2}", "2"),
+        ("#### ", None),
+        ("3 and 4 make 7.", "7"),
+        ("it costs $1,234.50!", "1,234.50"),
+        ("about -3/4", "-3/4"),
+        ("1,2 and 3,45", "45"),
+        ("nothing", None),
+        ("", None),
+        (r"\boxed{" * 100_000 + r"\boxed{8} and 9", "8"),
+        (r"\boxed{a \{ b} }", r"a \{ b"),
+        (r"<think>\boxed{1}</think> none", None),
+        (r"<think>\boxed{1}</think> \boxed{2}", "2"),
+    ],
+)
+def test_the_final_answer_of_a_text(text, answer):
+    assert final_answer(text) == answer
+
+
+def test_a_bare_number_is_an_answer_but_not_in_the_form_asked_for():
+    assert final_answer("it is 7") == "7"
+    assert marked_answer("it is 7") is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "value"),
+    [
+        ("18", 18),
+        ("-3", -3),
+        ("\u22123", -3),
+        ("- 3", -3),
+        ("+3", 3),
+        ("18.0", 18),
+        (".5", Fraction(1, 2)),
+        ("1,234,567", 1234567),
+        ("1{,}234", 1234),
+        (r"1\,234", None),  # digits with a space between them are two numbers
+        ("12,34", None),
+        ("3/4", Fraction(3, 4)),
+        (r"\frac{3}{4}", Fraction(3, 4)),
+        (r"-\dfrac{3}{4}", Fraction(-3, 4)),
+        (r"1\frac{1}{2}", Fraction(3, 2)),
+        (r"-1\frac{1}{2}", Fraction(-3, 2)),
+        ("1 1/2", Fraction(3, 2)),
+        ("2 0/3", 2),
+        ("2x", None),
+        ("2 x", None),
+        ("18cm", None),  # may be a product: for the grammar to decide
+        ("1/0", None),
+        (r"1\frac{1}{0}", None),
+        ("$18", 18),
+        (r"\$18", 18),
+        ("$18$", 18),
+        ("18 dollars", 18),
+        (r"18\text{ cm}", 18),
+        ("18.", 18),
+        ("18 or 19", None),
+        ("x", None),
+        ("", None),
+        ("1e9", None),
+        ("$", None),
+    ],
+)
+def test_the_value_of_a_number(answer, value):
+    assert number(normalised(answer)) == value
+
+
+@pytest.mark.parametrize(
+    ("gold", "said", "same"),
+    [
+        ("18", "18", True),
+        ("18", "18.00", True),
+        ("18", "$18", True),
+        ("18", "19", False),
+        ("18", "-18", False),
+        ("18", "", False),
+        ("18", "9" * 501 + "x", False),
+        ("1/2", "0.5", True),
+        ("1/3", "0.33", False),
+        ("x + 1", "x+1", None),
+    ],
+)
+def test_numbers_and_equal_texts_need_no_process(gold, said, same, grader):
+    before = interpreters()
+    if same is not None:
+        assert asyncio.run(grader.same(gold, said)) is same
+    assert asyncio.run(grader.same(said, said)) is bool(said)
+    assert interpreters() == before
+
+
+@pytest.mark.parametrize(
+    ("gold", "said", "same"),
+    [
+        ("x + 1", "1 + x", True),
+        ("x + 1", "1 - x", False),
+        ("2x", "2", False),
+        ("2", "2x", False),
+        (r"\sqrt{8}", r"2\sqrt{2}", True),
+        (r"\frac{\pi}{2}", r"\pi/2", True),
+        ("(1, 2)", "(1,2)", True),
+        ("(1, 2)", "(2, 1)", False),
+        (r"\{1, 2\}", r"\{2, 1\}", True),
+        ("5", "x = 5", True),
+        ("50", r"50\%", True),
+        ("18", "18, 19", False),
+        ("18", "18 or 19", False),
+        ("18", "eighteen", False),
+        ("7", "}{", False),
+        ("x", "__import__('os')._exit(0)", False),
+        ("1/2", r"\dfrac12", True),
+        ("1", "[[[", False),
+        ("1", "\ufffd \\", False),
+    ],
+)
+def test_formulas_are_compared_by_meaning(gold, said, same, grader):
+    assert asyncio.run(grader.same(gold, said)) is same
+
+
+def test_a_judgement_without_end_costs_only_itself():
+    grader = Grader(**KNOBS)
+
+    async def judge():
+        pairs = [("2", r"\sum_{n=1}^{10^{12}} 1/n"), ("1", "10^{10^{10}}"), ("x + y", "y + x")]
+        return await asyncio.gather(*(grader.same(*pair) for pair in pairs))
+
+    assert asyncio.run(judge()) == [None, None, True]
+    grader.close()
+
+
+async def test_as_many_judgements_at_once_as_there_are_workers():
+    before = interpreters()
+    grader = Grader(**{**KNOBS, "workers": 2})
+    said = [f"{n} + x" for n in range(6)]
+    assert await asyncio.gather(*(grader.same("x + 3", s) for s in said)) == [
+        n == 3 for n in range(6)
+    ]
+    assert len(interpreters() - before) == 2
+    grader.close()
+    assert settled(before)
+
+
+def test_grading_takes_a_process():
+    with pytest.raises(ValueError, match="workers=0"):
+        Grader(**{**KNOBS, "workers": 0})

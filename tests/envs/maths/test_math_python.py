@@ -1,0 +1,161 @@
+"""MathPython: the tool as a policy meets it, through the toolbox and the real sandbox."""
+
+import asyncio
+from itertools import islice
+from random import Random
+from typing import Any
+
+import pytest
+
+from envs.episode import Episode, Example
+from envs.maths.calculations import Calculations
+from envs.maths.grading import Grader
+from envs.maths.math_python import MathPython
+from envs.maths.word_problems import WordProblems
+from envs.messages import tool_call
+from envs.sandbox.sandbox import Limits
+from tests.support.sandboxes import interpreters, settled
+
+KNOBS = {
+    "name": "math-python",
+    "questions": Calculations(
+        kinds=["product", "sum", "power", "binomial"], digits=4, num_train=30, num_eval=10
+    ),
+    "instruction": "Use the tool.",
+    "grader": Grader(workers=1, cpu_seconds=5, memory_mb=1024),
+    "reward_weights": {"correct": 1.0},
+    "max_turns": 4,
+    "max_concurrent": 8,
+    "sandbox": Limits(
+        cpu_seconds=1,
+        call_timeout=60.0,
+        memory_mb=128,
+        max_output_chars=200,
+        site_packages=False,
+    ),
+}
+
+
+def make(**changes):
+    return MathPython(**{**KNOBS, **changes})
+
+
+def fresh(question=None, answer="42"):
+    return Episode(
+        Example(0, "math-python", [], {"answer": answer}), [question] if question else []
+    )
+
+
+async def play(env, episode, *turns) -> Any:
+    """Let the environment reply to assistant messages; what it said last."""
+    reply = None
+    for turn in turns:
+        episode.messages.append(turn)
+        reply = await env.reply(episode, turn)
+        episode.messages += reply or []
+    return reply
+
+
+def code(text):
+    return tool_call("python", code=text)
+
+
+def test_the_expert_played_through_the_real_tool_scores_one():
+    env = make()
+    answers = {e.messages[0]["content"]: e.info["answer"] for e in env.examples("train")}
+    assert len(answers) == 30
+
+    async def rewards(question, call, told, last):
+        episode = fresh(question, told["content"])
+        reply = await play(env, episode, call)
+        assert reply == [told]
+        assert await play(env, episode, last) is None
+        env.close(episode)
+        return await env.score(episode)
+
+    before = interpreters()
+    for conversation in islice(env.demonstrations(Random(0)), 8):
+        assert asyncio.run(rewards(*conversation)) == {
+            "correct": 1.0,
+            "format": 1.0,
+            "unjudged": 0.0,
+        }
+    assert settled(before)
+
+
+def test_variables_last_for_an_episode_and_are_its_own():
+    env, one, other = make(), fresh(), fresh()
+
+    async def talk():
+        said = [await play(env, one, code("x = 5")), await play(env, one, code("x * 2"))]
+        said.append(await play(env, other, code("x")))
+        return [message["content"] for (message,) in said]
+
+    first, second, third = asyncio.run(talk())
+    assert (first, second) == ("(no output)", "10")
+    assert third.endswith("NameError: name 'x' is not defined")
+    env.close(one)
+    env.close(other)
+    assert (one.tool_calls, one.tool_errors) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ({"name": "python", "arguments": {}}, "Usage: python(code: string)"),
+        ({"name": "python", "arguments": {"source": "1"}}, "Usage: python(code: string)"),
+        ({"name": "python", "arguments": "print("}, "the arguments are not JSON"),
+        ({"name": "Python", "arguments": {"code": "1"}}, "there is no tool 'Python'"),
+        (
+            {"name": "python", "arguments": {"code": "while True: pass"}},
+            "Error: the code used up 1",
+        ),
+        ({"name": "python", "arguments": {"code": "1 / 0"}}, "ZeroDivisionError"),
+    ],
+)
+def test_a_mistaken_call_gets_an_answer_that_can_be_used_and_the_next_call_works(function, said):
+    env, episode = make(), fresh()
+
+    async def talk():
+        turn = {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "c", "function": function}],
+        }
+        return await play(env, episode, turn), await play(env, episode, code("6 * 7"))
+
+    (mistaken,), (right,) = asyncio.run(talk())
+    env.close(episode)
+    assert said in mistaken["content"]
+    assert right["content"] == "42"
+
+
+def test_an_episode_that_calls_nothing_starts_no_process_and_garbage_scores_zero():
+    env, episode = make(), fresh()
+    before = interpreters()
+    assert asyncio.run(play(env, episode, {"role": "assistant", "content": "dunno"})) is None
+    env.close(episode)
+    assert interpreters() == before
+    assert asyncio.run(env.score(episode))["correct"] == 0.0
+
+
+def test_the_tool_is_described_to_the_policy_without_the_episode():
+    (spec,) = make().toolbox.specs
+    assert spec["name"] == "python"
+    assert set(spec["parameters"]["properties"]) == {"code"}
+
+
+def test_word_problems_can_be_played_with_the_tool_as_well():
+    questions = WordProblems(min_steps=2, max_steps=4, num_train=5, num_eval=5)
+    env = make(questions=questions)
+    for _, call, told, _ in islice(env.demonstrations(Random(1)), 20):
+        assert eval(call["tool_calls"][0]["function"]["arguments"]["code"]) == int(told["content"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"max_turns": 0}, "max_turns=0"), ({"max_concurrent": 0}, "max_concurrent=0")],
+)
+def test_impossible_knobs_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        make(**changes)

@@ -1,0 +1,91 @@
+"""The single layers around the sandbox: each holds by itself."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from envs.sandbox.confinement import ALLOWED, MACHINES
+from envs.sandbox.sandbox import OURS
+
+
+def python(code):
+    """What a fresh interpreter prints that can import ours and nothing else of the checkout."""
+    boot = f"import sys; sys.path.append({OURS!r})\n"
+    done = subprocess.run(
+        [sys.executable, "-ISc", boot + code], capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+def test_without_landlock_python_itself_refuses_to_read_what_is_outside(tmp_path):
+    outside = tmp_path / "outside"
+    outside.write_text("x")
+    code = f"""
+from envs.sandbox.confinement import guard_reading, readable
+guard_reading(readable([]))
+import ctypes, decimal, hashlib, io, os, pathlib
+attempts = [
+    lambda: open({str(outside)!r}),
+    lambda: os.open({str(outside)!r}, 0),
+    lambda: pathlib.Path("/proc/self/environ").read_bytes(),
+    lambda: io.FileIO(os.path.dirname(os.__file__) + "/../../../../../../../../etc/passwd"),
+    lambda: os.listdir("/"),
+    lambda: list(os.scandir({str(outside.parent)!r})),
+    lambda: ctypes.CDLL(None),
+]
+for attempt in attempts:
+    try:
+        print("read", attempt())
+    except PermissionError:
+        print("refused")
+print(len(os.listdir(os.path.dirname(os.__file__))) > 100)
+"""
+    assert python(code).split() == ["refused"] * 7 + ["True"]
+
+
+def test_the_filter_cannot_be_replaced_by_a_weaker_one():
+    code = """
+from envs.sandbox.confinement import drop_capabilities, seccomp
+drop_capabilities()
+seccomp()
+try:
+    seccomp()
+except OSError as error:
+    print(error)
+"""
+    assert "Operation not permitted" in python(code)
+
+
+def test_a_machine_without_a_list_of_calls_is_refused():
+    code = """
+import platform
+platform.machine = lambda: "riscv64"
+from envs.sandbox.confinement import seccomp
+try:
+    seccomp()
+except OSError as error:
+    print(error)
+"""
+    assert "no list of system calls for riscv64: use x86_64 or aarch64" in python(code)
+
+
+HEADERS = {
+    "x86_64": Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h"),
+    "aarch64": Path("/usr/include/asm-generic/unistd.h"),
+}
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_system_calls_have_the_numbers_of_the_kernel(machine):
+    if not HEADERS[machine].exists():
+        pytest.skip("needs the kernel's headers (linux-libc-dev)")
+    column, _, partly = MACHINES[machine]
+    rows = [row.split() for row in ALLOWED.split(",")]
+    ours = {row[0]: int(row[column]) for row in rows if row[column] != "-"} | partly
+    defined = r"#define __NR(?:3264)?_(\w+)\s+(\d+)"
+    kernels = dict(re.findall(defined, HEADERS[machine].read_text()))
+    kernels["newfstatat"] = kernels.get("newfstatat", kernels.get("fstatat"))
+    assert {name: int(kernels[name]) for name in ours} == ours

@@ -1,0 +1,155 @@
+"""The sandbox: an interpreter for the policy, with limits."""
+
+import asyncio
+import re
+import time
+
+import pytest
+
+from envs.sandbox.sandbox import Limits
+from tests.support.sandboxes import KNOBS, interpreters, make, said, settled
+
+
+@pytest.fixture
+def box():
+    made = make()
+    yield made
+    made.close()
+
+
+def test_no_process_until_the_first_call_then_one_and_none_after_closing(box):
+    before = interpreters()
+    assert before == set()
+    assert asyncio.run(box.run("x = 6 * 7")) == ""
+    (pid,) = interpreters()
+    assert asyncio.run(box.run("x")) == "42\n"
+    assert interpreters() == {pid}
+    box.close()
+    assert settled(set())
+    box.close()
+    assert "NameError: name 'x'" in asyncio.run(box.run("x"))
+
+
+@pytest.mark.parametrize(
+    ("code", "answer"),
+    [
+        ("", ""),
+        ("None", ""),
+        ("print('a'); print('b', end=''); 1 + 1", "a\nb2\n"),
+        ("'text'", "'text'\n"),
+        ("import sys; print('e', file=sys.stderr)", "e\n"),
+        ("def f(x):\n    return x * x\nf(12)", "144\n"),
+        ("pow(7, 1000, 13)", "9\n"),
+        ("from fractions import Fraction as F; F(1, 3) + F(1, 6)", "Fraction(1, 2)\n"),
+        ("import math, decimal, itertools, statistics, random, datetime, json; 1", "1\n"),
+        ("print('\u00e9 \N{GRINNING FACE}')", "\u00e9 \N{GRINNING FACE}\n"),
+        ("print('\\ud800')", "\\ud800\n"),
+        ("@__import__('dataclasses').dataclass\nclass P:\n    x: 'int'\nP(1)", "P(x=1)\n"),
+        (
+            "x = 1\n1 / 0",
+            "Traceback (most recent call last):\n"
+            '  File "<python>", line 2, in <module>\n    1 / 0\n    ~~^~~\n'
+            "ZeroDivisionError: division by zero\n",
+        ),
+        (
+            "1 +",
+            '  File "<python>", line 1\n    1 +\n       ^\nSyntaxError: invalid syntax\n',
+        ),
+    ],
+)
+def test_the_answer_is_what_an_interactive_interpreter_would_say(box, code, answer):
+    assert asyncio.run(box.run(code)) == answer
+
+
+def test_an_exception_keeps_the_variables_and_what_was_printed(box):
+    assert asyncio.run(box.run("x = 1; print('so far'); boom")).startswith("so far\nTraceback")
+    assert asyncio.run(box.run("[0] * 10**12")).endswith("MemoryError\n")
+    assert asyncio.run(box.run("x")) == "1\n"
+
+
+def test_a_long_answer_keeps_both_ends():
+    box = make(max_output_chars=100)
+    answer = asyncio.run(box.run("for i in range(100000): print(i)\n'end'"))
+    box.close()
+    assert answer.startswith("0\n1\n2\n")
+    assert answer.endswith("99999\n'end'\n")
+    left = int(re.search(r"\.\.\. (\d+) characters left out \.\.\.", answer)[1])
+    assert left + 100 == sum(len(f"{i}\n") for i in range(100000)) + len("'end'\n")
+
+
+def test_processor_time_is_counted_call_by_call():
+    box = make(cpu_seconds=1)
+    burn = "import time\nend = time.process_time() + {}\nwhile time.process_time() < end: pass"
+    for _ in range(3):
+        assert asyncio.run(said(box, burn.format(0.6))) == ""
+    assert "used up 1 s of processor time; the interp" in asyncio.run(said(box, burn.format(5)))
+    assert asyncio.run(box.run("1")) == "1\n"
+    box.close()
+
+
+def test_a_call_that_is_given_up_does_not_answer_the_next(box):
+    async def give_up():
+        await box.run("")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(box.run("import time; time.sleep(1); print('late')"), 0.5)
+        return await box.run("print('next')")
+
+    assert asyncio.run(give_up()) == "next\n"
+
+
+def test_an_answer_forged_with_the_true_ticket_spoils_only_its_own_interpreter(box):
+    forge = (
+        "import os, sys, struct\nf = sys._getframe()\n"
+        "while 'ticket' not in f.f_locals: f = f.f_back\n"
+        "os.write(f.f_locals['fd'], struct.pack('>I8s', 2, f.f_locals['ticket']) + b'hi')"
+    )
+    assert asyncio.run(box.run(forge)) == "hi"
+    assert "in the interpreter's place" in asyncio.run(said(box, "1"))
+    assert asyncio.run(box.run("1")) == "1\n"
+
+
+def test_installed_packages_are_there_only_where_they_are_allowed(box):
+    assert "No module named 'sympy'" in asyncio.run(box.run("import sympy"))
+    with_packages = make(site_packages=True, memory_mb=1024)
+    code = "import sympy, numpy; sympy.factorint(2**67 - 1), int(numpy.arange(4).sum())"
+    assert asyncio.run(with_packages.run(code)) == "({193707721: 1, 761838257287: 1}, 6)\n"
+    with_packages.close()
+
+
+async def test_many_sandboxes_work_at_once_and_each_has_its_own_variables():
+    boxes = [make() for _ in range(24)]
+    await asyncio.gather(*(box.run(f"x = {i}") for i, box in enumerate(boxes)))
+    assert len(interpreters()) == 24
+    answers = await asyncio.gather(*(box.run("x") for box in boxes))
+    assert answers == [f"{i}\n" for i in range(24)]
+    began = time.perf_counter()
+    for box in boxes:
+        box.close()
+    assert time.perf_counter() - began < 0.5
+    assert settled(set())
+
+
+async def test_where_no_sandbox_can_start_the_environment_is_at_fault(monkeypatch):
+    monkeypatch.setattr("envs.sandbox.sandbox.BOOT", "import sys; sys.exit({!r})")
+    with pytest.raises(RuntimeError, match="no sandbox for Python code on this machine"):
+        await make().run("1")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"memory_mb": 8}, "memory_mb=8: a sandbox needs at least 64"),
+        ({"cpu_seconds": 0}, "cpu_seconds=0"),
+        ({"max_output_chars": 0}, "max_output_chars=0"),
+        ({"call_timeout": 0.0}, r"call_timeout=0\.0"),
+    ],
+)
+def test_impossible_limits_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        Limits(**{**KNOBS, **changes})
+
+
+def test_the_least_memory_is_enough_to_start():
+    box = make(memory_mb=64)
+    assert asyncio.run(box.run("import math; math.comb(50, 25)")) == "126410606437752\n"
+    box.close()

@@ -1,0 +1,93 @@
+"""The chat endpoint whose model is the policy, asked over HTTP."""
+
+import json
+
+import aiohttp
+import pytest
+
+from envs.messages import tool_call
+from envs.protocol import ContextFull, Spoken
+from envs.verifiers.endpoint import SESSION, PolicyEndpoint
+
+CALL = tool_call("add", a=1)
+
+
+async def ask(body, *, session="one", message=CALL, cut_off=False):
+    """Status, answer, and what the speaker was given."""
+    heard = []
+
+    async def speak(messages, tools):
+        heard.append((messages, tools))
+        if isinstance(message, Exception):
+            raise message
+        return Spoken(message, cut_off, 3, 4)
+
+    endpoint = PolicyEndpoint({"one": speak})
+    async with endpoint.serving() as url, aiohttp.ClientSession() as http:
+        headers = {SESSION: session}
+        async with http.post(f"{url}/chat/completions", json=body, headers=headers) as answer:
+            return answer.status, await answer.text(), heard
+
+
+TEXT = {"type": "text"}
+BODY = {
+    "model": "m",
+    "messages": [
+        {"role": "system", "content": [TEXT | {"text": "be"}, TEXT | {"text": "!"}]},
+        {"role": "user", "content": "hi"},
+    ],
+    "tools": [{"type": "function", "function": {"name": "add", "parameters": {}}}],
+}  # fmt: skip
+
+
+async def test_a_turn_comes_back_with_its_calls_as_json_text():
+    status, text, heard = await ask(BODY)
+    assert status == 200
+    answer = json.loads(text)
+    (choice,) = answer["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["tool_calls"][0]["function"] == {
+        "name": "add",
+        "arguments": '{"a": 1}',
+    }
+    assert answer["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+    ((messages, tools),) = heard
+    assert [m["content"] for m in messages] == ["be!", "hi"]
+    assert tools == [{"name": "add", "parameters": {}}]
+
+
+async def test_a_streamed_turn_is_the_same_in_two_chunks():
+    _, text, _ = await ask(BODY | {"stream": True}, cut_off=True)
+    first, second, done, rest = text.split("\n\n")
+    said, ended = (json.loads(line.removeprefix("data: ")) for line in (first, second))
+    assert (done, rest) == ("data: [DONE]", "")
+    assert said["choices"][0]["delta"]["tool_calls"][0]["index"] == 0
+    assert ended["choices"][0] == {"index": 0, "delta": {}, "finish_reason": "length"}
+    assert said["id"] == ended["id"]
+
+
+async def test_a_call_that_cannot_be_parsed_goes_out_as_the_policy_wrote_it():
+    broken = {"id": "x", "type": "function", "function": {"name": "", "arguments": "{a"}}
+    message = {"role": "assistant", "content": "", "tool_calls": [broken | {"error": "no JSON"}]}
+    _, text, _ = await ask(BODY, message=message)
+    assert json.loads(text)["choices"][0]["message"]["tool_calls"] == [broken]
+
+
+@pytest.mark.parametrize(
+    ("change", "session", "message", "status", "said"),
+    [
+        ({}, "other", CALL, 409, "this episode has ended"),
+        ({}, "one", ContextFull("full"), 400, "context_length_exceeded"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "one",
+            CALL,
+            400,
+            "the policy reads text, not ['image_url']",
+        ),
+    ],
+)
+async def test_what_cannot_be_answered_is_refused(change, session, message, status, said):
+    found, text, _ = await ask(BODY | change, session=session, message=message)
+    assert found == status
+    assert said in text

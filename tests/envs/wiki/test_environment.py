@@ -1,0 +1,308 @@
+"""wiki-search: facts become pages, tools find them, the expert shows how, the score judges."""
+
+import asyncio
+import json
+from itertools import islice
+from random import Random
+
+import pytest
+
+from envs.episode import Episode, Example
+from envs.messages import assistant, tool_call
+from envs.wiki.corpus import Page, Question, page_of, read_pages
+from envs.wiki.environment import WikiSearch, expert
+from envs.wiki.facts import made_up, shipped
+from envs.wiki.index import WikiIndex
+
+
+def wiki(**knobs) -> WikiSearch:
+    given = {
+        "corpus": None,
+        "questions": None,
+        "corpus_split": "train",
+        "questions_split": "train",
+        "columns": {},
+        "embeddings": None,
+        "giving_up": 0.0,
+        "levels": [1, 2, 3],
+        "num_eval": 200,
+        "num_results": 5,
+        "max_turns": 8,
+        "system_prompt": "",
+        "describe_tools": True,
+        "judge": None,
+        "reward_weights": {"exact": 1.0},
+    }
+    return WikiSearch(**{**given, **knobs})
+
+
+@pytest.fixture(scope="module")
+def index() -> WikiIndex:
+    return WikiIndex(shipped()[0], 5)
+
+
+def test_a_few_hundred_pages_ship_with_questions_of_every_level():
+    pages, questions = shipped()
+
+    assert len(pages) > 350
+    assert len({page.id for page in pages}) == len(pages)
+    assert all(sum(q.level == level for q in questions) > 300 for level in (1, 2, 3))
+
+
+def test_pages_state_the_facts_of_the_tables(index):
+    assert index.view_sections("France").split("\n") == [
+        "France:Geography",
+        "France:Economy",
+        "France:Society",
+        "France:Internet",
+    ]
+    assert index.read_section("France:Geography") == (
+        "The capital of France is Paris. The continent of France is Europe."
+    )
+    assert index.read_section("Paris:Overview") == "Paris is the capital of France."
+    assert index.read_section("Iron:Basics") == (
+        "The symbol of Iron is Fe. The atomic number of Iron is 26."
+    )
+
+
+@pytest.mark.parametrize(
+    ("query", "page"),
+    [
+        ("France", "France"),
+        ("capital Paris", "Paris"),
+        ("symbol Fe", "Iron"),
+        ("yen", "Japan"),
+    ],
+)
+def test_a_search_finds_pages_by_title_and_by_what_they_say(index, query, page):
+    assert page in index.search_pages(query).split("\n")
+
+
+def test_a_search_for_nothing_known_says_so(index):
+    assert index.search_pages("xyzzy !!") == "No page found."
+
+
+def test_the_expert_answers_every_question_for_which_the_search_leads_to_the_page(index):
+    questions = shipped()[1]
+    solved = [(q, expert(q, index)) for q in questions]
+
+    missing = [q.text for q, conversation in solved if conversation is None]
+    assert len(missing) <= 0.02 * len(questions), missing
+    env = wiki()
+    for question, conversation in solved:
+        if conversation:
+            example = Example(0, "e", conversation[:1], {"answer": question.answer})
+            episode = Episode(example, conversation)
+            assert asyncio.run(env.score(episode)) == {"exact": 1.0, "f1": 1.0}
+
+
+def test_an_expert_goes_through_two_pages_where_a_question_needs_two(index):
+    question = next(q for q in shipped()[1] if q.level == 3 and "whose capital is Tokyo" in q.text)
+    conversation = expert(question, index)
+    calls = [m["tool_calls"][0]["function"] for m in conversation if m.get("tool_calls")]
+
+    assert [c["name"] for c in calls] == [
+        "search_pages", "view_sections", "read_section", "view_sections", "read_section",
+    ]  # fmt: skip
+    assert calls[1]["arguments"] == {"page_id": "Tokyo"}
+    assert calls[3]["arguments"] == {"page_id": "Japan"}
+
+
+def reply(env, call):
+    episode = Episode(env.examples("train")[0], [])
+    (answer,) = asyncio.run(env.reply(episode, call))
+    return answer["content"]
+
+
+@pytest.mark.parametrize(
+    ("call", "answer"),
+    [
+        (tool_call("search_pages", query="Oslo"), "Oslo\nNorway"),
+        (
+            tool_call("view_sections", page_id="oslo"),
+            "Error: there is no page 'oslo'; did you mean 'Oslo'?",
+        ),
+        (
+            tool_call("read_section", section_id="Norway:Economics"),
+            "Error: there is no section 'Norway:Economics'; did you mean 'Norway:Economy'?",
+        ),
+        (tool_call("search_pages", q="Oslo"), "Error: Object contains unknown field `q`. Usage: "),
+        (
+            tool_call("search", query="Oslo"),
+            "Error: there is no tool 'search'. Tools: search_pages(",
+        ),
+    ],
+)
+def test_calls_right_and_wrong_get_an_answer_that_the_policy_can_use(call, answer):
+    assert reply(wiki(), call).startswith(answer)
+
+
+@pytest.mark.parametrize(
+    ("last", "exact", "f1"),
+    [
+        ("transition metal", 1.0, 1.0),
+        ("Transition metal.", 1.0, 1.0),
+        ("<think>hm</think> transition metal", 1.0, 1.0),
+        ("metal", 0.0, 2 / 3),
+        ("it is a transition metal", 0.0, 2 / 3),
+        ("garbage", 0.0, 0.0),
+        ("", 0.0, 0.0),
+    ],
+)
+def test_the_last_message_is_compared_with_the_answer(last, exact, f1):
+    env = wiki()
+    example = next(e for e in env.examples("train") if e.info["answer"] == "transition metal")
+    assert asyncio.run(env.score(Episode(example, [*example.messages, assistant(last)]))) == {
+        "exact": exact,
+        "f1": pytest.approx(f1),
+    }
+
+
+def test_the_held_out_questions_are_about_other_pages():
+    pages = {}
+    for question in shipped()[1]:
+        pages[question.text] = question.path[-1][0]
+    splits = {
+        split: {pages[e.messages[-1]["content"]] for e in wiki().examples(split)}
+        for split in ("train", "eval")
+    }
+    assert len(wiki().examples("eval")) == 200
+    assert not splits["train"] & splits["eval"]
+
+
+def test_demonstrations_are_about_entities_that_do_not_exist_and_are_different_every_time():
+    titles = {page.title for page in shipped()[0]}
+    told = list(islice(wiki().demonstrations(Random(0)), 200))
+    again = list(islice(wiki().demonstrations(Random(0)), 200))
+
+    assert told == again
+    questions = [messages[0]["content"] for messages in told]
+    assert len(set(questions)) > 190
+    searched = [messages[1]["tool_calls"][0]["function"]["arguments"]["query"] for messages in told]
+    assert not set(searched) & titles
+    assert all(messages[-1]["role"] == "assistant" for messages in told)
+
+
+def test_in_a_made_up_corpus_no_two_pages_share_a_title():
+    for seed in range(200):
+        pages, questions = made_up(Random(seed))
+        assert len({page.id for page in pages}) == len(pages)
+        assert questions
+
+
+def test_a_corpus_of_ones_own_comes_from_two_files(tmp_path):
+    corpus, questions = tmp_path / "pages.jsonl", tmp_path / "questions.jsonl"
+    pages = [
+        {"title": "The Owl", "content": "A bird.\n\n# Food\nIt eats mice.\n## At night\nIt hunts."},
+        {"title": "Mouse", "sections": {"Size": "Mice are small."}},
+    ]
+    corpus.write_text("".join(json.dumps(page) + "\n" for page in pages))
+    asked = [{"question": f"What eats mice {i}?", "answer": "the owl"} for i in range(4)]
+    questions.write_text("".join(json.dumps(one) + "\n" for one in asked))
+    env = wiki(corpus=str(corpus), questions=str(questions), levels=[0], num_eval=1)
+
+    assert (len(env.examples("train")), len(env.examples("eval"))) == (3, 1)
+    assert reply(env, tool_call("view_sections", page_id="The_Owl")).split("\n") == [
+        "The_Owl:Introduction", "The_Owl:Food", "The_Owl:At_night",
+    ]  # fmt: skip
+    assert reply(env, tool_call("read_section", section_id="The_Owl:Food")) == "It eats mice."
+
+
+def written(path, rows):
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_a_corpus_of_ones_own_comes_from_data_sets_in_the_form_of_the_hub(tmp_path):
+    pytest.importorskip("datasets")
+    written(
+        tmp_path / "pages" / "articles.jsonl",
+        [{"id": i, "name": f"Owl {i}", "text": f"# Food\nIt eats {i} mice."} for i in range(3)],
+    )
+    asked = [{"q": f"What does owl {i} eat?", "a": f"{i} mice"} for i in range(3)]
+    written(tmp_path / "questions" / "train.jsonl", asked[:1])
+    written(tmp_path / "questions" / "test.jsonl", asked)
+    knobs = {
+        "corpus": str(tmp_path / "pages"),
+        "questions": str(tmp_path / "questions"),
+        "questions_split": "test",
+        "levels": [0],
+        "num_eval": 1,
+    }
+    env = wiki(
+        columns={"title": "name", "content": "text", "question": "q", "answer": "a"}, **knobs
+    )
+
+    assert (len(env.examples("train")), len(env.examples("eval"))) == (2, 1)
+    assert reply(env, tool_call("read_section", section_id="Owl_2:Food")) == "It eats 2 mice."
+    # Before the first episode, although no question needs the pages.
+    with pytest.raises(ValueError, match=r"row 0: a page needs a `title`, and .*'name'.*columns"):
+        wiki(columns={}, **knobs).examples("train")
+
+
+def test_an_expert_may_give_up_after_its_search_now_and_then():
+    told = list(islice(wiki(giving_up=0.25).demonstrations(Random(0)), 400))
+    given_up = [messages for messages in told if messages[-1]["content"] == "I do not know."]
+
+    assert 0.18 < len(given_up) / len(told) < 0.32
+    assert all([m["role"] for m in messages] == ["user", "assistant", "tool", "assistant"]
+               for messages in given_up)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("record", "problem"),
+    [
+        ({}, "a page needs a `title`"),
+        ({"title": "A"}, "page 'A' needs `sections`"),
+        ({"title": "A", "sections": []}, "page 'A' needs `sections`"),
+    ],
+)
+def test_a_record_that_is_no_page_is_refused(record, problem):
+    with pytest.raises(ValueError, match=problem):
+        page_of(record, "here")
+
+
+def test_two_pages_of_one_title_are_refused(tmp_path):
+    path = tmp_path / "pages.jsonl"
+    path.write_text('{"title": "A", "content": "x"}\n' * 2)
+    with pytest.raises(ValueError, match="line 2: there is a page 'A' already"):
+        read_pages(str(path), "train", {})
+
+
+@pytest.mark.parametrize(
+    ("knobs", "problem"),
+    [
+        ({"levels": []}, "list one or more of 1, 2, 3"),
+        ({"levels": [7]}, "list one or more of 1, 2, 3"),
+        ({"questions": "q.jsonl"}, "a corpus of your own needs both"),
+        ({"columns": {"titel": "name"}}, "columns names \\['titel'\\]: it maps title, content"),
+        ({"giving_up": 2.0}, "giving_up=2.0: a share of the demonstrations"),
+        ({"reward_weights": {"judge": 1.0}}, "judge needs a judge: env=wiki-search-judged"),
+        ({"num_results": 0}, "num_results=0, num_eval=200: each is at least 1"),
+    ],
+)
+def test_senseless_knobs_are_refused(knobs, problem):
+    with pytest.raises(ValueError, match=problem):
+        wiki(**knobs)
+
+
+def test_a_split_without_questions_to_train_on_is_refused():
+    with pytest.raises(ValueError, match="leave no question to train on"):
+        wiki(num_eval=10**6).examples("train")
+
+
+def test_an_index_lists_no_more_than_asked_for():
+    pages = [Page(f"A {i}", {"S": "same words"}) for i in range(9)]
+    assert len(WikiIndex(pages, 4).search_pages("words").split("\n")) == 4
+    assert Question("q", "a").path == ()
+
+
+def test_a_judge_is_one_more_reward():
+    class Scripted:
+        async def __call__(self, episode):
+            return 0.25 if episode.text == "nearly" else 0.0
+
+    env = wiki(judge=Scripted(), reward_weights={"judge": 1.0})
+    example = env.examples("train")[0]
+    episode = Episode(example, [*example.messages, assistant("nearly")])
+    assert asyncio.run(env.score(episode))["judge"] == 0.25

@@ -1,0 +1,50 @@
+"""Our environments by name, for libraries that have no Hydra."""
+
+import pytest
+
+from envs.reverse_text import ReverseText
+from offbyone.environments import CONF, load
+
+
+def test_a_name_is_its_yaml_file_with_knobs_changed():
+    env = load("reverse-text", max_length=3, num_train=9, num_eval=7)
+    assert isinstance(env, ReverseText)
+    words = [example.info["answer"] for example in env.examples("eval")]
+    assert len(words) == 7
+    assert {len(word) for word in words} == {3}
+    assert env.reward_weights == {"exact": 1.0, "similarity": 0.0}
+
+
+@pytest.mark.parametrize("file", sorted((CONF / "env").glob("*.yaml")), ids=lambda file: file.stem)
+def test_every_environment_of_ours_can_be_had_or_says_which_knob_it_needs(file):
+    if "???" in file.read_text():
+        with pytest.raises(ValueError, match="has no value yet: give it one"):
+            load(file.stem)
+    else:
+        assert load(file.stem).name
+
+
+def test_nested_nodes_are_built_and_a_class_is_named_by_its_path():
+    env = load(
+        "envs.reverse_text.ReverseText",
+        min_length=1,
+        max_length=2,
+        num_train=3,
+        num_eval=1,
+        reward_weights={"exact": 1.0},
+    )
+    assert len(env.examples("train")) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "knobs", "message"),
+    [
+        ("reverse-texts", {}, "no environment 'reverse-texts': did you mean reverse-text"),
+        ("zzz", {}, "no environment 'zzz': choose one of alphabet-sort, arithmetic, "),
+        ("arithmetic", {"max_operant": 3}, r"no knobs \['max_operant'\]: it has max_operand, "),
+        ("verifiers", {}, r"verifiers\.id has no value yet: give it one"),
+    ],
+)
+def test_what_cannot_be_loaded_is_said_in_a_sentence(name, knobs, message):
+    with pytest.raises(ValueError, match=message):
+        load(name, **knobs)

@@ -1,0 +1,220 @@
+"""What a user sees: a few lines, no traceback, an exit status. Each test starts real processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.composing import REPO
+
+
+def train(*arguments: str, output_dir: Path) -> subprocess.CompletedProcess[str]:
+    """python train.py ..., from another folder than the repository's."""
+    command = [sys.executable, str(REPO / "train.py"), *arguments, f"output_dir={output_dir}"]
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=output_dir, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["loss=cispoo"], "loss=cispoo: no such choice: did you mean cispo? (loss has cispo, "),
+        (["batchsize=3"], "there is no key batchsize: did you mean batch_size?"),
+        (["loss=grpo", "loss.clip_hihg=3"], "no key loss.clip_hihg: did you mean loss.clip_high?"),
+        (["lr=3e-4"], "there is no key lr: did you mean optim.learning_rate?"),
+        (["+max_step=3"], "max_step is no key of a run: did you mean max_steps?"),
+        (["loss", "grpo"], "loss cannot be read: write key=value"),
+        (["batch_size=250"], "use batch_size=240 or 256"),
+        (["model=hf"], "model.path has no value yet: give it one, model.path=..."),
+        (["loss=grpo,cispo"], "To sweep over it, add --multirun"),
+        (["--multirun", "loss=grpo,gspoo"], "loss=gspoo: no such choice: did you mean gspo?"),
+    ],
+)
+def test_a_mistake_is_said_in_a_few_lines(arguments: list[str], said: str, tmp_path: Path) -> None:
+    result = train(*arguments, output_dir=tmp_path)
+    assert said in result.stderr
+    what = "sweep" if "--multirun" in arguments else "run"
+    assert result.stderr.startswith(f"this {what} cannot start:\n- ")
+    assert "Traceback" not in result.stderr
+    assert len(result.stderr.splitlines()) <= 5
+    assert result.stdout == ""
+    assert result.returncode == 2
+    assert not any(path.is_dir() for path in tmp_path.iterdir())
+
+
+def test_help_lists_the_groups_with_their_choices(tmp_path: Path) -> None:
+    result = train("--help", output_dir=tmp_path)
+    assert "loss: cispo, " in result.stdout
+    assert "sampler: async, demonstrations, sync" in result.stdout
+    assert result.returncode == 0
+
+
+def test_the_resolved_configuration_can_be_shown(tmp_path: Path) -> None:
+    result = train("--cfg", "job", "--resolve", "loss=grpo", "seed=3", output_dir=tmp_path)
+    assert "run_name: reverse-text-grpo-s3-" in result.stdout
+    assert "${" not in result.stdout
+    assert result.returncode == 0
+
+
+def test_nothing_that_train_imports_imports_torch() -> None:
+    code = "import sys, train; sys.exit('torch' in sys.modules or 'vllm' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=REPO, check=False).returncode == 0
+
+
+PROGRAM = """
+import sys
+import time
+
+import hydra
+
+from rl.config import ConfigError
+from rl.run.failure import RunFailed
+from rl.cli.launch import Job, compose, launch, task
+
+
+@hydra.main(version_base=None, config_path="conf", config_name="train")
+@task
+def main(job: Job):
+    print(job.config["run_name"], job.overrides, job.choices, flush=True)
+    match job.config["do"]:
+        case "refuse":
+            raise ConfigError(["one", "two"])
+        case "fail":
+            raise RunFailed("vLLM ended\\nits last line")
+        case "crash":
+            raise ZeroDivisionError("a bug")
+        case "sleep":
+            time.sleep(60)
+        case "compose":
+            print(compose(["loss=b", "do=nothing"]), flush=True)
+    return 1.0
+
+
+launch(main)
+"""
+
+PRIMARY = """
+defaults: [{loss: a}, _self_]
+do: nothing
+run_name: ${hydra:runtime.choices.loss}-s${seed}
+seed: 0
+hydra:
+  output_subdir: null
+  run: {dir: out}
+  sweep: {dir: out, subdir: .}
+  job_logging: {root: null}
+  hydra_logging: {root: null}
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    """A little program with a configuration of its own."""
+    (tmp_path / "conf" / "loss").mkdir(parents=True)
+    (tmp_path / "conf" / "train.yaml").write_text(PRIMARY)
+    for choice in "ab":
+        (tmp_path / "conf" / "loss" / f"{choice}.yaml").write_text(f"name: {choice}")
+    (tmp_path / "sweeps").mkdir()
+    (tmp_path / "sweeps" / "seeds.yaml").write_text(
+        "defaults: [train, _self_]\n"
+        "hydra: {mode: MULTIRUN, sweeper: {params: {loss: 'a,b', seed: range(2)}}}\n"
+    )
+    (tmp_path / "program.py").write_text(PROGRAM)
+    return tmp_path
+
+
+def start(program: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "program.py", *arguments],
+        cwd=program,
+        env={**os.environ, "PYTHONPATH": str(REPO)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(program: Path, *arguments: str) -> tuple[int, str, str]:
+    """Exit status, standard output and standard error."""
+    process = start(program, *arguments)
+    output, errors = process.communicate(timeout=60)
+    return process.returncode, output, errors
+
+
+@pytest.mark.parametrize(
+    ("what", "status", "errors"),
+    [
+        ("refuse", 2, "this run cannot start:\n- one\n- two\n"),
+        ("fail", 1, "the run failed:\nvLLM ended\nits last line\n"),
+    ],
+)
+def test_the_task_says_why_it_stops(what: str, status: int, errors: str, program: Path) -> None:
+    assert run(program, f"do={what}") == (status, f"a-s0 ['do={what}'] {{'loss': 'a'}}\n", errors)
+
+
+def test_a_bug_keeps_its_whole_traceback(program: Path) -> None:
+    status, _, errors = run(program, "do=crash")
+    assert status == 1
+    assert "program.py" in errors
+    assert errors.endswith("ZeroDivisionError: a bug\n")
+
+
+def test_ctrl_c_takes_one_line(program: Path) -> None:
+    process = start(program, "do=sleep")
+    assert process.stdout
+    process.stdout.readline()  # it has begun
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=10)
+    assert (process.returncode, errors) == (130, "\ninterrupted\n")
+
+
+def test_a_sweep_goes_on_when_a_run_fails_and_says_so_at_the_end(program: Path) -> None:
+    status, output, errors = run(program, "--multirun", "do=fail,nothing", "seed=0,1")
+    assert status == 1
+    assert [line.split()[0] for line in output.splitlines()] == [
+        "a-s0-0",
+        "a-s1-1",
+        "a-s0-2",
+        "a-s1-3",
+    ]
+    assert errors.count("the run failed:\nvLLM ended\nits last line\n") == 2
+    assert "Traceback" not in errors
+
+
+def test_a_sweep_stops_at_a_run_that_cannot_start(program: Path) -> None:
+    status, output, errors = run(program, "--multirun", "do=refuse,nothing")
+    assert (status, len(output.splitlines())) == (2, 1)
+    assert errors == "this run cannot start:\n- one\n- two\n"
+
+
+@pytest.mark.parametrize(
+    "sweep", [[], ["--multirun"], ["--config-dir=sweeps", "--config-name=seeds"]]
+)
+def test_another_configuration_can_be_composed_inside_a_task(
+    sweep: list[str], program: Path
+) -> None:
+    status, output, errors = run(program, *sweep, "do=compose")
+    assert (status, errors) == (0, "")
+    runs = 4 if len(sweep) == 2 else 1
+    composed = "{'loss': {'name': 'b'}, 'do': 'nothing', 'run_name': 'b-s0', 'seed': 0}"
+    assert output.splitlines().count(composed) == runs
+
+
+def test_all_runs_of_a_sweep_are_checked_before_the_first_starts(tmp_path: Path) -> None:
+    result = train(
+        "--multirun",
+        "loss=gspo,cispo",
+        "aggregation=token_mean",
+        "seed=0,1",
+        output_dir=tmp_path,
+    )
+    assert result.returncode == 2
+    # In this order nothing is trained should the check be missing.
+    assert result.stderr.startswith("this sweep cannot start:\n- losses.gspo.gspo gives")
+    assert "(2 of 4 runs, first: loss=gspo aggregation=token_mean seed=0 " in result.stderr

@@ -1,0 +1,154 @@
+"""Environments inside environments: what the check, the rules and the warm start see of them."""
+
+import json
+import subprocess
+import sys
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl.config.check import check
+from rl.config.schema import ConfigError, Run
+from rl.supervisor.warm_start import warm_start_key
+from tests.support.composing import REPO, changed, composed, only_problem
+
+TOOLS = '''
+def search(query: str, index: dict, *, limit: int) -> str:
+    """Search."""
+    return index[query][:limit]
+
+def found(episode, index, *, bonus: float) -> float:
+    return bonus
+'''
+
+
+@pytest.fixture(scope="module")
+def mixture() -> dict[str, Any]:
+    return composed("env=mixture", "output_dir=nowhere")
+
+
+def test_a_mixture_is_shipped_with_two_environments_and_can_be_changed_key_by_key() -> None:
+    more = composed(
+        "env=mixture",
+        "+env@env.envs.hard=arithmetic",
+        "env.envs.hard.max_operand=99",
+        "+env.weights.hard=2",
+        "~env.envs.reverse-text",
+        "~env.weights.reverse-text",
+    )["env"]
+    assert more["weights"] == {"arithmetic": 1.0, "hard": 2}
+    assert [node["max_operand"] for node in more["envs"].values()] == [20, 99]
+
+
+def test_a_user_keeps_choices_and_modules_in_a_folder_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "env").mkdir()
+    (tmp_path / "env" / "mine.yaml").write_text(
+        "defaults:\n  - reverse-text@envs.words\n  - composed@envs.long\n  - _self_\n"
+        "_target_: envs.mixture.Mixture\n"
+        "envs: {long: {dataset: {path: a.jsonl}, rewards: {long: {_target_: mine.long}}}}\n"
+        "weights: {words: 1.0, long: 3.0}\n"
+    )
+    (tmp_path / "mine.py").write_text("def long(episode, *, bonus: float) -> float: ...\n")
+    command = [sys.executable, str(REPO / "train.py"), "--config-dir", ".", "env=mine"]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stderr == (  # all else is right, mine.long was found
+        "this run cannot start:\n- env.envs.long.rewards.long.bonus is missing: add it to the YAML "
+        "that sets env.envs.long.rewards.long\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "problem"),
+    [
+        (
+            "env.envs.arithmetic.max_operand",
+            "9",
+            'env.envs.arithmetic.max_operand is the text "9" where a whole number is wanted',
+        ),
+        (
+            "env.envs.arithmetic.reward_weights",
+            {"correct": 0.0},
+            "env.envs.arithmetic.reward_weights={'correct': 0.0} makes every reward 0",
+        ),
+        ("env.weights.arithmetic", "much", 'env.weights has an item "arithmetic" that is "much"'),
+        ("env.envs.more", 3, 'env.envs has an item "more" that is 3 where a node with _target_'),
+    ],
+)
+def test_mistakes_inside_a_mixture_are_named_by_their_path(
+    mixture: dict[str, Any], tmp_path: Path, key: str, value: object, problem: str
+) -> None:
+    config = changed(mixture, {"output_dir": str(tmp_path), key: value})
+    assert only_problem(config).startswith(problem)
+
+
+@pytest.fixture
+def parts(modules: Path) -> dict[str, Any]:
+    """An environment with a tool and a reward of the user's own."""
+    (modules / "knobs_parts.py").write_text(TOOLS)
+    (modules / "data.jsonl").write_text(json.dumps({"question": "q", "answer": "a"}))
+    config = composed("env=composed", f"env.dataset.path={modules}/data.jsonl", "run_name=here")
+    config["output_dir"] = str(modules / "outputs")
+    config["env"] |= {
+        "tools": [{"_target_": "knobs_parts.search", "limit": 3}],
+        "max_turns": 3,
+    }
+    config["env"]["shared"] = {"index": {"paris": "a city"}}
+    config["env"]["rewards"]["found"] = {"_target_": "knobs_parts.found", "bonus": 1.0}
+    return config
+
+
+def test_a_users_own_parts_are_checked_by_their_signatures(parts: dict[str, Any]) -> None:
+    check(parts)
+    parts["env"]["tools"][0] = {"_target_": "knobs_parts.search", "limt": 3}
+    parts["env"]["rewards"]["found"] = {"_target_": "knobs_parts.found", "index": 3, "bonus": "x"}
+    parts["env"]["dataset"]["_target_"] = "envs.datasets.JsonLine"
+    with pytest.raises(ConfigError) as caught:
+        check(parts)
+    assert sorted(caught.value.problems) == [
+        "env.dataset._target_ is envs.datasets.JsonLine, but envs.datasets has no function or "
+        "class 'JsonLine': did you mean JsonLines?",
+        'env.rewards.found.bonus is "x" where a number is wanted',
+        "env.rewards.found.index is no key of knobs_parts.found: the code supplies it, so leave it "
+        "out",
+        "env.tools.0.limt is no key of knobs_parts.search: did you mean limit?",
+    ]
+
+
+def key_of(config: dict[str, Any]) -> str:
+    return warm_start_key(Run(**config))
+
+
+def test_a_warm_start_depends_on_what_a_mixture_shows_and_not_on_its_rewards(
+    mixture: dict[str, Any],
+) -> None:
+    before = key_of(mixture)
+    unrelated = {"env.envs.arithmetic.reward_weights": {"correct": 9.0}, "output_dir": "elsewhere"}
+    assert key_of(changed(mixture, unrelated)) == before
+    for key, value in {"env.envs.arithmetic.max_operand": 5, "env.weights.arithmetic": 2.0}.items():
+        assert key_of(changed(mixture, {key: value})) != before
+
+
+def test_a_warm_start_depends_on_the_source_and_the_files_of_every_part(
+    parts: dict[str, Any], modules: Path
+) -> None:
+    before = key_of(parts)
+    assert key_of(deepcopy(parts)) == before
+    data = modules / "data.jsonl"
+    text = data.read_text()
+    data.write_text(json.dumps({"question": "q", "answer": "b"}))
+    assert key_of(parts) != before
+    data.write_text(text)
+    assert key_of(parts) == before
+    (modules / "knobs_parts.py").write_text(TOOLS + "\n# changed\n")
+    assert key_of(parts) != before
+
+
+def test_the_key_of_a_warm_start_does_not_change_the_run(mixture: dict[str, Any]) -> None:
+    run = Run(**deepcopy(mixture))
+    warm_start_key(run)
+    assert run == replace(run, **mixture)

@@ -1,0 +1,74 @@
+"""What lies on the disk decides too: the model's folder, and the run's own."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl.config.check import check
+from rl.config.schema import ConfigError, Run
+from tests.support.composing import Changes, changed, chosen
+
+
+def hf(path: Path | str) -> Changes:
+    node = chosen("model", "hf") | {"path": str(path), "max_seq_len": 256, "max_tokens": 32}
+    return {"model": node}
+
+
+@pytest.mark.parametrize("path", ["/nowhere/at/all", "./nowhere", "~/nowhere", "a/b/c"])
+def test_a_local_model_that_is_not_there_is_refused(path: str, config: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="no such folder"):
+        check(changed(config, hf(path)))
+
+
+def test_a_model_folder_needs_a_config(config: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"holds no config\.json"):
+        check(changed(config, hf(tmp_path)))
+    (tmp_path / "config.json").write_text("{}")
+    check(changed(config, hf(tmp_path)))
+
+
+def test_a_name_on_the_hub_is_left_to_the_download(config: dict[str, Any]) -> None:
+    check(changed(config, hf("Qwen/Qwen3-0.6B")))
+
+
+class Folder:
+    """A run folder as an earlier run has left it."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.path = Path(config["output_dir"]) / config["run_name"]
+        self.path.mkdir(parents=True)
+        Run(**config).save(self.path / "config.yaml")
+
+
+def test_a_folder_that_holds_a_run_is_refused_with_both_ways_out(config: dict[str, Any]) -> None:
+    folder = Folder(config)
+    with pytest.raises(ConfigError) as caught:
+        check(config)
+    assert caught.value.problems == [
+        f"{folder.path} already holds a run: go on with it by resume=true, or choose another "
+        "run_name"
+    ]
+    check(changed(config, {"run_name": "other"}))
+
+
+def test_resuming_needs_a_run_and_names_those_there_are(config: dict[str, Any]) -> None:
+    Folder(changed(config, {"run_name": "yesterday"}))
+    with pytest.raises(ConfigError) as caught:
+        check(changed(config, {"resume": True}))
+    (problem,) = caught.value.problems
+    assert "here holds no run" in problem
+    assert "outputs: yesterday>" in problem
+
+
+def test_resuming_may_change_how_long_and_how_but_not_what_is_learned(
+    config: dict[str, Any],
+) -> None:
+    Folder(config)
+    check(changed(config, {"resume": True, "max_steps": 500, "trainer.checkpoint_every": 5}))
+    with pytest.raises(ConfigError) as caught:
+        check(changed(config, {"resume": True, "optim.beta1": 0.5, "loss": chosen("loss", "grpo")}))
+    (problem,) = caught.value.problems
+    assert "optim.beta1 was 0.9 and is 0.5" in problem
+    assert "loss._target_ was losses.cispo.cispo and is losses.ppo_clip.ppo_clip" in problem
+    assert problem.endswith("repeat the overrides of that run, or start a new one")

@@ -1,0 +1,188 @@
+"""Each senseless combination is refused in one sentence; its neighbours that make sense are not."""
+
+from typing import Any
+
+import pytest
+
+from rl.config.check import check
+from rl.config.schema import ConfigError
+from tests.support.composing import Changes, changed, chosen, only_problem
+
+NONE = chosen("advantage", "none")
+SFT = {
+    "loss": chosen("loss", "sft"),
+    "sampler": chosen("sampler", "demonstrations"),
+    "advantage": NONE,
+}
+ZERO = {stage: {"zero_optimization": {"stage": stage}} for stage in (0, 1, 2, 3)}
+MUON = {**chosen("optim", "adamw"), **chosen("optim", "muon"), "learning_rate": 1e-3}
+GSPO = {"loss": chosen("loss", "gspo")}
+SEQUENCE_MEAN = chosen("aggregation", "sequence_mean")
+
+
+def lora(**knobs: Any) -> Changes:
+    return {"adapter": {**chosen("adapter", "lora"), **knobs}}
+
+
+SYNC_ADAPTER = {"sync.transport": "adapter"}
+
+REFUSED: dict[str, tuple[Changes, str]] = {
+    "batch_size": (
+        {"batch_size": 250},
+        "batch_size=250 is no multiple of group_size=16: use batch_size=240 or 256, or another "
+        "group_size",
+    ),
+    "batch below a group": ({"batch_size": 8}, "use batch_size=16, or another group_size"),
+    "more ranks than rollouts": (
+        {"trainer.ranks": 8, "batch_size": 4, "group_size": 4},
+        "batch_size=4 leaves some of trainer.ranks=8 idle: use at most 4",
+    ),
+    "group of one": ({"group_size": 1}, "group_size=1 with losses.advantages.group_mean makes"),
+    "negative seed": ({"seed": -1}, "seed=-1, but it must be >= 0"),
+    "no steps": ({"max_steps": 0, "optim.warmup_steps": 0}, "max_steps=0, but it must be >= 1"),
+    "empty batch": ({"batch_size": 0}, "batch_size=0, but it must be >= 1"),
+    "greedy": ({"sampler.temperature": 0.0}, "sampler.temperature=0.0, but it must be > 0"),
+    "top_p too large": (
+        {"sampler.top_p": 1.5, "sampler.allow_biased_ratio": True},
+        "sampler.top_p=1.5, but it must be > 0 and <= 1",
+    ),
+    "beta": ({"optim.beta2": 1.0}, "optim.beta2=1.0, but it must be >= 0 and < 1"),
+    "turn as long as the row": (
+        {"sampler.max_tokens": 256},
+        "sampler.max_tokens=256 leaves no room for the prompt in max_seq_len=256",
+    ),
+    "row longer than the model": (
+        {"max_seq_len": 512},
+        "max_seq_len=512 exceeds model.max_seq_len=256: raise that one instead",
+    ),
+    "gspo per token": (GSPO, "long sequences count more: use aggregation=sequence_mean"),
+    "sapo per token": ({"loss": chosen("loss", "sapo")}, "use aggregation=sequence_mean"),
+    "bounds": (
+        {"loss.clip_low": 5.0},
+        "loss.clip_low=5.0 is not below loss.clip_high=5.0: swap them",
+    ),
+    "band": (
+        {"loss": {**chosen("loss", "masked_is"), "ratio_low": 9.0}},
+        "loss.ratio_low=9.0 is not below loss.ratio_high=8.0: swap them",
+    ),
+    "dual clip": (
+        {"loss": {**chosen("loss", "ppo_clip"), "dual_clip": 0.5}},
+        "loss.dual_clip=0.5 is a ratio and must exceed 1",
+    ),
+    "imitating oneself": ({"loss": SFT["loss"]}, "add sampler=demonstrations, or choose another"),
+    "rewarding demonstrations": ({"sampler": SFT["sampler"]}, "add loss=sft, or choose"),
+    **{
+        f"muon under ZeRO {stage}": (
+            {"optim": MUON, "deepspeed": ZERO[stage]},
+            f"ZeRO stage {stage} gives an optimizer flattened pieces of them: use deepspeed=zero0",
+        )
+        for stage in (1, 2, 3)
+    },
+    "momentum": (
+        {"optim": {**MUON, "momentum": 1.0}},
+        "optim.momentum=1.0, but it must be >= 0 and < 1",
+    ),
+    "AdamW stands still": (
+        {"optim": {**MUON, "adamw_ratio": 0.0}},
+        "optim.adamw_ratio=0.0, but it must be > 0",
+    ),
+    "patience": (
+        {"sampler.rollout_timeout": 700.0},
+        "one slow rollout (sampler.rollout_timeout=700.0 s) would stop the run",
+    ),
+    "nothing is rewarded": (
+        {"env.reward_weights": {"exact": 0.0}},
+        "env.reward_weights={'exact': 0.0} makes every reward 0: give one a weight",
+    ),
+    "adapter sync without an adapter": (
+        SYNC_ADAPTER,
+        "sync=adapter, but there is no adapter: add adapter=lora, or use sync=auto",
+    ),
+    "adapter sync with whole modules": (
+        {**lora(modules_to_save=["norm"]), **SYNC_ADAPTER},
+        "(adapter.modules_to_save=['norm']): leave them out, or use sync=shm",
+    ),
+    "adapter sync beyond vLLM's ranks": (
+        {**lora(rank=513), **SYNC_ADAPTER},
+        "vLLM takes adapter.rank=512 at most, not 513: lower it, or use sync=shm",
+    ),
+    "adapter sync without a base": (
+        {**lora(), **SYNC_ADAPTER, "model.warm_start": None},
+        "vLLM has no base to add an adapter to: give model.warm_start, or use sync=shm",
+    ),
+    "adapter of nothing": (
+        lora(target_modules=[]),
+        "adapter.target_modules=[] leaves LoRA no layer: use all-linear, or name some",
+    ),
+    "rank": (lora(rank=0), "adapter.rank=0, but it must be >= 1"),
+    "scale": (lora(alpha=0.0), "adapter.alpha=0.0, but it must be > 0"),
+    "dropout": (lora(dropout=1.0), "adapter.dropout=1.0, but it must be >= 0 and"),
+    "run without a name": ({"run_name": ""}, 'run_name="" is no name for a folder'),
+    "run elsewhere": ({"run_name": "../../there"}, "is no name for a folder below output_dir"),
+}
+
+ALLOWED: dict[str, Changes] = {
+    "as shipped": {},
+    "one rollout per example without a baseline": {"group_size": 1, "advantage": NONE},
+    "gspo per sequence": {**GSPO, "aggregation": SEQUENCE_MEAN},
+    "imitating demonstrations": SFT,
+    "imitating one demonstration each": {**SFT, "group_size": 1},
+    "truncated sampling without a ratio": {
+        "loss": chosen("loss", "reinforce"),
+        "sampler.top_p": 0.9,
+    },
+    "truncated sampling, knowingly": {"sampler.top_p": 0.9, "sampler.allow_biased_ratio": True},
+    "muon with whole matrices": {"optim": MUON, "deepspeed": ZERO[0]},
+    "muon with DeepSpeed's default stage": {"optim": MUON, "deepspeed": {}},
+    "adapter alone": {**lora(), **SYNC_ADAPTER},
+    "adapter with whole modules, merged": lora(modules_to_save=["norm"]),
+    "adapter of some layers": lora(target_modules=["q_proj"]),
+    "short run": {"max_steps": 2},
+    "one of several rewards": {"env.reward_weights": {"exact": 0.0, "similarity": 1.0}},
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_senseless_combination_is_refused_in_one_sentence(
+    name: str, config: dict[str, Any]
+) -> None:
+    changes, said = REFUSED[name]
+    problem = only_problem(changed(config, changes))
+    assert said in problem
+    assert "\n" not in problem
+
+
+@pytest.mark.parametrize("name", ALLOWED)
+def test_a_combination_that_makes_sense_is_allowed(name: str, config: dict[str, Any]) -> None:
+    check(changed(config, ALLOWED[name]))
+
+
+RATIO_LOSSES = ("cispo", "ppo_clip", "grpo", "gspo", "masked_is", "dppo", "sapo")
+
+
+@pytest.mark.parametrize("loss", RATIO_LOSSES)
+@pytest.mark.parametrize(
+    ("knob", "value"),
+    [
+        ("top_p", 0.9),
+        ("top_k", 20),
+        ("min_p", 0.1),
+        ("repetition_penalty", 1.1),
+        ("presence_penalty", 0.5),
+        ("frequency_penalty", -0.5),
+    ],
+)
+def test_a_ratio_to_truncated_sampling_needs_a_yes(
+    loss: str, knob: str, value: float, config: dict[str, Any]
+) -> None:
+    changes = {
+        "loss": chosen("loss", loss),
+        "aggregation": SEQUENCE_MEAN,
+        f"sampler.{knob}": value,
+    }
+    with pytest.raises(ConfigError) as caught:
+        check(changed(config, changes))
+    (problem,) = caught.value.problems
+    assert problem.startswith(f"sampler.{knob}={value} changes what is sampled")
+    assert problem.endswith("accept that with sampler.allow_biased_ratio=true")
+    check(changed(config, {**changes, "sampler.allow_biased_ratio": True}))

@@ -1,0 +1,196 @@
+"""Everything in conf/ and sweeps/ composes and is right, and a typo in any of it is not."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rl.config.build import build
+from rl.config.check import check
+from rl.config.schema import ConfigError, Run
+from rl.config.signatures import read
+from tests.support.composing import CONF, SWEEPS, composed
+
+# What a choice cannot do without, given as a user would.
+COMPANIONS = {
+    "loss=sft": ["sampler=demonstrations"],
+    "sampler=transcripts": ["loss=sft", "sampler.path=text.jsonl"],
+    "sampler=demonstrations": ["loss=sft"],
+    "env=verifiers": ["env.id=owner/name"],
+    "model=hf": ["model.path=Qwen/Qwen3-0.6B"],
+    "loss=distill": ["reference.path=Qwen/Qwen3-0.6B"],
+    "reference=model": ["reference.path=Qwen/Qwen3-0.6B", "loss=distill"],
+    "reference=endpoint": [
+        "reference.url=http://localhost:8000/v1",
+        "reference.model=teacher",
+        "loss=distill",
+    ],
+    **{
+        f"correction={path.stem}": ["updates_per_batch=2"]
+        for path in CONF.glob("correction/*.yaml")
+        if path.stem != "none"
+    },
+    "sync=adapter": ["adapter=lora"],
+    "env=wiki-search-judged": ["env.judge.url=http://localhost:1/v1", "env.judge.model=judge"],
+    "env=composed": ["env.dataset.path=data.jsonl"],
+    "env=math-file": ["env.questions.dataset.path=questions.jsonl"],
+}
+# For evaluate.py alone (test_config_evaluate.py).
+NOT_TRAINED = {"client=messages"}
+CHOICES = sorted({f"{p.parent.name}={p.stem}" for p in CONF.glob("*/*.yaml")} - NOT_TRAINED)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_every_choice_of_every_group_is_a_run_that_could_start(choice: str, tmp_path: Path) -> None:
+    check(composed(choice, *COMPANIONS.get(choice, []), f"output_dir={tmp_path}"))
+
+
+def choices(config: dict[str, Any], *groups: str) -> list[str]:
+    """The last word of each group's target."""
+    return [config[group]["_target_"].rpartition(".")[2] for group in groups]
+
+
+def test_a_loss_brings_the_choices_that_it_was_published_with(tmp_path: Path) -> None:
+    dapo = composed("loss=dapo", f"output_dir={tmp_path}")
+    adaptive = composed("loss=ppo_clip_kl", f"output_dir={tmp_path}")
+    distill = composed("loss=distill", "reference.path=some/teacher", f"output_dir={tmp_path}")
+    parts = ("advantage", "aggregation", "buffer", "truncation")
+    assert choices(dapo, *parts) == ["group_zscore", "token_mean", "DifficultyBuffer", "penalty"]
+    assert dapo["truncation"]["limit"] == dapo["model"]["max_tokens"] == 32
+    assert (adaptive["kl"]["beta"], adaptive["kl"]["target_kl"]) == (0.05, 0.05)
+    assert choices(adaptive, "buffer", "truncation") == ["FifoBuffer", "keep"]
+    assert choices(distill, "reference", "advantage") == ["FrozenModel", "none"]
+    assert distill["reference"]["dtype"] == distill["model"]["dtype"]
+
+
+def test_the_command_line_wins_over_what_a_loss_brings(tmp_path: Path) -> None:
+    dapo = composed("loss=dapo", "buffer=fifo", "truncation=keep", f"output_dir={tmp_path}")
+    adaptive = composed("kl=none", "loss=ppo_clip_kl", f"output_dir={tmp_path}")
+    assert choices(dapo, "loss", "advantage") == ["ppo_clip", "group_zscore"]
+    assert choices(dapo, "buffer", "truncation") == ["FifoBuffer", "keep"]
+    assert dapo["truncation"].keys() == {"_target_"}
+    assert (adaptive["kl"]["beta"], adaptive["kl"]["target_kl"]) == (0.0, None)
+    for config in (dapo, adaptive):
+        check(config)
+
+
+@pytest.mark.parametrize("path", sorted(SWEEPS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_sweep_opens_with_its_question_and_composes(path: Path, tmp_path: Path) -> None:
+    assert path.read_text().startswith("# ")
+    assert path.read_text().splitlines()[0].endswith("?")
+    check(composed(f"output_dir={tmp_path}", sweep=path.stem))
+    hydra = yaml.safe_load(path.read_text())["hydra"]
+    assert hydra["mode"] == "MULTIRUN"
+    for key, values in hydra["sweeper"]["params"].items():
+        for value in str(values).split(",") if "(" not in str(values) else []:
+            check(composed(f"output_dir={tmp_path}", f"{key}={value}", sweep=path.stem))
+
+
+def nodes(value: Any, path: str = "") -> list[tuple[str, dict[str, Any]]]:
+    """Every node of a configuration with its dotted path."""
+    if not isinstance(value, dict):
+        return []
+    here = [(path, value)] if "_target_" in value else []
+    return here + [
+        found for key, item in value.items() for found in nodes(item, f"{path}.{key}".strip("."))
+    ]
+
+
+def test_a_typo_in_any_knob_of_any_node_is_refused_with_the_name_that_was_meant(
+    config: dict[str, Any],
+) -> None:
+    for path, node in nodes(config):
+        for knob in read(node["_target_"]).knobs:
+            typo = f"{knob}{knob[-1]}"
+            node[typo] = node.pop(knob)
+            with pytest.raises(ConfigError) as caught:
+                check(config)
+            node[knob] = node.pop(typo)
+            (problem,) = caught.value.problems
+            assert problem.startswith(
+                f"{path}.{typo} is no key of {node['_target_']}: did you mean "
+            )
+    check(config)
+
+
+def test_a_typo_at_the_top_is_refused_likewise(config: dict[str, Any]) -> None:
+    config["max_stepz"] = config.pop("max_steps")
+    with pytest.raises(ConfigError) as caught:
+        check(config)
+    assert caught.value.problems == ["max_stepz is no key of a run: did you mean max_steps?"]
+
+
+def test_all_problems_are_said_at_once(config: dict[str, Any]) -> None:
+    del config["seed"], config["optim"]["eps"], config["logger"]
+    config["loss"]["clip_high"] = "high"
+    config["max_steps"] = "???"
+    config["env"]["_target_"] = "envs.arithmetics.Arithmetic"
+    config["buffer"] = None
+    with pytest.raises(ConfigError) as caught:
+        check(config)
+    assert sorted(caught.value.problems) == [
+        "buffer is null where a node with _target_ is wanted",
+        "env._target_ is envs.arithmetics.Arithmetic, but there is no module envs.arithmetics: "
+        "did you mean envs.arithmetic?",
+        "logger is missing: choose one with logger=<name of a file in conf/logger>",
+        'loss.clip_high is "high" where a number is wanted',
+        "max_steps has no value yet: give it one, max_steps=...",
+        "optim.eps is missing: add it to the YAML that sets optim",
+        "seed is missing: add it to the YAML that sets the run",
+    ]
+    assert str(caught.value).splitlines() == [f"- {p}" for p in caught.value.problems]
+
+
+@pytest.mark.parametrize(
+    ("part", "key", "ours"),
+    [
+        ("deepspeed", "train_batch_size", "batch_size"),
+        ("deepspeed", "gradient_accumulation_steps", "trainer.tokens_per_micro_batch"),
+        ("deepspeed", "gradient_clipping", "trainer.max_grad_norm"),
+        ("deepspeed", "optimizer", "optim"),
+        ("deepspeed", "bf16", "model.dtype"),
+        ("inference.args", "uds", "output_dir"),
+        ("inference.args", "port", "output_dir"),
+        ("inference.args", "model", "model.path"),
+        ("inference.args", "served-model-name", "model.path"),
+        ("inference.args", "--dtype", "model.dtype"),
+        ("inference.args", "max_model_len", "max_seq_len"),
+    ],
+)
+def test_a_free_form_key_that_we_decide_is_refused_with_ours(
+    config: dict[str, Any], part: str, key: str, ours: str
+) -> None:
+    node = config["deepspeed"] if part == "deepspeed" else config["inference"]["args"]
+    node[key] = 1
+    with pytest.raises(ConfigError) as caught:
+        check(config)
+    (problem,) = caught.value.problems
+    assert problem.startswith(f"{part}.{key} is decided by {ours}")
+
+
+def test_other_free_form_keys_pass_untouched(config: dict[str, Any]) -> None:
+    config["deepspeed"] = {"zero_optimization": {"stage": 3, "anything": [1, {"a": None}]}}
+    config["inference"]["args"] = {
+        "enforce_eager": True,
+        "max-num-seqs": 4,
+        "hf_overrides": {"a": 1},
+    }
+    check(config)
+    assert build(config["inference"]).keywords["args"] == config["inference"]["args"]
+
+
+def test_a_run_survives_being_saved(config: dict[str, Any], tmp_path: Path) -> None:
+    run = Run(**config)
+    run.save(tmp_path / "config.yaml")
+    assert Run.load(tmp_path / "config.yaml") == run
+    assert run.folder == tmp_path / "outputs" / "here"
+    assert run.groups_per_step == config["batch_size"] // config["group_size"]
+
+
+def test_build_gives_the_callable_with_its_knobs_and_nothing_else(config: dict[str, Any]) -> None:
+    made = build(config["advantage"] | {"_target_": "losses.advantages.group_zscore", "epsilon": 1})
+    assert made.keywords == {"epsilon": 1.0}
+    assert made([1.0, 1.0]) == [0.0, 0.0]
+    with pytest.raises(ConfigError, match=r"losses\.advantages.none\.epsilon is not a knob"):
+        build({"_target_": "losses.advantages.none", "epsilon": 1})

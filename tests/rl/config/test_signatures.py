@@ -1,0 +1,130 @@
+"""What a target takes is read from its source."""
+
+import inspect
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl.config.check import check
+from rl.config.schema import ConfigError
+from rl.config.signatures import read
+
+BASE = """
+import does_not_exist_anywhere
+from dataclasses import KW_ONLY, InitVar, dataclass, field
+from typing import Any, ClassVar, Literal, Optional
+
+Speed = Literal["slow", "fast"]
+
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    kind: ClassVar[str] = "base"
+    steps: int
+    rate: float = 0.1
+    made: int = field(init=False, default=0)
+
+@dataclass(frozen=True, kw_only=True)
+class Derived(Base):
+    rate: float
+    names: list[str] = field(default_factory=list)
+
+class Plain(Base):
+    pass
+
+class Written:
+    def __init__(self, folder, *, size: int, speed: Speed = "slow") -> None: ...
+
+class Mixed(Written):
+    def method(self, *, other: int): ...
+
+@dataclass
+class HalfPositional:
+    folder: str
+    _: KW_ONLY
+    steps: int
+
+async def call(tokens, scale=1, *, low: float, high: "float | None" = None): ...
+"""
+
+IMPORTING = """
+from knobs_base import Derived as Renamed, Speed, call
+
+class Child(Renamed):
+    pass
+
+def use(*, speed: Speed): ...
+"""
+
+
+@pytest.fixture(autouse=True)
+def _written(modules: Path) -> None:
+    (modules / "knobs_base.py").write_text(BASE)
+    (modules / "knobs_importing.py").write_text(IMPORTING)
+
+
+@pytest.mark.parametrize(
+    ("target", "required", "optional", "positional"),
+    [
+        ("knobs_base.Base", ["steps"], ["rate"], []),
+        ("knobs_base.Derived", ["rate", "steps"], ["names"], []),
+        ("knobs_base.Plain", ["steps"], ["rate"], []),
+        ("knobs_base.Written", ["size"], ["speed"], ["folder"]),
+        ("knobs_base.Mixed", ["size"], ["speed"], ["folder"]),
+        ("knobs_base.HalfPositional", ["steps"], [], ["folder"]),
+        ("knobs_base.call", ["low"], ["high"], ["tokens", "scale"]),
+        ("knobs_importing.Child", ["rate", "steps"], ["names"], []),
+        ("knobs_importing.call", ["low"], ["high"], ["tokens", "scale"]),
+    ],
+)
+def test_knobs_are_read_without_importing_the_module(
+    target: str, required: list[str], optional: list[str], positional: list[str]
+) -> None:
+    signature = read(target)
+    assert sorted(k for k, knob in signature.knobs.items() if knob.required) == required
+    assert sorted(k for k, knob in signature.knobs.items() if not knob.required) == optional
+    assert list(signature.positional) == positional
+    assert "knobs_base" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("cispo", "'cispo' is not of the form module.name"),
+        ("losses.cipso.cispo", "there is no module losses.cipso: did you mean losses.cispo?"),
+        ("losses.cispo.cipso", "has no function or class 'cipso': did you mean cispo?"),
+        ("nowhere_at_all.f", "there is no module nowhere_at_all"),
+        ("knobs_base.Speed", "no function or class 'Speed'"),
+    ],
+)
+def test_a_target_that_is_not_there_is_named(target: str, said: str) -> None:
+    with pytest.raises(LookupError) as caught:
+        read(target)
+    assert said in str(caught.value)
+
+
+def shipped_targets() -> list[str]:
+    conf = Path(__file__).parents[3] / "conf"
+    lines = [line for path in conf.rglob("*.yaml") for line in path.read_text().splitlines()]
+    found = {line.split()[-1] for line in lines if line.strip().startswith("_target_:")}
+    return sorted(target for target in found if not target.startswith("rl.cli.launch"))
+
+
+@pytest.mark.parametrize("target", shipped_targets())
+def test_reading_a_shipped_target_finds_what_importing_it_finds(target: str) -> None:
+    module, _, name = target.rpartition(".")
+    parameters = inspect.signature(getattr(import_module(module), name)).parameters
+    knobs = {
+        key: parameter.default is inspect.Parameter.empty
+        for key, parameter in parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+    assert {key: knob.required for key, knob in read(target).knobs.items()} == knobs
+
+
+def test_what_the_code_supplies_may_not_be_in_yaml(config: dict[str, Any]) -> None:
+    config["loss"]["tokens"] = 3
+    with pytest.raises(ConfigError, match=r"loss\.tokens .*the code supplies it, so leave it out"):
+        check(config)

@@ -1,0 +1,36 @@
+"""The shipped configuration, composed once a session, and a folder for modules of a test's own."""
+
+import sys
+from collections.abc import Iterator
+from copy import deepcopy
+from importlib import invalidate_caches
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl.config.signatures import read, source
+from tests.support.composing import composed
+
+
+@pytest.fixture(scope="session")
+def shipped() -> dict[str, Any]:
+    return composed()
+
+
+@pytest.fixture
+def config(shipped: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+    """A copy to spoil, whose runs would lie in a folder of their own."""
+    return {**deepcopy(shipped), "output_dir": str(tmp_path / "outputs"), "run_name": "here"}
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder on the path; modules named knobs_... that are written there can be targets."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    read.cache_clear()
+    source.cache_clear()
+    invalidate_caches()
+    yield tmp_path
+    for name in [name for name in sys.modules if name.startswith("knobs_")]:
+        del sys.modules[name]

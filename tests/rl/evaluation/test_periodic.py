@@ -1,0 +1,132 @@
+"""Evaluation beside training: of one version, while the next batch is sampled, before the push."""
+
+import asyncio
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from envs.episode import Example
+from rl.evaluation.periodic import Evaluator, NoEvaluation, PeriodicEvaluation
+from rl.run.folder import RunFolder
+from rl.sampling.player import Player
+from rl.sampling.renderer_chat import RendererChat
+from tests.support.scripted import SAMPLER, ScriptedClient, ScriptedEnv, tiny_renderer
+from tests.support.virtual_time import run_virtually
+
+KNOBS = {"num_examples": 3, "rollouts_per_example": 2, "temperature": 0.25, "pass_threshold": 2.0}
+HELD_OUT = [
+    Example(id=i, env="scripted", messages=[{"role": "user", "content": "hi"}]) for i in range(3)
+]
+
+
+class Trainer:
+    """Calls the evaluator as the trainer and its service do; an update takes `update_s`."""
+
+    def __init__(self, folder, client, *, every: int, last: int, env=None) -> None:
+        self.version, self.last, self.times = -1, last, {}
+        chat = RendererChat(SAMPLER, tiny_renderer(), client, 256, lambda: self.version)
+        self.player = Player(SAMPLER, env or ScriptedEnv(), chat)
+        settings = PeriodicEvaluation(every=every, **KNOBS)
+        self.evaluator = Evaluator(settings, self.player, HELD_OUT, RunFolder(folder), last=last)
+
+    async def train(self, update_s: float) -> dict[int, dict[str, float]]:
+        found, loop = {}, asyncio.get_running_loop()
+        task = asyncio.ensure_future(self.evaluator.run())
+        for step in range(self.last):
+            self._publish(step)
+            await asyncio.sleep(update_s)
+            found[step] = await self.evaluator.finish()
+            self.times[step] = loop.time()
+        self._publish(self.last)
+        found[self.last] = await self.evaluator.finish()
+        task.cancel()
+        return found
+
+    def _publish(self, version: int) -> None:
+        self.version = version
+        self.evaluator.start(version)
+
+
+def test_the_first_the_last_and_every_other_version_are_evaluated(tmp_path):
+    client = ScriptedClient("good", "bad")
+    found = run_virtually(Trainer(tmp_path, client, every=2, last=5).train(1.0))
+    assert [version for version, metrics in found.items() if metrics] == [0, 2, 4, 5]
+    assert found[0]["eval/reward"] == pytest.approx(2 / 6)  # one "good" of six, worth 2
+    assert found[0]["eval/pass@1"] == pytest.approx(1 / 6)
+    files = sorted(path.name for path in (tmp_path / "evaluations").iterdir())
+    assert files == [f"version_00000{version}.jsonl" for version in (0, 2, 4, 5)]
+    lines = (tmp_path / "evaluations" / files[0]).read_text().splitlines()
+    assert len(lines) == 6
+    assert json.loads(lines[0])["messages"][-1] == {"role": "assistant", "content": "good"}
+
+
+def test_an_evaluation_that_is_faster_than_the_update_takes_no_time(tmp_path):
+    trainer = Trainer(tmp_path, ScriptedClient("good", seconds=3.0), every=1, last=2)
+    run_virtually(trainer.train(10.0))
+    assert trainer.times == {0: 10.0, 1: 20.0}
+
+
+def test_the_push_waits_for_an_evaluation_that_is_slower(tmp_path):
+    trainer = Trainer(tmp_path, ScriptedClient("good", seconds=25.0), every=2, last=2)
+    run_virtually(trainer.train(10.0))
+    assert trainer.times == {0: 25.0, 1: 35.0}
+
+
+def test_requests_are_salted_by_the_version_and_have_the_temperature_of_the_evaluation(tmp_path):
+    client = ScriptedClient("good")
+    trainer = Trainer(tmp_path, client, every=2, last=4)
+    run_virtually(trainer.train(1.0))
+    assert [version for *_, version in client.requests] == [0] * 3 + [2] * 3 + [4] * 3
+    assert {sampling["temperature"] for _, sampling, *_ in client.requests} == {0.25}
+    assert trainer.player.sampler.temperature == SAMPLER.temperature
+
+
+def test_tokens_of_another_version_end_the_run(tmp_path):
+    class Pushed(ScriptedClient):
+        """New weights arrive in mid-sentence."""
+
+        async def generate(self, prompt_ids, sampling, *, n, version):
+            whole = await super().generate(prompt_ids, sampling, n=n, version=version)
+            return [replace(c, versions=[*c.versions[:-1], version + 1]) for c in whole]
+
+    trainer = Trainer(tmp_path, Pushed("good"), every=1, last=1)
+
+    async def main():
+        trainer.evaluator.start(0)
+        await asyncio.wait_for(trainer.evaluator.run(), 10)
+
+    with pytest.raises(AssertionError, match=r"the evaluation of 0 has tokens of \[0, 1\]"):
+        run_virtually(main())
+
+
+def test_an_evaluation_shares_the_places_of_an_environment_with_training(tmp_path):
+    env = ScriptedEnv()
+    env.max_concurrent = 1
+    trainer = Trainer(tmp_path, ScriptedClient("good"), every=1, last=1, env=env)
+    pinned = trainer.evaluator._pinned(0)
+    assert pinned._place(env) is trainer.player._place(env)
+
+
+def test_whatever_an_evaluation_raises_ends_the_evaluator(tmp_path):
+    trainer = Trainer(tmp_path, ScriptedClient(RuntimeError("gone")), every=1, last=1)
+
+    async def main():
+        trainer.evaluator.start(0)
+        await asyncio.wait_for(trainer.evaluator.run(), 10)
+
+    with pytest.raises(ExceptionGroup) as caught:
+        run_virtually(main())
+    assert "gone" in str(caught.value.exceptions[0])
+
+
+def test_no_evaluation_is_never_due():
+    assert not any(NoEvaluation().due(version, 10) for version in range(11))
+
+
+def test_rollouts_of_an_evaluation_are_those_of_training(tmp_path):
+    trainer = Trainer(tmp_path, ScriptedClient("good"), every=1, last=1)
+    (rollout,) = run_virtually(trainer.evaluator._pinned(3).play_group(0, HELD_OUT[0], 1))
+    (row,) = rollout.sequences
+    assert np.array_equal(np.unique(row.token_versions), [-1, 3])

@@ -1,0 +1,157 @@
+"""What is played, and what a few rollouts made by hand say."""
+
+import asyncio
+import json
+import math
+
+import pytest
+
+from envs.episode import Example, StopReason
+from envs.protocol import Environment, Pool
+from rl.evaluation.play import choose, play, write_rollouts
+from rl.evaluation.summary import Played, advice, summarise
+from rl.records import Rollout
+from rl.sampling.player import Player
+from rl.sampling.renderer_chat import RendererChat
+from tests.support.scripted import SAMPLER, ScriptedClient, ScriptedEnv, tiny_renderer
+from tests.support.virtual_time import run_virtually
+
+
+class Mixture(Environment):
+    """Two environments of six and four examples, weights 2 and 1."""
+
+    name = "mixture"
+
+    def pools(self, split):
+        return [Pool(2.0, examples("a", 6)), Pool(1.0, examples("b", 4))]
+
+
+def examples(env: str, count: int) -> list[Example]:
+    return [
+        Example(id=i, env=env, messages=[{"role": "user", "content": "hi"}]) for i in range(count)
+    ]
+
+
+def ids(chosen: list[Example]) -> list[tuple[str, int]]:
+    return [(example.env, example.id) for example in chosen]
+
+
+def test_a_mixture_is_evaluated_by_its_weights():
+    chosen = choose(Mixture(), "eval", 6)
+    assert sorted(example.env for example in chosen) == ["a"] * 4 + ["b"] * 2
+
+
+def test_the_same_examples_come_each_time_and_more_hold_the_fewer():
+    few, many = choose(Mixture(), "eval", 3), choose(Mixture(), "eval", 9)
+    assert ids(few) == ids(choose(Mixture(), "eval", 3))
+    assert set(ids(few)) < set(ids(many))
+    assert ids(few) != sorted(ids(few))[:3] or ids(many) != sorted(ids(many))  # shuffled
+
+
+def test_all_examples_are_taken_where_there_are_fewer_than_asked_for():
+    assert sorted(ids(choose(Mixture(), "eval", 99))) == sorted(
+        ids([*examples("a", 6), *examples("b", 4)])
+    )
+
+
+def test_an_environment_without_held_out_examples_is_refused_by_name():
+    empty = type("Empty", (ScriptedEnv,), {"examples": lambda self, split: []})()
+    with pytest.raises(ValueError, match="the environment 'scripted' has no eval examples"):
+        choose(empty, "eval", 3)
+
+
+def test_every_example_is_played_and_no_more_at_once_than_allowed():
+    client = ScriptedClient("good", "bad", "bad", "good", seconds=1.0)
+    told = []
+
+    async def main():
+        chat = RendererChat(SAMPLER, tiny_renderer(), client, 256, lambda: 0)
+        player = Player(SAMPLER, ScriptedEnv(), chat)
+        return await play(
+            player.play_group, examples("scripted", 4), 2, max_concurrent=4, done=told.append
+        )
+
+    async def timed():
+        played = await main()
+        return played, asyncio.get_running_loop().time()
+
+    played, seconds = run_virtually(timed())
+    assert seconds == 2.0  # two groups of two at a time
+    assert [one.example.id for one in played] == [0, 1, 2, 3]
+    assert [one.rewards for one in played] == [[2.0, 0.0], [0.0, 2.0], [2.0, 2.0], [2.0, 2.0]]
+    assert len(told) == 4
+
+
+def rollout(reward: float | None, **known) -> Rollout:
+    facts = {"rewards": {} if reward is None else {"good": reward}, "generation_time": 0.0}
+    facts |= {"messages": [{"role": "assistant", "content": "x"}], "stop_reason": StopReason.STOP}
+    return Rollout(**{"sequences": (), "reward": reward, "turns": 1, **facts, **known})
+
+
+def played(env: str, *rollouts: Rollout) -> Played:
+    return Played(Example(id=0, env=env, messages=[]), rollouts)
+
+
+def test_a_summary_by_hand():
+    summary = summarise(
+        [
+            played(
+                "a",
+                rollout(1.0, num_untracked_tokens=4),
+                rollout(0.0, num_untracked_tokens=8, turns=3),
+            ),
+            played(
+                "a",
+                rollout(1.0, stop_reason=StopReason.MAX_TOKENS, tool_calls=4, tool_errors=2),
+                rollout(None, error="it broke", stop_reason=StopReason.ENV_ERROR),
+            ),
+        ],
+        threshold=1.0,
+    )
+    assert (summary.num_examples, summary.num_rollouts, summary.num_scored) == (2, 4, 3)
+    assert summary.reward == summary.rewards["good"] == pytest.approx(2 / 3)
+    assert summary.reward_standard_error == pytest.approx(math.sqrt(2 * (1 / 9 + 1 / 9)) / 3)
+    assert summary.passes == {1: pytest.approx(3 / 4), 2: pytest.approx(1.0)}
+    assert summary.zero_spread == 0.0
+    assert (summary.mean_length, summary.max_length, summary.turns) == (3.0, 8, 1.5)
+    assert (summary.truncated, summary.tool_calls, summary.tool_errors) == (0.25, 1.0, 0.5)
+    assert summary.stop_reasons == {"stop": 0.5, "max_tokens": 0.25, "env_error": 0.25}
+    assert summary.errors == {"it broke": 1}
+    assert summary.envs == {}
+    assert summary.metrics()["eval/errors"] == 0.25
+    assert summary.metrics()["eval/pass@2"] == 1.0
+
+
+def test_the_parts_of_a_mixture_are_summarised_apart():
+    summary = summarise([played("a", rollout(1.0)), played("b", rollout(0.0))], threshold=1.0)
+    assert {name: part.reward for name, part in summary.envs.items()} == {"a": 1.0, "b": 0.0}
+    assert summary.metrics()["eval/env/a/reward"] == 1.0
+
+
+def test_what_was_not_measured_is_no_metric():
+    metrics = summarise([played("a", rollout(None, error="broke"))], threshold=1.0).metrics()
+    assert "eval/reward" not in metrics
+    assert metrics["eval/errors"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("rewards", "said"),
+    [
+        ([[0.0, 0.0], [0.0, 0.0]], ["too hard", "no spread"]),
+        ([[1.0, 1.0], [1.0, 1.0]], ["too easy", "no spread"]),
+        ([[1.0, 0.0], [0.0, 1.0]], []),
+        ([[1.0, None], [0.0, 1.0]], ["1 of 4 rollouts could not be scored"]),
+    ],
+)
+def test_the_rules_of_thumb_are_said_where_they_apply(rewards, said):
+    summary = summarise([played("a", *map(rollout, group)) for group in rewards], threshold=1.0)
+    sentences = advice(summary)
+    assert len(sentences) == len(said)
+    assert all(word in sentence for word, sentence in zip(said, sentences, strict=True))
+
+
+def test_rollouts_are_written_one_a_line(tmp_path):
+    write_rollouts(tmp_path / "rollouts.jsonl", [played("a", rollout(1.0), rollout(None))])
+    lines = [json.loads(x) for x in (tmp_path / "rollouts.jsonl").read_text().splitlines()]
+    assert [line["reward"] for line in lines] == [1.0, None]
+    assert lines[0]["messages"] == [{"role": "assistant", "content": "x"}]

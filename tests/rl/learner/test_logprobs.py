@@ -1,0 +1,248 @@
+"""Logprobs in chunks are those of one log_softmax over all logits; N tokens, V words."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from rl.learner.logprobs import PolicyModule
+from rl.model.loading import load_model
+from tests.support import tiny_policy
+
+torch.set_num_threads(1)
+
+VOCAB, HIDDEN = 320, 32
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny_policy.model_folder(tmp_path_factory.mktemp("logprobs") / "model")
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    return tiny_policy.exact_model(folder)
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """(token ids, chosen) of rows of several lengths; the third has no chosen token."""
+    generator = torch.Generator().manual_seed(0)
+    made = []
+    for length in (9, 2, 5, 13):
+        token_ids = torch.randint(0, 256, (length,), generator=generator)
+        chosen = torch.rand(length, generator=generator) < 0.6
+        chosen[0], chosen[-1] = False, True
+        made.append((token_ids, chosen & (length != 5)))
+    return made
+
+
+def stacked(rows, extra=0):
+    width = max(len(token_ids) for token_ids, _ in rows) + extra
+    token_ids = torch.full((len(rows), width), 7)
+    mask = torch.zeros(len(rows), width, dtype=torch.bool)
+    for i, (ids, chosen) in enumerate(rows):
+        token_ids[i, : len(ids)], mask[i, : len(ids)] = ids, chosen
+    return token_ids, mask
+
+
+def gradients(model, value):
+    model.zero_grad()
+    value.backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+def plain(model, rows, temperature):
+    """Row after row, without padding, from all logits."""
+    logprobs, entropies = [], []
+    for token_ids, chosen in rows:
+        logits = model(input_ids=token_ids[None], use_cache=False).logits[0, :-1]
+        full = torch.log_softmax(logits / temperature, -1)
+        own = full.gather(-1, token_ids[1:, None])[:, 0]
+        logprobs.append(own[chosen[1:]])
+        entropies.append(-(full.exp() * full).sum(-1)[chosen[1:]])
+    return torch.cat(logprobs), torch.cat(entropies)
+
+
+def weights_of(count):
+    """Something to weigh tokens with, so that no two gradients look alike."""
+    return torch.linspace(-1.0, 2.0, count, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize(("chunk", "extra"), [(1, 0), (4, 3), (7, 0), (1000, 11)])
+def test_logprobs_entropies_and_gradients_are_those_of_plain_log_softmax(
+    model, rows, chunk, extra, temperature
+):
+    token_ids, mask = stacked(rows, extra)
+    logprobs, entropies = PolicyModule(model, chunk=chunk)(token_ids, mask, temperature)
+    expected, expected_entropies = plain(model, rows, temperature)
+    assert len(expected) == mask.sum() > 10
+    torch.testing.assert_close(logprobs, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(entropies, expected_entropies, rtol=1e-12, atol=1e-12)
+    assert not entropies.requires_grad
+    weights = weights_of(len(expected))
+    found = gradients(model, (weights * logprobs).sum())
+    wanted = gradients(model, (weights * expected).sum())
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 7, 1000])
+def test_entropies_carry_the_gradient_of_plain_log_softmax_where_wanted(model, rows, chunk):
+    token_ids, mask = stacked(rows, 3)
+    module = PolicyModule(model, chunk=chunk, entropy_gradient=True)
+    logprobs, entropies = module(token_ids, mask, 0.6)
+    expected, expected_entropies = plain(model, rows, 0.6)
+    torch.testing.assert_close(entropies, expected_entropies, rtol=1e-12, atol=1e-12)
+    weights = weights_of(len(expected))
+    alone = gradients(model, (weights * entropies).sum() + 0 * logprobs.sum())
+    wanted = gradients(model, (weights * expected_entropies).sum())
+    assert max(float(gradient.abs().max()) for gradient in wanted.values()) > 0.01
+    torch.testing.assert_close(alone, wanted, rtol=1e-12, atol=1e-12)
+    # Both at once, as the objective has them.
+    logprobs, entropies = module(token_ids, mask, 0.6)
+    expected, expected_entropies = plain(model, rows, 0.6)
+    both = gradients(model, (weights * logprobs - 0.3 * entropies).sum())
+    wanted = gradients(model, (weights * expected - 0.3 * expected_entropies).sum())
+    torch.testing.assert_close(both, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_without_gradient_at_all_wanted_entropies_have_none(model, rows):
+    with torch.no_grad():
+        _, entropies = PolicyModule(model, chunk=4, entropy_gradient=True)(*stacked(rows), 1.0)
+    assert not entropies.requires_grad
+
+
+def test_the_order_of_rows_only_orders_the_result(model, rows):
+    order = [3, 1, 0, 2]
+    module = PolicyModule(model, chunk=3)
+    straight, _ = module(*stacked(rows), 1.0)
+    shuffled, _ = module(*stacked([rows[i] for i in order]), 1.0)
+    pieces = straight.split([int(chosen.sum()) for _, chosen in rows])
+    expected = torch.cat([pieces[i] for i in order])
+    torch.testing.assert_close(shuffled, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_entropy_of_a_uniform_policy_is_log_v(folder):
+    model = tiny_policy.exact_model(folder)
+    with torch.no_grad():
+        model.get_output_embeddings().weight.zero_()
+    mask = torch.tensor([[False, True, True]])
+    logprobs, entropies = PolicyModule(model, chunk=2)(torch.tensor([[1, 2, 3]]), mask, 0.5)
+    uniform = torch.full((2,), VOCAB, dtype=torch.float64).log()
+    torch.testing.assert_close(entropies, uniform)
+    torch.testing.assert_close(logprobs, -uniform)
+
+
+def test_a_micro_batch_without_completion_tokens_has_a_gradient_of_zero_everywhere(model):
+    logprobs, entropies = PolicyModule(model, chunk=4)(
+        torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, 2, dtype=torch.bool), 1.0
+    )
+    assert logprobs.shape == entropies.shape == (0,)
+    found = gradients(model, logprobs.sum())
+    assert all(gradient.eq(0).all() for gradient in found.values())
+
+
+def test_without_gradient_the_logprobs_are_the_same(model, rows):
+    module = PolicyModule(model, chunk=4)
+    expected, _ = module(*stacked(rows), 1.0)
+    with torch.no_grad():
+        found, _ = module(*stacked(rows), 1.0)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+class LargestLogits(TorchDispatchMode):
+    """Records the most rows of a tensor [rows, V] that any operation returns."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            is_logits = isinstance(tensor, torch.Tensor) and tensor.shape[-1:] == (VOCAB,)
+            if is_logits and tensor.shape != (HIDDEN, VOCAB):  # the head's weight, transposed
+                self.largest = max(self.largest, tensor.numel() // VOCAB)
+        return result
+
+
+@pytest.mark.parametrize("with_gradient", [True, False])
+def test_no_more_than_a_chunk_of_logits_exists_at_once(folder, rows, with_gradient):
+    model = load_model(folder, torch.float32, 0)
+    token_ids, mask = stacked(rows)
+    with LargestLogits() as seen, torch.set_grad_enabled(with_gradient):
+        logprobs, _ = PolicyModule(model, chunk=4)(token_ids, mask, 1.0)
+        if with_gradient:
+            logprobs.sum().backward()
+    assert 8 < mask.sum() < HIDDEN
+    assert seen.largest == 4
+
+
+def test_nothing_of_size_v_waits_for_the_backward_pass(folder, rows):
+    model = load_model(folder, torch.float32, 0)
+    kept = []
+
+    def keep(tensor):
+        kept.append(tuple(tensor.shape))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        PolicyModule(model, chunk=4)(*stacked(rows), 1.0)
+    assert kept
+    assert not [shape for shape in kept if shape[-1:] == (VOCAB,)]
+
+
+def test_gradient_checkpointing_changes_neither_logprobs_nor_gradients(folder, rows):
+    """As trainer.gradient_checkpointing turns it on; each layer runs once more, backwards."""
+    model = load_model(folder, torch.float32, 0).train()
+    module, calls = PolicyModule(model, chunk=4), []
+    for layer in model.model.layers:
+        layer.mlp.register_forward_pre_hook(lambda *_: calls.append(1))
+    found = []
+    for checkpointing in (False, True):
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        logprobs, _ = module(*stacked(rows), 0.8)
+        weights = weights_of(len(logprobs)).float()
+        found.append((logprobs.detach(), gradients(model, (weights * logprobs).sum())))
+        layers = len(model.model.layers)
+        assert len(calls) == (layers + 2 * layers if checkpointing else layers)
+    (expected, expected_gradients), (logprobs, checkpointed) = found
+    torch.testing.assert_close(logprobs, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(checkpointed, expected_gradients, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_embeddings_are_the_weights_at_both_ends(folder, tied):
+    config = AutoConfig.from_pretrained(folder, tie_word_embeddings=tied)
+    model = AutoModelForCausalLM.from_config(config)
+    found = {id(parameter) for parameter in PolicyModule(model, chunk=4).embeddings}
+    named = {name for name, parameter in model.named_parameters() if id(parameter) in found}
+    ends = {"model.embed_tokens.weight"} | (set() if tied else {"lm_head.weight"})
+    assert named == ends
+
+
+def test_an_adapted_output_head_is_refused(folder):
+    model = load_model(folder, torch.float32, 0)
+    model.set_output_embeddings(torch.nn.Sequential(model.lm_head))
+    with pytest.raises(ValueError, match="lm_head"):
+        PolicyModule(model, chunk=4)
+
+
+def test_a_fresh_bfloat16_model_keeps_its_rotary_frequencies_in_float32(folder, tmp_path):
+    """As one that was saved and loaded, which is what vLLM will do with it."""
+    fresh = load_model(folder, torch.bfloat16, 0)
+    fresh.save_pretrained(tmp_path)
+    loaded = load_model(tmp_path, torch.bfloat16, 1)
+    assert {p.dtype for p in fresh.parameters()} == {torch.bfloat16}
+    for name, expected in loaded.named_buffers():
+        torch.testing.assert_close(fresh.get_buffer(name), expected, rtol=0, atol=0)
+    for name, expected in loaded.named_parameters():
+        torch.testing.assert_close(fresh.get_parameter(name), expected, rtol=0, atol=0)
+
+
+def test_a_model_without_weights_is_drawn_from_the_seed(folder):
+    one, same, other = (load_model(folder, torch.float32, seed).state_dict() for seed in (3, 3, 4))
+    torch.testing.assert_close(one, same, rtol=0, atol=0)
+    name = "model.embed_tokens.weight"
+    assert not torch.equal(one[name], other[name])

@@ -1,0 +1,165 @@
+"""Value and gradient of the objective do not depend on how the batch is split, in float64."""
+
+import random
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from losses import aggregation
+from losses.correction import tis_sequence
+from losses.kl import k3
+from rl.config.build import build
+from rl.learner.kl import KLPenalty
+from rl.learner.logprobs import PolicyModule
+from rl.learner.objective import Batch, Objective
+from rl.records import MicroBatch
+from rl.rollouts.plan import plan, weigh
+from tests.support import tiny_policy
+
+torch.set_num_threads(1)
+
+CONF = Path(__file__).parents[3] / "conf"
+AGGREGATIONS = {
+    "token_mean": aggregation.token_mean,
+    "sequence_mean": aggregation.sequence_mean,
+    "constant_length": partial(aggregation.constant_length, length=17),
+    "prompt_mean": aggregation.prompt_mean,
+}
+SHIPPED = {path.stem: path for path in (CONF / "loss").glob("*.yaml")}
+SPLITS = [(1, 10_000), (1, 60), (1, 1), (2, 45), (3, 30), (3, 1)]  # ranks, tokens_per_micro_batch
+
+
+def node(name):
+    return yaml.safe_load(SHIPPED[name].read_text())
+
+
+def shipped(name):
+    """The loss with the knobs of its YAML."""
+    return build({key: value for key, value in node(name).items() if key != "defaults"})
+
+
+def own_aggregation(name):
+    (found,) = (
+        v
+        for d in node(name)["defaults"]
+        if d != "_self_"
+        for k, v in d.items()
+        if k.startswith("override /aggregation")
+    )
+    return found
+
+
+def everything(loss, tokens, entropies):
+    """tis_sequence on the loss of one row, beta 0.3 times k3, less 0.2 times the entropy."""
+    weight = (tokens.old_logprobs - tokens.rollout_logprobs).sum().exp().clamp(max=1.05)
+    k1 = tokens.logprobs - tokens.ref_logprobs
+    return weight * loss + 0.3 * ((-k1).exp() + k1 - 1) - 0.2 * entropies
+
+
+COMPOSED = {
+    "correction": partial(tis_sequence, cap=1.05),
+    "kl": KLPenalty(estimator=k3, beta=9.0, place="loss", target_kl=None),
+    "entropy_bonus": 0.2,
+}
+# One loss for each function and aggregation: ppo_clip is shipped under several names.
+OWN = {(node(loss)["_target_"], own_aggregation(loss)): loss for loss in sorted(SHIPPED)}
+CROSSED = ("cispo", "ppo_clip")
+COMBINATIONS = [
+    *((loss, name, "alone") for loss in CROSSED for name in AGGREGATIONS),
+    *(
+        (loss, name, "alone")
+        for (_, name), loss in OWN.items()
+        if node(loss)["_target_"] not in {node(crossed)["_target_"] for crossed in CROSSED}
+    ),
+    ("ppo_clip", "token_mean", "composed"),
+    ("cispo", "sequence_mean", "composed"),
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tiny_policy.model_folder(tmp_path_factory.mktemp("objective") / "model")
+    return tiny_policy.exact_model(folder)
+
+
+@pytest.fixture(scope="module")
+def groups(model):
+    return tiny_policy.groups(model)
+
+
+def in_parts(model, rows, objective, *, old, ranks, budget):
+    """Value and gradient, summed over micro-batches and ranks by hand."""
+    module = PolicyModule(model, chunk=7, entropy_gradient=objective.entropy_bonus != 0)
+    model.zero_grad()
+    total, count = 0.0, 0
+    shares = plan(rows, step=0, ranks=ranks, tokens_per_micro_batch=budget, metrics={})
+    for micro in (micro for share in shares for micro in share.micro_batches):
+        batch = tiny_policy.filled(Batch.of(micro, torch.device("cpu")), old=old)
+        logprobs, entropies = module(batch.token_ids, batch.mask, tiny_policy.TEMPERATURE)
+        value, metrics = objective(batch, logprobs, entropies, 0.3)
+        value.backward()
+        total += float(value.detach())
+        count += 1
+        assert all(m.shape == logprobs.shape and not m.requires_grad for m in metrics.values())
+    gradient = {name: p.grad.clone() for name, p in model.named_parameters()}
+    return total, gradient, count
+
+
+@pytest.mark.parametrize(("loss", "weights", "how"), COMBINATIONS)
+def test_value_and_gradient_are_the_same_for_every_split_and_order(
+    model, groups, loss, weights, how
+):
+    composed = how == "composed"
+    objective = Objective(shipped(loss), **(COMPOSED if composed else {}))
+    rows = weigh(groups, AGGREGATIONS[weights])
+    extras = (everything, tiny_policy.fixed_old(rows)) if composed else (None, None)
+    value, gradient = tiny_policy.reference(model, rows, shipped(loss), extras[0], old=extras[1])
+    assert tiny_policy.flat(gradient).norm() > 0.01
+    counts = set()
+    for seed, (ranks, budget) in enumerate(SPLITS):
+        shuffled = random.Random(seed).sample(groups, len(groups))
+        rows = weigh(shuffled, AGGREGATIONS[weights])
+        total, found, count = in_parts(
+            model, rows, objective, old=composed, ranks=ranks, budget=budget
+        )
+        assert total == pytest.approx(value, rel=1e-12, abs=1e-12)
+        torch.testing.assert_close(found, gradient, rtol=1e-12, atol=1e-12)
+        counts.add(count)
+    assert len(counts) > 3
+
+
+def test_numbers_outside_of_the_completion_reach_neither_value_nor_gradient(model, groups):
+    rows = weigh(groups, aggregation.token_mean)
+    (share,) = plan(rows, step=0, ranks=1, tokens_per_micro_batch=10_000, metrics={})
+    (micro,) = share.micro_batches
+    outside = ~micro.completion_mask
+    spoilt_logprobs = np.where(outside, np.nan, micro.rollout_logprobs)
+    beyond = np.cumsum(micro.completion_mask[:, ::-1], axis=1)[:, ::-1] == 0  # after the last one
+    spoilt_ids = np.where(beyond, 99, micro.token_ids)
+    empty = ~micro.completion_mask.any(axis=1)
+    assert empty.any()
+    spoilt = MicroBatch(
+        **{
+            **{name: getattr(micro, name) for name in micro.__dataclass_fields__},
+            "token_ids": spoilt_ids,
+            "rollout_logprobs": spoilt_logprobs,
+            "advantages": np.where(empty, np.nan, micro.advantages),
+        }
+    )
+    results = []
+    for each in (micro, spoilt):
+        batch = Batch.of(each, torch.device("cpu"))
+        module = PolicyModule(model, chunk=7)
+        model.zero_grad()
+        logprobs, entropies = module(batch.token_ids, batch.mask, 1.0)
+        value, _ = Objective(shipped("cispo"))(batch, logprobs, entropies)
+        value.backward()
+        results.append(
+            (float(value.detach()), {n: p.grad.clone() for n, p in model.named_parameters()})
+        )
+    assert results[0][0] == pytest.approx(results[1][0], rel=1e-12)
+    torch.testing.assert_close(results[0][1], results[1][1], rtol=1e-12, atol=1e-12)

@@ -1,0 +1,243 @@
+"""The learning rate of every step, by hand, and which weights decay."""
+
+from copy import deepcopy
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+
+from rl.learner.optim import AdamW, Muon
+
+torch.set_num_threads(1)
+
+KNOBS = {
+    "learning_rate": 8.0,
+    "beta1": 0.9,
+    "beta2": 0.99,
+    "eps": 1e-8,
+    "weight_decay": 0.0,
+    "schedule": "constant",
+    "warmup_steps": 0,
+    "min_ratio": 0.25,
+}
+MUON_KNOBS = {"momentum": 0.95, "nesterov": True, "ns_steps": 5, "adamw_ratio": 1.0}
+
+
+def adamw(**changes):
+    return AdamW(**{**KNOBS, **changes})
+
+
+def muon(**changes):
+    return Muon(**{**KNOBS, **MUON_KNOBS, **changes})
+
+
+both = pytest.mark.parametrize("made", [adamw, muon])
+
+
+# cosine over 4 intervals: (1 + cos(k pi / 4)) / 2 = 1, 0.853553, 0.5, 0.146447, 0
+TABLES = [
+    ("constant", 0, [8, 8, 8, 8, 8]),
+    ("constant", 4, [2, 4, 6, 8, 8, 8, 8]),
+    ("constant", 1, [8, 8, 8]),
+    ("linear", 0, [8, 6.5, 5, 3.5, 2]),
+    ("linear", 2, [4, 8, 8, 6.5, 5, 3.5, 2]),
+    ("linear", 4, [2, 4, 6, 8, 8, 5, 2]),
+    ("cosine", 0, [8, 7.121320, 5, 2.878680, 2]),
+    ("cosine", 2, [4, 8, 8, 7.121320, 5, 2.878680, 2]),
+    ("cosine", 4, [2, 4, 6, 8, 8, 5, 2]),
+    ("linear", 0, [8]),
+    ("cosine", 3, [8 / 3, 16 / 3, 8]),
+]
+
+
+@both
+@pytest.mark.parametrize(("schedule", "warmup_steps", "rates"), TABLES)
+def test_the_rate_of_every_step(made, schedule, warmup_steps, rates):
+    optim = made(schedule=schedule, warmup_steps=warmup_steps)
+    assert [optim.rate(k, len(rates)) for k in range(len(rates))] == pytest.approx(rates, rel=1e-6)
+
+
+@both
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+@pytest.mark.parametrize("warmup_steps", [0, 1, 7, 50])
+def test_the_first_step_moves_and_the_last_is_at_the_minimum(made, schedule, warmup_steps):
+    optim = made(schedule=schedule, warmup_steps=warmup_steps)
+    rates = [optim.rate(step, 100) for step in range(100)]
+    assert rates[0] > 0
+    assert max(rates) == rates[warmup_steps] == 8
+    assert rates[-1] == pytest.approx(2)
+    rises = [later - earlier for earlier, later in pairwise(rates)]
+    assert all(rise >= 0 for rise in rises[:warmup_steps])
+    assert all(rise <= 0 for rise in rises[warmup_steps:])
+
+
+def test_a_step_beyond_the_last_stays_at_the_minimum():
+    assert adamw(schedule="cosine").rate(500, 100) == pytest.approx(2)
+
+
+def test_min_ratio_one_is_constant():
+    optim = adamw(schedule="cosine", min_ratio=1.0)
+    assert {optim.rate(step, 10) for step in range(10)} == {8.0}
+
+
+class Module(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.matrix = nn.Parameter(torch.ones(2, 2))
+        self.norm = nn.Parameter(torch.ones(2))
+        self.frozen = nn.Parameter(torch.ones(2, 2), requires_grad=False)
+
+
+def test_weight_decay_leaves_vectors_alone_and_frozen_weights_out():
+    module = Module()
+    optimizer = adamw(weight_decay=0.5, learning_rate=0.125).optimizer(module.parameters())
+    for parameter in (module.matrix, module.norm):
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    assert module.matrix.tolist() == [[0.9375] * 2] * 2  # 1 - 0.125 * 0.5
+    assert module.norm.tolist() == [1.0, 1.0]
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    assert [id(p) for p in held] == [id(module.matrix), id(module.norm)]
+
+
+def test_the_knobs_reach_the_optimizer():
+    optimizer = adamw(beta1=0.5, beta2=0.75, eps=1e-3).optimizer(Module().parameters())
+    assert isinstance(optimizer, torch.optim.AdamW)
+    for group in optimizer.param_groups:
+        assert (group["lr"], group["betas"], group["eps"]) == (8.0, (0.5, 0.75), 1e-3)
+
+
+def test_a_model_of_matrices_only_has_one_group():
+    optimizer = adamw().optimizer([nn.Parameter(torch.ones(2, 2))])
+    assert len(optimizer.param_groups) == 1
+
+
+class Language(nn.Module):
+    """What a language model has: words at both ends, matrices, vectors and a stack of experts."""
+
+    def __init__(self, tied=False):
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+
+        def weight(*shape, **options):
+            return nn.Parameter(torch.randn(*shape, generator=generator), **options)
+
+        self.words = weight(7, 4)
+        self.wide, self.tall = weight(4, 6), weight(6, 4)
+        self.norm, self.experts = weight(4), weight(2, 4, 3)
+        self.frozen = weight(4, 4, requires_grad=False)
+        self.head = self.words if tied else weight(7, 4)
+
+    def made(self, **changes):
+        return muon(**changes).optimizer(self.parameters(), [self.words, self.head])
+
+    def set_gradients(self, seed):
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in self.parameters():
+            if parameter.requires_grad:
+                parameter.grad = torch.randn(parameter.shape, generator=generator)
+
+
+def names(module, optimizer, part):
+    held = {id(p) for g in optimizer.param_groups if g["part"] == part for p in g["params"]}
+    return {name for name, parameter in module.named_parameters() if id(parameter) in held}
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_muon_gets_the_hidden_matrices_and_adamw_everything_else_that_trains(tied):
+    module = Language(tied)
+    optimizer = module.made()
+    assert names(module, optimizer, "muon") == {"wide", "tall"}
+    others = {"words", "norm", "experts"} | (set() if tied else {"head"})
+    assert names(module, optimizer, "adamw") == others
+
+
+def test_a_first_update_by_muon_is_orthogonal_and_as_long_as_adamws():
+    """All singular values of the gradient are the same, so one number tells what becomes of it."""
+    module = nn.Linear(4, 4, bias=False)
+    before = module.weight.detach().clone()
+    knobs = {"learning_rate": 0.5, "ns_steps": 1}
+    optimizer = muon(**knobs).optimizer([module.weight, nn.Parameter(torch.ones(2))])
+    module.weight.grad = 3 * torch.eye(4)
+    optimizer.step()
+    # Scaled to length 1 the identity has singular values of 1/2, which one iteration makes
+    # 3.4445 / 2 - 4.7750 / 8 + 2.0315 / 32 = 1.188859. The factor of the shape is 0.2 * sqrt(4).
+    length = 0.5 * 0.4 * 1.188859
+    moved = before - module.weight.detach()
+    torch.testing.assert_close(moved, length * torch.eye(4), rtol=0.01, atol=1e-6)
+
+
+def test_adamws_part_has_its_own_ratio_of_the_rate():
+    module = Language()
+    before = module.norm.detach().clone()
+    optimizer = module.made(learning_rate=0.5, adamw_ratio=0.25)
+    module.set_gradients(0)
+    optimizer.step()
+    moved = (module.norm.detach() - before).abs()
+    torch.testing.assert_close(moved, torch.full((4,), 0.125))  # Adam's first step
+    rates = {
+        group["part"]: (group["lr"], group.get("lr_ratio")) for group in optimizer.param_groups
+    }
+    assert rates == {"muon": (0.5, None), "adamw": (0.125, 0.25)}
+
+
+def test_weight_decay_shrinks_matrices_of_both_parts_and_no_vector():
+    module = Language()
+    before = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+    optimizer = module.made(weight_decay=0.5, learning_rate=0.25, adamw_ratio=0.5)
+    for parameter in module.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    shrunk = {"wide": 0.875, "tall": 0.875, "words": 0.9375, "head": 0.9375, "experts": 0.9375}
+    for name, parameter in module.named_parameters():
+        torch.testing.assert_close(parameter.detach(), before[name] * shrunk.get(name, 1.0))
+
+
+def test_three_steps_equal_torchs_two_optimizers_side_by_side():
+    ours, plain = Language(), Language()
+    knobs = {"momentum": 0.8, "nesterov": False, "ns_steps": 3, "weight_decay": 0.1}
+    optimizer = ours.made(learning_rate=0.1, adamw_ratio=0.5, **knobs)
+    hidden = torch.optim.Muon(
+        [plain.wide, plain.tall], lr=0.1, adjust_lr_fn="match_rms_adamw", **knobs
+    )
+    groups = [
+        {"params": [plain.words, plain.experts, plain.head], "weight_decay": 0.1},
+        {"params": [plain.norm], "weight_decay": 0.0},
+    ]
+    rest = torch.optim.AdamW(groups, lr=0.05, betas=(0.9, 0.99))
+    for seed in range(3):
+        for module in (ours, plain):
+            module.set_gradients(seed)
+        for part in (optimizer, hidden, rest):
+            part.step()
+    for found, expected in zip(ours.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_where_only_hidden_matrices_are_trained_muon_steps_alone():
+    """As with an adapter: embeddings, head and norms are frozen."""
+    ours = Language()
+    for name, parameter in ours.named_parameters():
+        parameter.requires_grad_(name in ("wide", "tall"))
+    optimizer = ours.made(learning_rate=0.1)
+    before = ours.wide.detach().clone()
+    ours.set_gradients(0)
+    optimizer.step()
+    assert not torch.equal(ours.wide, before)
+    assert [group["part"] for group in optimizer.param_groups] == ["muon"]
+
+
+def test_the_state_of_both_parts_is_saved_and_loaded():
+    straight, resumed = Language(), Language()
+    optimizer = straight.made(learning_rate=0.1)
+    straight.set_gradients(0)
+    optimizer.step()
+    resumed.load_state_dict(straight.state_dict())
+    later = resumed.made(learning_rate=0.1)
+    later.load_state_dict(deepcopy(optimizer.state_dict()))
+    for module, made in ((straight, optimizer), (resumed, later)):
+        module.set_gradients(1)
+        made.step()
+    for found, expected in zip(resumed.parameters(), straight.parameters(), strict=True):
+        assert torch.equal(found, expected)

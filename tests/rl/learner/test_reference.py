@@ -1,0 +1,197 @@
+"""References: the initial policy and how it is refreshed, a teacher's tokenizer and its server."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from rl.learner.objective import Batch
+from rl.learner.reference import Endpoint, FrozenModel, NoReference, ReferenceSetting
+from rl.records import MicroBatch
+from rl.run.failure import RunFailed
+from tests.support import tiny_policy
+from tests.support.policy_worker import measurements
+from tests.support.update_cases import UPDATE_MODES
+
+torch.set_num_threads(1)
+
+around = pytest.mark.parametrize(
+    ("ranks", "mode"), [(ranks, mode) for ranks in (1, 2) for mode in UPDATE_MODES[ranks]]
+)
+
+
+@around
+def test_the_policy_starts_at_no_distance_from_the_initial_policy(ranks, mode):
+    assert measurements(ranks)[f"around {mode}"]["reference at the start"] == 0
+
+
+@around
+def test_a_reference_moves_by_the_mix_when_it_is_due_and_only_then(ranks, mode):
+    """Every second step, halfway: (start + policy) / 2; with a mix of 1 it becomes the policy."""
+    found = measurements(ranks)[f"around {mode}"]["refresh"]
+    assert found["away"] > 0.01  # the policy from where it started, in its weights
+    assert found["odd"] == 0
+    assert found["even"] < 1e-6
+    assert found["replaced"] == 0
+    assert found["ranks"] == 0
+
+
+@around
+def test_a_moved_reference_is_the_same_after_save_and_load(ranks, mode):
+    before, after = measurements(ranks)[f"around {mode}"]["refresh"]["gaps"]
+    assert before > 0.01
+    assert after == before
+
+
+def setting(folder, temperature=1.0):
+    policy = SimpleNamespace(ranks=SimpleNamespace(device=torch.device("cpu"), first=True))
+    return ReferenceSetting(policy, folder, torch.float32, temperature, logprob_chunk=7, seed=0)
+
+
+def batch() -> Batch:
+    """Rows of 4 and 3 tokens and one without completion, padded to 5; the prompts are 2 and 1."""
+    mask = np.array([[0, 0, 1, 1, 0], [0, 1, 0, 0, 0], [0, 0, 0, 0, 0]], np.bool_)
+    zeros = np.zeros(mask.shape, np.float32)
+    micro = MicroBatch(
+        token_ids=np.array([[5, 6, 7, 8, 0], [9, 4, 3, 0, 0], [2, 2, 0, 0, 0]], np.int32),
+        completion_mask=mask,
+        rollout_logprobs=zeros,
+        advantages=zeros[:, 0],
+        token_weights=zeros[:, 0],
+        token_versions=np.where(mask, 0, -1).astype(np.int32),
+        rollout_ids=np.array([0, 1, 2], np.int32),
+    )
+    return Batch.of(micro, torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model with weights, its own teacher too."""
+    folder = tiny_policy.model_folder(tmp_path_factory.mktemp("reference") / "model")
+    tiny_policy.exact_model(folder, seed=5).float().save_pretrained(folder)
+    return folder
+
+
+def test_a_teacher_scores_the_completion_tokens_and_never_changes(folder):
+    teacher = FrozenModel(path=str(folder), revision=None, dtype="float32").start(setting(folder))
+    found = teacher.logprobs(batch())
+    teacher.after_step(1)
+    model = tiny_policy.exact_model(folder, seed=5)
+    expected = []
+    for ids, at in (([5, 6, 7, 8], [2, 3]), ([9, 4], [1])):
+        logits = model(input_ids=torch.tensor([ids])).logits[0]
+        logprobs = torch.log_softmax(logits.detach(), -1)
+        expected += [float(logprobs[i - 1, ids[i]]) for i in at]
+    torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-5, atol=1e-5)
+    assert not found.requires_grad
+    torch.testing.assert_close(teacher.logprobs(batch()), found, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("key", ["model", "added_tokens"])
+def test_a_teacher_with_another_tokenizer_is_refused_in_one_sentence(folder, tmp_path, key):
+    for path in folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer[key] = tokenizer[key][:-1] if key == "added_tokens" else {"type": "BPE"}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    teacher = FrozenModel(path=str(tmp_path), revision=None, dtype="float32")
+    with pytest.raises(RunFailed) as caught:
+        teacher.start(setting(folder))
+    said = str(caught.value)
+    assert said.startswith(f"reference.path={tmp_path} has another tokenizer than the policy, so")
+    assert said.endswith("or use its text instead (loss=sft sampler=transcripts)")
+    assert "\n" not in said
+
+
+def test_where_there_is_no_reference_nobody_gets_one(folder):
+    with pytest.raises(AssertionError):
+        NoReference().start(setting(folder))
+
+
+class Teacher(BaseHTTPRequestHandler):
+    """vLLM's answer with prompt_logprobs=0; token t at position i has logprob -(t + i / 8)."""
+
+    status, has_logprobs = 200, True
+    seen: list  # requests, set by the fixture
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.seen.append((self.path, body))
+        entries = [
+            {str(t): {"logprob": -(t + i / 8), "rank": 3, "decoded_token": "x"}}
+            for i, t in enumerate(body["prompt"])
+        ]
+        logprobs = {"prompt_logprobs": [None, *entries[1:]]} if self.has_logprobs else {}
+        choice = {"index": 0, "text": "y", "finish_reason": "length", **logprobs}
+        answer = {"id": "cmpl-1", "object": "text_completion", "choices": [choice]}
+        text = json.dumps(answer if self.status == 200 else {"error": {"message": "broken"}})
+        self.send_response(self.status)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, format, *args):
+        pass
+
+
+@pytest.fixture
+def serve():
+    """Starts a teacher with some attributes changed; returns its URL and what it was asked."""
+    servers = []
+
+    def start(**changes):
+        handler = type("Handler", (Teacher,), {"seen": [], **changes})
+        server = HTTPServer(("127.0.0.1", 0), handler)
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        servers.append(server)
+        return f"http://127.0.0.1:{server.server_port}/v1", handler.seen
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def endpoint(url, folder):
+    return Endpoint(url=url, model="teacher", timeout=10.0).start(setting(folder))
+
+
+def test_a_server_s_logprobs_stand_at_the_tokens_they_belong_to(serve, folder):
+    url, seen = serve()
+    found = endpoint(url + "/", folder).logprobs(batch())
+    assert found.tolist() == [-(7 + 2 / 8), -(8 + 3 / 8), -(4 + 1 / 8)]
+    assert found.dtype == torch.float32
+    assert {path for path, _ in seen} == {"/v1/completions"}
+    # No padding, nothing after the last completion token, and nothing for the row without any.
+    assert sorted(body["prompt"] for _, body in seen) == [[5, 6, 7, 8], [9, 4]]
+    assert {(b["model"], b["prompt_logprobs"], b["max_tokens"]) for _, b in seen} == {
+        ("teacher", 0, 1)
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"status": 500}, ' answered 500: {"error": {"message": "broken"}}'),
+        ({"has_logprobs": False}, " returns no prompt_logprobs: it must be a vLLM server"),
+    ],
+    ids=["broken", "no logprobs"],
+)
+def test_a_server_that_fails_ends_the_run_with_one_sentence(serve, folder, changes, said):
+    url, _ = serve(**changes)
+    with pytest.raises(RunFailed) as caught:
+        endpoint(url, folder).logprobs(batch())
+    assert str(caught.value) == f"reference.url={url}{said}"
+
+
+def test_a_server_that_is_not_there_ends_the_run_with_one_sentence(serve, folder):
+    unused = HTTPServer(("127.0.0.1", 0), Teacher)
+    url = f"http://127.0.0.1:{unused.server_port}/v1"
+    unused.server_close()
+    with pytest.raises(RunFailed) as caught:
+        endpoint(url, folder).logprobs(batch())
+    assert str(caught.value).startswith(f"reference.url={url} did not answer (ConnectError: ")
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,90 @@
+"""Attention on a CPU: float32 inside, the same mask, and nobody who loads the model knows of it."""
+
+import json
+
+import pytest
+import torch
+from transformers import MistralConfig, MistralForCausalLM
+
+from rl.model.loading import load_model, suit_cpu, write_model
+from tests.support import tiny_policy
+
+torch.set_num_threads(1)
+TOKENS = torch.arange(24).reshape(2, 12) % 7
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny_policy.model_folder(tmp_path_factory.mktemp("attention") / "model")
+
+
+def seen_dtypes(model, monkeypatch, token_ids):
+    """Of the queries that reach the kernel."""
+    found = set()
+    original = torch.nn.functional.scaled_dot_product_attention
+
+    def looked_at(query, *args, **kwargs):
+        found.add(query.dtype)
+        return original(query, *args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", looked_at)
+    logits = model(token_ids).logits
+    return found, logits.dtype
+
+
+@pytest.mark.parametrize(
+    ("dtype", "length", "inside"),
+    [
+        (torch.bfloat16, 12, torch.float32),
+        (torch.bfloat16, 512, torch.float32),
+        (torch.bfloat16, 513, torch.bfloat16),
+        (torch.float32, 12, torch.float32),
+        (torch.float64, 12, torch.float64),
+    ],
+)
+def test_short_rows_of_half_precision_are_attended_to_in_float32(
+    folder, monkeypatch, dtype, length, inside
+):
+    model = load_model(folder, torch.float32, 0).to(dtype)
+    token_ids = torch.arange(length)[None] % 50
+    assert seen_dtypes(model, monkeypatch, token_ids) == ({inside}, dtype)
+
+
+def test_a_sliding_window_and_shared_heads_stay_what_they_are():
+    config = MistralConfig(
+        vocab_size=32,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        sliding_window=4,
+    )
+    torch.manual_seed(0)
+    model = MistralForCausalLM(config).eval()
+    expected = model(TOKENS).logits
+    model.config.sliding_window = None
+    without_window = model(TOKENS).logits
+    model.config.sliding_window = 4
+    suit_cpu(model)
+    torch.testing.assert_close(model(TOKENS).logits, expected, rtol=0, atol=0)
+    half = model.bfloat16()(TOKENS).logits.float()
+    assert (half - expected).abs().max() < 0.25 * (without_window - expected).abs().max()
+
+
+def test_it_is_closer_to_float32_than_attention_in_bfloat16(folder):
+    exact = load_model(folder, torch.float32, 0)
+    token_ids = torch.randint(0, 50, (8, 60), generator=torch.Generator().manual_seed(0))
+    half = load_model(folder, torch.bfloat16, 0)
+    exact.load_state_dict(half.float().state_dict())
+    half.bfloat16()
+    expected = exact(token_ids).logits
+    error = (half(token_ids).logits - expected).abs().mean()
+    half.set_attn_implementation("sdpa")
+    assert error < (half(token_ids).logits - expected).abs().mean()
+
+
+def test_a_written_model_does_not_name_it(folder, tmp_path):
+    model = load_model(folder, torch.bfloat16, 0)
+    write_model(model, model.state_dict(), tmp_path, folder)
+    assert "float32" not in json.dumps(json.loads((tmp_path / "config.json").read_text()))

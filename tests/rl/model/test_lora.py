@@ -1,0 +1,263 @@
+"""LoRA as we attach it, compared with peft's own arithmetic."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+from peft import PeftModel, get_peft_model_state_dict
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from rl.learner.logprobs import PolicyModule
+from rl.model.loading import load_model, write_model
+from rl.model.lora import (
+    LoRA,
+    NoAdapter,
+    adapter_weights,
+    full_weights,
+    has_adapter,
+    in_force,
+    without_adapter,
+    write_adapter,
+)
+from tests.support import tiny_policy
+
+torch.set_num_threads(1)
+
+PLAIN = LoRA(
+    rank=4,
+    alpha=12.0,
+    dropout=0.0,
+    target_modules="all-linear",
+    modules_to_save=[],
+    rslora=False,
+)
+TOKENS = torch.tensor([[72, 101, 108, 108, 111, 257, 3]])
+MASK = torch.tensor([[False, True, True, True, True, True, True]])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny_policy.model_folder(tmp_path_factory.mktemp("adapter") / "model")
+
+
+@pytest.fixture(scope="module")
+def untied(tmp_path_factory, folder):
+    """The same network with an output head of its own."""
+    config = AutoConfig.from_pretrained(folder)
+    config.tie_word_embeddings = False
+    where = tmp_path_factory.mktemp("untied") / "model"
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(where)
+    return where
+
+
+def adapted(folder, adapter=PLAIN, *, dtype=torch.float32, seed=0, trained=True, **knobs):
+    """A model with an adapter, as it is after some training unless told otherwise."""
+    model = load_model(folder, dtype, 0)
+    model = dataclasses.replace(adapter, **knobs).attach(model, seed, "the base")
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and trained and "lora_A" not in name:
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.data += 0.1 * noise.to(parameter.dtype)
+    return model.train()
+
+
+def weights(recipes):
+    return {recipe.name: recipe.make(*recipe.parts) for recipe in recipes}
+
+
+@torch.no_grad()
+def logits(model):
+    return model(TOKENS).logits
+
+
+@pytest.mark.parametrize("knobs", [{}, {"rslora": True}, {"modules_to_save": ["norm", "o_proj"]}])
+def test_merged_weights_are_those_of_pefts_own_merge(folder, knobs):
+    model = adapted(folder, **knobs)
+    found = weights(full_weights(model))
+    twin = PeftModel(load_model(folder, torch.float32, 0), copy.copy(model.peft_config["default"]))
+    twin.get_base_model().load_state_dict(model.state_dict())
+    merged = dict(twin.merge_and_unload().named_parameters())
+    assert found.keys() == merged.keys()
+    for name, tensor in found.items():
+        torch.testing.assert_close(tensor, merged[name].detach(), rtol=1e-6, atol=1e-7)
+
+
+def test_a_merge_in_bfloat16_rounds_once(folder):
+    model = adapted(folder, dtype=torch.bfloat16)
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    layer = model.model.layers[0].mlp.up_proj
+    update = layer.lora_B["default"].weight.double() @ layer.lora_A["default"].weight.double() * 3
+    exact = layer.base_layer.weight.double() + update
+    merged = weights(full_weights(model))["model.layers.0.mlp.up_proj.weight"]
+    assert merged.dtype == torch.bfloat16
+    wrong = merged != exact.bfloat16()
+    assert wrong.float().mean() < 0.001  # float32 may fall on the other side of a tie
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+def test_without_an_adapter_the_weights_are_the_parameters_themselves(folder):
+    model = load_model(folder, torch.float32, 0)
+    assert NoAdapter().attach(model, 0, "") is model
+    assert not has_adapter(model)
+    found = {recipe.name: recipe.parts[0] for recipe in full_weights(model)}
+    expected = dict(model.named_parameters())
+    assert found.keys() == expected.keys()
+    assert all(found[name] is expected[name] for name in expected)
+
+
+def test_a_fresh_adapter_changes_nothing_and_is_drawn_from_the_seed(folder):
+    base, fresh = load_model(folder, torch.float32, 0), adapted(folder, trained=False)
+    assert torch.equal(logits(base), logits(fresh))
+    first, same, other = (
+        weights(adapter_weights(adapted(folder, seed=s, trained=False))) for s in (0, 0, 1)
+    )
+    assert all(torch.equal(first[name], same[name]) for name in first)
+    assert any(not torch.equal(first[name], other[name]) for name in first)
+
+
+def test_drawing_an_adapter_leaves_the_generator_of_everybody_else_alone(folder):
+    model = load_model(folder, torch.float32, 0)
+    before = torch.get_rng_state()
+    PLAIN.attach(model, 7, "")
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_only_the_adapter_is_trained_and_has_the_models_dtype(folder):
+    for dtype in (torch.float32, torch.bfloat16):
+        model = adapted(folder, dtype=dtype)
+        trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        assert len(trained) == 2 * 7 * 2  # A and B of seven layers in each of two blocks
+        assert all(".lora_" in name and p.dtype == dtype for name, p in trained.items())
+
+
+def test_all_linear_means_every_linear_layer_but_the_head(untied):
+    names = {name.rsplit(".", 3)[1] for name in weights(adapter_weights(adapted(untied)))}
+    assert {name.rsplit(".", 2)[0] for name in names} == {
+        *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    }
+
+
+@pytest.mark.parametrize(
+    ("knob", "value", "factor"),
+    [("alpha", 24.0, 2.0), ("rslora", True, 2.0), ("rank", 8, None)],
+)
+def test_rank_alpha_and_rslora_set_the_scale(folder, knob, value, factor):
+    one, other = adapted(folder), adapted(folder, **{knob: value})
+    if knob == "rank":
+        ranks = [{len(t) for n, t in _matrices(m) if "lora_A" in n} for m in (one, other)]
+        assert ranks == [{4}, {8}]
+    else:
+        base = dict(load_model(folder, torch.float32, 0).named_parameters())
+        name = "model.layers.1.self_attn.v_proj.weight"
+        moved = [weights(full_weights(model))[name] - base[name] for model in (one, other)]
+        torch.testing.assert_close(moved[1], factor * moved[0], rtol=1e-4, atol=1e-6)
+
+
+def _matrices(model):
+    return weights(adapter_weights(model)).items()
+
+
+def test_target_modules_choose_the_layers(folder):
+    model = adapted(folder, target_modules=["q_proj", "layers.1.mlp.down_proj"])
+    assert {
+        name.removeprefix("base_model.model.model.layers.") for name, _ in _matrices(model)
+    } == {
+        f"{layer}.lora_{matrix}.weight"
+        for layer in ("0.self_attn.q_proj", "1.self_attn.q_proj", "1.mlp.down_proj")
+        for matrix in "AB"
+    }
+
+
+def test_modules_to_save_are_trained_whole_and_come_with_the_adapter(folder):
+    model = adapted(folder, modules_to_save=["model.norm"])
+    assert "base_model.model.model.norm.weight" in dict(_matrices(model))
+    assert (weights(full_weights(model))["model.norm.weight"] != 1).all()
+
+
+def test_dropout_is_felt_in_training_and_never_in_evaluation(folder):
+    with_dropout, without = adapted(folder, dropout=0.5), adapted(folder)
+    assert not torch.equal(logits(with_dropout), logits(with_dropout))
+    assert torch.equal(logits(with_dropout.eval()), logits(without.eval()))
+
+
+@pytest.mark.parametrize(
+    ("knobs", "said"),
+    [
+        ({"target_modules": ["q_proj", "query"]}, "adapter.target_modules names query, which the"),
+        ({"modules_to_save": ["score"]}, "adapter.modules_to_save names score, which the model"),
+        ({"modules_to_save": ["lm_head"]}, "names lm_head, whose weights this model shares"),
+        ({"modules_to_save": ["embed_tokens"]}, "names embed_tokens, whose weights this model"),
+    ],
+)
+def test_names_that_would_do_nothing_or_part_tied_weights_are_refused(folder, knobs, said):
+    with pytest.raises(ValueError, match=said):
+        adapted(folder, **knobs)
+
+
+def test_an_adapted_head_is_refused_and_a_saved_one_works(untied):
+    with pytest.raises(ValueError, match="leave lm_head out of the adapter's target modules"):
+        PolicyModule(adapted(untied, target_modules=["lm_head", "q_proj"]), chunk=4)
+    model = adapted(untied, modules_to_save=["lm_head"])
+    module = PolicyModule(model, chunk=4)
+    logprobs, _ = module(TOKENS, MASK, 1.0)
+    expected = torch.log_softmax(logits(model)[0, :-1], -1).gather(-1, TOKENS[0, 1:, None])[:, 0]
+    torch.testing.assert_close(logprobs.detach(), expected)
+    with without_adapter(model):
+        assert module.head is model.lm_head.original_module
+    assert module.head is in_force(model.lm_head) is model.lm_head.modules_to_save["default"]
+
+
+@pytest.mark.parametrize("saved", [[], ["norm"]])
+def test_with_the_adapter_off_the_model_computes_exactly_as_its_base(folder, saved):
+    base, model = load_model(folder, torch.float32, 0), adapted(folder, modules_to_save=saved)
+    trained = {n for n, p in model.named_parameters() if p.requires_grad}
+    on = logits(model)
+    with without_adapter(model):
+        assert torch.equal(logits(base), logits(model))
+        with without_adapter(model):
+            pass
+        assert torch.equal(logits(base), logits(model))
+    assert torch.equal(logits(model), on)
+    assert not torch.equal(on, logits(base))
+    assert {n for n, p in model.named_parameters() if p.requires_grad} == trained
+
+
+def test_the_adapter_is_on_again_after_an_error(folder):
+    model = adapted(folder)
+    on = logits(model)
+    with pytest.raises(KeyError), without_adapter(model):
+        raise KeyError
+    assert torch.equal(logits(model), on)
+
+
+def test_nothing_to_switch_off_is_an_error(folder):
+    with (
+        pytest.raises(ValueError, match="no adapter to switch off"),
+        without_adapter(load_model(folder, torch.float32, 0)),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("saved", [[], ["norm"]])
+def test_a_written_adapter_loads_in_peft_and_computes_the_same(folder, tmp_path, saved):
+    model = adapted(folder, modules_to_save=saved)
+    ours = weights(adapter_weights(model))
+    write_adapter(model, ours, tmp_path)
+    base = load_model(folder, torch.float32, 0)
+    loaded = PeftModel.from_pretrained(base, tmp_path)
+    assert torch.equal(logits(loaded), logits(model))
+    theirs = get_peft_model_state_dict(loaded)
+    assert theirs.keys() == ours.keys() == load_file(tmp_path / "adapter_model.safetensors").keys()
+    assert '"base_model_name_or_path": "the base"' in (tmp_path / "adapter_config.json").read_text()
+
+
+def test_the_merged_model_loads_in_transformers_and_computes_the_same(folder, tmp_path):
+    model = adapted(folder, modules_to_save=["norm"])
+    write_model(model, weights(full_weights(model)), tmp_path, folder)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    torch.testing.assert_close(logits(loaded), logits(model), rtol=1e-4, atol=1e-5)
+    assert (tmp_path / "tokenizer.json").exists()

@@ -1,0 +1,150 @@
+"""PretrainedModel: a checked local folder, or one line that says what to do."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.utils import filter_repo_objects
+
+from rl.model.pretrained import ALLOW, IGNORE, PretrainedModel
+
+ROOT = Path(__file__).parents[3]
+CONF = yaml.safe_load((ROOT / "conf/model/hf.yaml").read_text())
+KNOBS = {key: value for key, value in CONF.items() if key not in ("_target_", "defaults")}
+
+
+def model(path, **changes):
+    return PretrainedModel(**{**KNOBS, "path": str(path), **changes})
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "local"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"max_position_embeddings": 4096}')
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"")
+    return folder
+
+
+def test_its_fields_are_those_of_the_config_group():
+    assert [field.name for field in dataclasses.fields(PretrainedModel)] == list(KNOBS)
+
+
+def test_a_complete_local_folder_is_used_where_it_lies(folder, tmp_path, monkeypatch):
+    assert model(folder).prepare(tmp_path / "unused") == folder
+    assert not (tmp_path / "unused").exists()
+    monkeypatch.chdir(tmp_path)
+    assert model("local").prepare(tmp_path / "unused") == folder  # a name on the hub it is not
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_missing_file_is_named_with_its_remedy(folder, tmp_path, name):
+    (folder / name).unlink()
+    missing = name.replace("model", r"\*")
+    with pytest.raises(ValueError, match=rf"holds no {missing}: .*save"):
+        model(folder).prepare(tmp_path)
+
+
+def test_a_missing_shard_is_named(folder, tmp_path):
+    shards = {"a.weight": "model-1-of-2.safetensors", "b.weight": "model-2-of-2.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    (folder / "model-1-of-2.safetensors").write_bytes(b"")
+    with pytest.raises(
+        ValueError, match=r"holds no model-2-of-2\.safetensors: finish the download"
+    ):
+        model(folder).prepare(tmp_path)
+
+
+def test_more_positions_than_the_model_has_are_refused(folder, tmp_path):
+    with pytest.raises(ValueError, match=r"built for 4096 positions: lower model\.max_seq_len"):
+        model(folder, max_seq_len=4097).prepare(tmp_path)
+
+
+@pytest.mark.parametrize("path", ["/no/such/folder", "./nowhere", "~/nowhere-at-all", "a/b/c"])
+def test_what_can_only_be_a_folder_is_not_looked_for_on_the_hub(path, tmp_path, monkeypatch):
+    monkeypatch.setattr("rl.model.pretrained.snapshot_download", None)
+    with pytest.raises(ValueError, match="no such folder; give a folder"):
+        model(path).prepare(tmp_path)
+
+
+def test_no_path_and_a_turn_longer_than_the_row_are_refused():
+    with pytest.raises(ValueError, match=r"model\.path is empty"):
+        model("")
+    with pytest.raises(ValueError, match="shorter than the whole row"):
+        model("x", max_tokens=4096)
+
+
+def test_offline_the_error_names_the_ways_out(tmp_path):
+    program = f"""
+from pathlib import Path
+from rl.model.pretrained import PretrainedModel
+knobs = {KNOBS!r} | {{"path": "Qwen/Qwen3-0.6B"}}
+try:
+    PretrainedModel(**knobs).prepare(Path("unused"))
+except ValueError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "PATH": ""},
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert done.stdout.startswith("cannot get Qwen/Qwen3-0.6B from the hub"), done.stderr
+    assert done.stdout.count("\n") == 1
+    assert all(word in done.stdout for word in ("HF_HOME", "HF_HUB_OFFLINE", "local folder"))
+
+
+def test_a_cached_download_is_used_without_a_network(folder, tmp_path, monkeypatch):
+    # The cache as huggingface_hub lays it out.
+    repo = tmp_path / "cache" / "models--some--model"
+    (repo / "refs").mkdir(parents=True)
+    (repo / "snapshots").mkdir()
+    (repo / "refs" / "main").write_text("0123abc")
+    folder.rename(repo / "snapshots" / "0123abc")
+
+    def from_cache(*args, **options):
+        return snapshot_download(
+            *args, **options, cache_dir=tmp_path / "cache", local_files_only=True
+        )
+
+    monkeypatch.setattr("rl.model.pretrained.snapshot_download", from_cache)
+    assert model("some/model").prepare(tmp_path) == repo / "snapshots" / "0123abc"
+
+
+def test_only_the_files_that_are_used_are_fetched():
+    files = ["config.json", "model-1-of-2.safetensors", "chat_template.jinja", "tokenizer.model"]
+    others = ["pytorch_model.bin", "original/model.safetensors", "onnx/config.json", "README.md"]
+    kept = filter_repo_objects([*files, *others], allow_patterns=ALLOW, ignore_patterns=IGNORE)
+    assert list(kept) == files
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (GatedRepoError, "some/model at revision v2 is gated: accept its terms"),
+        (RepositoryNotFoundError, "the hub has no model some/model at revision v2"),
+        (RevisionNotFoundError, r"check model\.path and model\.revision"),
+    ],
+)
+def test_a_refusal_by_the_hub_says_what_to_do(tmp_path, monkeypatch, error, message):
+    def refuse(*args, **options):
+        request = httpx.Request("GET", "https://hub")
+        raise error("many\nlines", response=httpx.Response(404, request=request))
+
+    monkeypatch.setattr("rl.model.pretrained.snapshot_download", refuse)
+    with pytest.raises(ValueError, match=message):
+        model("some/model", revision="v2").prepare(tmp_path)

@@ -1,0 +1,157 @@
+"""TinyModel: a folder that transformers, vLLM and our renderer read alike."""
+
+import dataclasses
+import json
+import threading
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rl.model.tiny import TinyModel
+from rl.model.tokenizer import Tokenizer, load_renderer
+
+CONF = yaml.safe_load((Path(__file__).parents[3] / "conf/model/tiny.yaml").read_text())
+KNOBS = {key: value for key, value in CONF.items() if key != "_target_"}
+
+TOOL_CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": "ü"}}}
+TOOL = {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}
+CONVERSATIONS = {
+    "user": [{"role": "user", "content": "reverse: cat"}],
+    "system": [{"role": "system", "content": "Be ☃."}, {"role": "user", "content": "hi"}],
+    "turns": [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "system", "content": "late"},
+        {"role": "user", "content": ""},
+    ],
+    "tools": [
+        {"role": "system", "content": "S"},
+        {"role": "user", "content": "1 + 2"},
+        {"role": "assistant", "content": "", "tool_calls": [TOOL_CALL, TOOL_CALL]},
+        {"role": "tool", "content": "3"},
+        {"role": "tool", "content": "4"},
+        {"role": "assistant", "content": "so", "tool_calls": [TOOL_CALL]},
+        {"role": "tool", "content": "3"},
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return TinyModel(**KNOBS).prepare(tmp_path_factory.mktemp("tiny") / "deep" / "model")
+
+
+@pytest.fixture(scope="module")
+def auto_tokenizer(folder):
+    from transformers import AutoTokenizer  # five seconds: only for the tests that compare
+
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def test_its_fields_are_those_of_the_config_group():
+    assert [field.name for field in dataclasses.fields(TinyModel)] == list(KNOBS)
+    assert TinyModel(**KNOBS).renderer == "qwen3"
+
+
+def test_the_folder_holds_four_files_and_no_weights(folder):
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]  # nothing left aside
+
+
+def test_transformers_builds_a_small_qwen3_from_it(folder):
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+    config = AutoConfig.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_config(config)
+    assert type(model).__name__ == "Qwen3ForCausalLM"
+    assert sum(parameter.numel() for parameter in model.parameters()) == 828_800
+    assert str(model.dtype) == "torch.bfloat16"
+    assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
+    assert (config.vocab_size, config.max_position_embeddings) == (320, 2048)
+    assert config.rope_parameters["rope_theta"] == 100.0
+    assert GenerationConfig.from_pretrained(folder).eos_token_id == [258, 256]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["cat", " a  b\n\n", "ünïcødé e\u0301 漢字 🙂\u200b", "<|im_start|>x<|im_end|><think>", "\x00"],
+)
+def test_transformers_tokenizes_as_we_do(folder, auto_tokenizer, text):
+    ours = Tokenizer(folder)
+    assert ours.encode(text) == auto_tokenizer.encode(text, add_special_tokens=False)
+    assert ours.decode(ours.encode(text)) == auto_tokenizer.decode(ours.encode(text)) == text
+    assert ours.decode([0x80, 97]) == auto_tokenizer.decode([0x80, 97])
+    assert auto_tokenizer.eos_token_id == ours.eos_token_id
+    assert auto_tokenizer.pad_token_id == ours.pad_token_id
+
+
+@pytest.mark.parametrize("which", CONVERSATIONS)
+def test_the_chat_template_says_what_the_renderer_says(folder, auto_tokenizer, which):
+    messages = CONVERSATIONS[which]
+    tools = [TOOL] if which == "tools" else None
+    ours = load_renderer(folder, "qwen3").render_ids(
+        messages, tools=tools, add_generation_prompt=True
+    )
+    text = auto_tokenizer.apply_chat_template(
+        messages, tools=tools, add_generation_prompt=True, tokenize=False
+    )
+    assert Tokenizer(folder).decode(ours) == text
+
+
+def test_preparing_again_changes_nothing_and_keeps_what_was_added(tmp_path):
+    folder = TinyModel(**KNOBS).prepare(tmp_path / "model")
+    (folder / "model.safetensors").write_bytes(b"weights")
+    before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    TinyModel(**{**KNOBS, "learning_rate": 1.0, "max_tokens": 7}).prepare(folder)
+    assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+
+
+def test_an_empty_folder_is_filled_and_a_foreign_one_refused(tmp_path):
+    (tmp_path / "empty").mkdir()
+    TinyModel(**KNOBS).prepare(tmp_path / "empty")
+    assert (tmp_path / "empty" / "config.json").is_file()
+    with pytest.raises(ValueError, match=r"config\.json is not this model's"):
+        TinyModel(**{**KNOBS, "hidden_size": 64}).prepare(tmp_path / "empty")
+    assert json.loads((tmp_path / "empty" / "config.json").read_text())["hidden_size"] == 128
+
+
+def test_processes_that_prepare_at_once_all_get_the_whole_folder(tmp_path):
+    found = []
+
+    def prepare():
+        path = TinyModel(**KNOBS).prepare(tmp_path / "model")
+        found.append(sorted(file.name for file in path.iterdir()))
+
+    threads = [threading.Thread(target=prepare) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8
+    assert {len(names) for names in found} == {4}
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_positions_grow_with_max_seq_len(tmp_path):
+    folder = TinyModel(**{**KNOBS, "max_seq_len": 5000}).prepare(tmp_path / "m")
+    assert json.loads((folder / "config.json").read_text())["max_position_embeddings"] == 5000
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_kv_heads": 3}, "no multiple of num_kv_heads=3"),
+        ({"head_dim": 7}, "odd"),
+        ({"max_tokens": 256}, "shorter than the whole row"),
+        ({"max_tokens": 0}, "shorter than the whole row"),
+    ],
+)
+def test_impossible_sizes_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        TinyModel(**{**KNOBS, **changes})

@@ -1,0 +1,154 @@
+"""Tokenizer and load_renderer: the right family, the model's own prompt, and no torch."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from rl.model.tiny import TinyModel, byte_tokenizer
+from rl.model.tokenizer import Tokenizer, hub_name, load_renderer
+
+SIZES = {"hidden_size": 8, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "head_dim": 4}
+LENGTHS = {"dtype": "float32", "max_seq_len": 64, "max_tokens": 16}
+REST = {
+    "learning_rate": 1e-3,
+    "describe_tools": False,
+    "rope_theta": 100.0,
+    "tokenizer": None,
+    "warm_start": None,
+}
+
+
+def tiny(folder):
+    model = TinyModel(**SIZES, **LENGTHS, **REST)
+    return model.prepare(folder)
+
+
+def rewrite(path, **changes):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+CONVERSATION = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Größe?"},
+    {"role": "assistant", "content": "9"},
+    {"role": "user", "content": "why 🙂"},
+]
+
+
+def test_a_byte_is_its_own_token_and_any_text_survives(tmp_path):
+    tokenizer = Tokenizer(tiny(tmp_path / "m"))
+    text = "a ü\n 漢 <think> 🙂 <|im_end|>"
+    ids = tokenizer.encode(text)
+    assert ids[:4] == [*b"a ", *"ü".encode()]
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.decode(ids, skip_special_tokens=True) == text.removesuffix("<|im_end|>")
+    assert tokenizer.decode([0xFF, *b"x"]) == "\ufffdx"
+    assert tokenizer.decode([300]) == ""
+
+
+def test_special_tokens_are_found_in_both_of_their_spellings(tmp_path):
+    folder = tiny(tmp_path / "m")
+    tokenizer = Tokenizer(folder)
+    assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (258, 256)
+    assert tokenizer.unk_token_id is None
+    assert tokenizer.convert_tokens_to_ids("<|im_start|>") == 257
+    assert tokenizer.convert_tokens_to_ids(["a", "no such token"]) == [97, None]
+    rewrite(folder / "tokenizer_config.json", eos_token={"content": "<|endoftext|>"})
+    assert Tokenizer(folder).eos_token_id == 256
+
+
+def test_the_prompt_ends_with_the_role_and_no_think_block(tmp_path):
+    renderer = load_renderer(tiny(tmp_path / "m"), "qwen3")
+    prompt = Tokenizer(tmp_path / "m").decode(
+        renderer.render_ids(CONVERSATION, add_generation_prompt=True)
+    )
+    assert prompt == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nGröße?<|im_end|>\n"
+        "<|im_start|>assistant\n9<|im_end|>\n<|im_start|>user\nwhy 🙂<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+def test_a_users_next_message_extends_the_sampled_tokens_where_no_thinking_is_dropped(tmp_path):
+    folder = tiny(tmp_path / "m")
+    renderer = load_renderer(folder, "qwen3")
+    prompt = renderer.render_ids(CONVERSATION[:2], add_generation_prompt=True)
+    sampled = [0xFF, 57, 258]  # no UTF-8: could not be rendered again
+    bridged = renderer.bridge_to_next_turn(prompt, sampled, CONVERSATION[3:])
+    assert bridged is not None
+    assert bridged.token_ids[: len(prompt) + 3] == prompt + sampled
+    # A template that handles thinking drops it from history: re-rendering is up to the sampler.
+    (folder / "chat_template.jinja").write_text("{{ '<think>' }}")
+    thinker = load_renderer(folder, "qwen3")
+    assert thinker.bridge_to_next_turn(prompt, sampled, CONVERSATION[3:]) is None
+
+
+def test_auto_goes_by_the_name_on_the_hub_then_by_the_config(tmp_path):
+    snapshot = tmp_path / "models--Qwen--Qwen3-0.6B" / "snapshots" / "abc"
+    assert hub_name(snapshot) == "Qwen/Qwen3-0.6B"
+    tiny(snapshot)
+    rewrite(snapshot / "config.json", model_type="unheard_of")
+    assert load_renderer(snapshot, "auto").config.name == "qwen3"  # by name
+    assert Tokenizer(snapshot).name_or_path == "Qwen/Qwen3-0.6B"
+    folder = tiny(tmp_path / "fine-tune")
+    assert load_renderer(folder, "auto").config.name == "qwen3"  # by model_type
+    rewrite(folder / "config.json", model_type="x", _name_or_path="Qwen/Qwen3-8B")
+    assert load_renderer(folder, "auto").config.name == "qwen3"  # by what the config remembers
+
+
+@pytest.mark.parametrize("file", ["config.json", "chat_template.jinja"])
+def test_auto_refuses_what_it_cannot_tell_and_lists_the_names(tmp_path, file):
+    folder = tiny(tmp_path / "m")
+    if file == "config.json":
+        rewrite(folder / file, model_type="llama")
+    else:  # Qwen3's architecture with XML tool calls
+        (folder / file).write_text("<tool_call>\n<function=name>")
+    with pytest.raises(ValueError, match=r"set model\.renderer to .*llama-3.*qwen3"):
+        load_renderer(folder, "auto")
+
+
+def test_a_misspelt_name_gets_a_suggestion_and_the_list(tmp_path):
+    folder = tiny(tmp_path / "m")
+    with pytest.raises(ValueError, match=r"did you mean 'qwen3'\? there are auto, .*gpt-oss"):
+        load_renderer(folder, "qwen_3")
+
+
+def test_a_family_whose_special_tokens_are_missing_does_not_fit(tmp_path):
+    folder = tiny(tmp_path / "m")
+    with pytest.raises(ValueError, match="'llama-3' does not fit the tokenizer"):
+        load_renderer(folder, "llama-3")
+
+
+def test_a_folder_without_tokenizer_json_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"holds no tokenizer\.json"):
+        Tokenizer(tmp_path)
+
+
+def test_truncation_and_padding_saved_with_a_tokenizer_are_switched_off(tmp_path):
+    folder = tiny(tmp_path / "m")
+    inner = byte_tokenizer()
+    inner.enable_truncation(2)
+    inner.enable_padding(length=8)
+    inner.save(str(folder / "tokenizer.json"))
+    assert Tokenizer(folder).encode("abc") == [97, 98, 99]
+
+
+def test_nothing_here_imports_torch_or_transformers(tmp_path):
+    program = f"""
+import sys
+from pathlib import Path
+from random import Random
+import envs.arithmetic, envs.reverse_text, rl.sampling.demonstrations, rl.model.pretrained, rl.model.tiny, rl.model.tokenizer
+model = rl.model.tiny.TinyModel(**{SIZES}, **{LENGTHS}, **{REST})
+renderer = rl.model.tokenizer.load_renderer(model.prepare(Path({str(tmp_path / "m")!r})), "auto")
+env = envs.arithmetic.Arithmetic(
+    max_operand=9, operators=["+"], num_train=9, num_eval=9, reward_weights={{"correct": 1.0}}
+)
+sampler = rl.sampling.demonstrations.DemonstrationSampler(max_staleness=1, corruption_rate=0.0)
+sampler.group(env, renderer, Random(0), 2, 64)
+print(sorted({{"torch", "transformers", "vllm", "deepspeed"}} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr

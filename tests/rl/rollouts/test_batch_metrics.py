@@ -1,0 +1,85 @@
+"""Numbers of a batch, against ones worked by hand."""
+
+import math
+
+import numpy as np
+import pytest
+
+from envs.episode import Example, StopReason
+from rl.records import Credit, Group, Rollout, Sequence
+from rl.rollouts.batch_metrics import batch_metrics
+
+
+def row(versions: list[int]) -> Sequence:
+    values = np.array([-1, *versions], np.int32)
+    return Sequence(values, values >= 0, np.zeros(len(values), np.float32), values)
+
+
+def rollout(reward, versions=((3,),), stop=StopReason.STOP, turns=1, seconds=0.0, **rewards):
+    rows = tuple(row(list(v)) for v in versions)
+    return Rollout(rows, [], reward, rewards, stop, turns, seconds)
+
+
+def group(*rollouts: Rollout) -> Group:
+    credits = tuple(  # half of every reward is lost to some penalty; what was cut off is masked
+        Credit(r.reward and r.reward / 2, 0.0, not r.stop_reason.truncated) for r in rollouts
+    )
+    return Group(0, Example(0, "e", []), 3, rollouts, credits)
+
+
+BATCH = [
+    group(
+        rollout(1.0, [[3, 3, 4]], turns=1, seconds=2.0, exact=1.0),
+        rollout(0.0, [[2], [3, 4]], stop=StopReason.MAX_TOKENS, turns=3, seconds=4.0, exact=0.0),
+    ),
+    group(rollout(None, [], stop=StopReason.ENV_ERROR), rollout(0.5, [[4]], exact=0.5)),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("train/reward", 0.5),  # the unscorable rollout stays out
+        ("train/shaped_reward", 0.25),
+        ("rollout/untrained", 1 / 4),
+        ("reward/exact", 0.5),
+        ("train/tokens", 7),
+        ("rollout/mean_length", 7 / 4),
+        ("rollout/max_length", 3),
+        ("rollout/turns", 6 / 4),
+        ("rollout/generation_time", 6 / 4),
+        ("rollout/truncated", 1 / 4),
+        ("rollout/errors", 1 / 4),
+        ("rollout/forks", 1 / 4),
+        ("rollout/zero_spread", 1 / 2),
+        ("stop/stop", 2 / 4),
+        ("stop/max_tokens", 1 / 4),
+        ("stop/env_error", 1 / 4),
+        ("staleness/mean", (1 + 1 + 0 + 2 + 1 + 0 + 0) / 7),
+        ("staleness/max", 2),
+        ("staleness/share_0", 3 / 7),
+        ("staleness/share_1", 3 / 7),
+        ("staleness/share_2", 1 / 7),
+    ],
+)
+def test_a_batch_in_numbers(name, value):
+    assert batch_metrics(BATCH, step=4)[name] == pytest.approx(value)
+
+
+def test_every_metric_is_a_plain_float():
+    assert {type(value) for value in batch_metrics(BATCH, step=4).values()} == {float}
+
+
+def test_without_sampled_tokens_there_is_no_staleness():
+    demonstration = rollout(1.0, [[-1, -1]])
+
+    metrics = batch_metrics([group(demonstration)], step=4)
+
+    assert not any(name.startswith("staleness/") for name in metrics)
+
+
+def test_a_batch_that_nobody_could_score_has_no_mean_reward():
+    metrics = batch_metrics([group(rollout(None, []))], step=0)
+
+    assert math.isnan(metrics["train/reward"])
+    assert metrics["rollout/errors"] == metrics["rollout/zero_spread"] == 1.0

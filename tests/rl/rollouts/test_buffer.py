@@ -1,0 +1,119 @@
+"""The buffer: oldest first, never early when something is due, never anything thrown away."""
+
+from dataclasses import replace
+
+import pytest
+
+from envs.episode import Example, StopReason
+from rl.records import Credit, Group, Rollout
+from rl.rollouts.buffer import DifficultyBuffer, FifoBuffer
+
+
+def group(index: int, version: int, rewards: tuple[float | None, ...] = (1.0, 0.0)) -> Group:
+    rollouts = tuple(Rollout((), [], r, {}, StopReason.STOP, 1, 0.0) for r in rewards)
+    return Group(
+        index, Example(0, "e", []), version, rollouts, tuple(Credit(r, 0.0) for r in rewards)
+    )
+
+
+def filled(*groups: tuple[int, int]) -> FifoBuffer:
+    buffer = FifoBuffer()
+    assert all(buffer.add(group(index, version)) for index, version in groups)
+    return buffer
+
+
+def drawn(buffer: FifoBuffer, step: int, count: int, max_staleness: int, running=()) -> list[int]:
+    groups = buffer.draw(step, count, max_staleness, running)
+    assert groups is not None
+    return [group.index for group in groups]
+
+
+def test_the_oldest_are_drawn_first_in_whatever_order_they_finished():
+    buffer = filled((5, 2), (3, 1), (4, 2), (2, 1))
+
+    assert drawn(buffer, 2, 3, 1) == [2, 3, 4]
+    assert len(buffer) == 1
+
+
+def test_a_batch_waits_until_it_is_full():
+    buffer = filled((0, 0))
+
+    assert buffer.draw(0, 2, 1, running=[]) is None
+    buffer.add(group(1, 0))
+    assert drawn(buffer, 0, 2, 1) == [0, 1]
+    assert len(buffer) == 0
+
+
+@pytest.mark.parametrize(("running", "waits"), [([1], True), ([2], False), ([3, 0], True)])
+def test_a_batch_waits_for_a_group_that_would_be_too_old_for_the_next(running, waits):
+    groups = filled((0, 2), (1, 2)).draw(2, 2, 1, running)
+
+    assert (groups is None) == waits
+
+
+def test_a_batch_waits_if_the_later_ones_could_not_hold_what_it_leaves_behind():
+    # Under version 0, 2 groups a batch, at most 2 steps old: six groups are due by step 2.
+    buffer = filled((0, 0), (1, 0), (6, 1), (7, 1))
+    assert drawn(buffer, 0, 2, 2, running=[0, 0, 0, 0]) == [0, 1]
+
+    assert buffer.draw(1, 2, 2, running=[0, 0, 0, 0]) is None
+    buffer.add(group(2, 0))
+    assert buffer.draw(1, 2, 2, running=[0, 0, 0]) is None
+    buffer.add(group(3, 0))
+    assert drawn(buffer, 1, 2, 2, running=[0, 0]) == [2, 3]
+
+
+def test_a_group_with_nothing_to_score_is_rejected_by_reason():
+    buffer = FifoBuffer()
+
+    assert not buffer.add(group(0, 0, (None, None)))
+    assert buffer.add(group(1, 0, (None, 0.5)))
+    assert buffer.rejected == {"unscorable": 1}
+    assert len(buffer) == 1
+
+
+@pytest.mark.parametrize(
+    ("rewards", "why"),
+    [
+        ((None, None), "unscorable"),
+        ((0.0, 0.1, 0.1), "too_hard"),  # mean 0.067
+        ((0.0, 0.0, None), "too_hard"),  # before zero spread; the third counts nowhere
+        ((0.0, 0.25, None), ""),  # mean 0.125, no longer below
+        ((1.0, 1.0, 1.0), "too_easy"),
+        ((0.75, 1.0), ""),  # mean 0.875, not above
+        ((0.9, 1.0), "too_easy"),
+        ((0.5, 0.5, 0.5), "zero_spread"),
+        ((0.5, 0.625), "zero_spread"),
+        ((0.5, 0.75), ""),  # the least spread that is wanted
+        ((0.5, None), "zero_spread"),  # one alone compares nothing
+        ((0.0, 1.0), ""),
+    ],
+)
+def test_a_group_that_teaches_little_is_rejected_for_the_first_reason_and_counted(rewards, why):
+    buffer = DifficultyBuffer(min_spread=0.25, min_reward=0.125, max_reward=0.875)
+
+    assert buffer.why_useless(group(0, 0, rewards)) == why
+    assert buffer.add(group(0, 0, rewards)) == (not why)
+    assert buffer.rejected == ({why: 1} if why else {})
+    assert len(buffer) == (not why)
+
+
+@pytest.mark.parametrize("rewards", [(0.0, 0.25), (0.75, 1.0)])
+def test_without_bounds_only_the_spread_decides(rewards):
+    buffer = DifficultyBuffer(min_spread=0.25, min_reward=None, max_reward=None)
+
+    assert buffer.add(group(0, 0, rewards))
+    assert not buffer.add(group(1, 0, rewards[:1] * 2))
+    assert not buffer.add(group(2, 0, rewards[1:] * 2))
+    assert buffer.rejected == {"zero_spread": 2}
+
+
+def test_difficulty_goes_by_the_environment_s_reward_whatever_shaping_made_of_it():
+    shaped = replace(group(0, 0, (0.0, 1.0)), credits=(Credit(0.5, 0.0), Credit(0.5, 0.0)))
+
+    assert DifficultyBuffer(min_spread=1e-6, min_reward=None, max_reward=None).add(shaped)
+
+
+def test_a_group_too_old_to_train_is_a_broken_promise():
+    with pytest.raises(AssertionError):
+        filled((0, 0)).draw(5, 1, 1, running=[])

@@ -1,0 +1,220 @@
+"""From rollouts to credits by hand: truncation, shaping, GDPO; who does not train leaves the batch.
+
+Completion lengths are in tokens; z-scores have no epsilon here.
+"""
+
+import json
+import math
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from envs.episode import Example, StopReason
+from losses.advantages import group_mean, group_zscore
+from losses.aggregation import constant_length, prompt_mean, sequence_mean, token_mean
+from rl import truncation
+from rl.records import Credit, Group, Rollout, Sequence
+from rl.rollouts.credit import Crediting, RewardShaping
+from rl.rollouts.plan import plan, rewards_of, weigh
+from rl.rollouts.service import RolloutService
+from rl.rollouts.truncation import Standing
+from rl.run.folder import RunFolder
+
+zscore = partial(group_zscore, epsilon=0.0)
+soft = partial(truncation.penalty, limit=10, start=0.5, weight=2.0)
+SUMMED = RewardShaping(normalise_each=False, length_penalty=0.0)
+EACH = RewardShaping(normalise_each=True, length_penalty=0.0)
+CUT = (StopReason.MAX_TOKENS, StopReason.CONTEXT)
+ROOT3 = math.sqrt(3)
+
+
+EXAMPLE = Example(0, "e", [])
+
+
+def weights_of(weights):
+    return lambda example: weights
+
+
+def row(length: int, prompt: int = 1) -> Sequence:
+    versions = np.array([-1] * prompt + [0] * length, np.int32)
+    return Sequence(versions + 2, versions >= 0, np.zeros(len(versions), np.float32), versions)
+
+
+def rollout(reward, stop=StopReason.STOP, lengths=(1,), **rewards: float) -> Rollout:
+    return Rollout(tuple(row(n) for n in lengths), [], reward, rewards, stop, 1, 0.0)
+
+
+def group(index: int, rollouts, credits) -> Group:
+    return Group(index, Example(index, "e", []), 0, tuple(rollouts), tuple(credits))
+
+
+@pytest.mark.parametrize("stop", StopReason)
+@pytest.mark.parametrize("reward", [0.75, None])
+@pytest.mark.parametrize(
+    ("mode", "cut_off"),
+    [
+        ("keep", lambda reward: Standing(reward, trains=True)),
+        ("mask", lambda reward: Standing(reward, trains=False)),
+        ("zero_reward", lambda reward: Standing(None if reward is None else 0.0, trains=True)),
+        ("drop", lambda reward: Standing(None, trains=False)),
+    ],
+)
+def test_truncation_acts_on_the_two_stop_reasons_in_mid_sentence(mode, cut_off, reward, stop):
+    expected = cut_off(reward) if stop in CUT else Standing(reward, trains=True)
+    assert getattr(truncation, mode)(rollout(reward, stop)) == expected
+
+
+@pytest.mark.parametrize("stop", StopReason)
+@pytest.mark.parametrize(
+    ("lengths", "reward"),
+    [
+        ((1,), 0.75),
+        ((5,), 0.75),  # the onset: half of the limit of 10
+        ((6,), 0.75 - 2 * 0.2),
+        ((4, 4), 0.75 - 2 * 0.6),  # turns count together
+        ((10,), 0.75 - 2),
+        ((30,), 0.75 - 2),
+    ],
+)
+def test_the_soft_limit_goes_by_length_alone(lengths, reward, stop):
+    found = soft(rollout(0.75, stop, lengths))
+    assert found.reward == pytest.approx(reward, abs=1e-12)
+    assert found.trains
+    assert soft(rollout(None, stop, lengths)) == Standing(None)
+
+
+def test_the_length_penalty_is_taken_off_per_completion_token_after_truncation():
+    shaping = RewardShaping(normalise_each=False, length_penalty=0.1)
+    made = Crediting(truncation.zero_reward, shaping, group_mean, weights_of({}))(
+        EXAMPLE,
+        [
+            rollout(1.0, lengths=(2, 3)),
+            rollout(1.0, StopReason.MAX_TOKENS, lengths=(4,)),
+            rollout(None, StopReason.ENV_ERROR, lengths=(7,)),
+        ],
+    )
+    assert [credit.reward for credit in made] == [0.5, pytest.approx(-0.4), None]
+    assert [credit.advantage for credit in made] == [pytest.approx(0.45), pytest.approx(-0.45), 0.0]
+    assert all(credit.trains for credit in made)
+
+
+def test_masked_rollouts_stay_in_the_baseline_and_dropped_ones_do_not():
+    rollouts = [rollout(1.0), rollout(0.0), rollout(-4.0, StopReason.CONTEXT)]
+    masked = Crediting(truncation.mask, SUMMED, group_mean, weights_of({}))(EXAMPLE, rollouts)
+    dropped = Crediting(truncation.drop, SUMMED, group_mean, weights_of({}))(EXAMPLE, rollouts)
+    assert masked == (Credit(1.0, 2.0), Credit(0.0, 1.0), Credit(-4.0, -3.0, trains=False))
+    assert dropped == (Credit(1.0, 0.5), Credit(0.0, -0.5), Credit(None, 0.0, trains=False))
+
+
+def advantages(shaping, weights, *rollouts, truncated=truncation.keep, advantage=zscore):
+    made = Crediting(truncated, shaping, advantage, weights_of(weights))(EXAMPLE, rollouts)
+    return [credit.advantage for credit in made]
+
+
+def test_normalised_each_a_small_reward_counts_as_much_as_a_large_one():
+    # a: -1, -1, 2 off its mean, std sqrt(3); b: -100, 100, 0, std 100. Weights 1 and 0.5.
+    weights = {"a": 1.0, "b": 0.5}
+    pairs = [(0.0, 100.0), (0.0, 300.0), (3.0, 200.0)]
+    rollouts = [rollout(a + b / 2, a=a, b=b, unweighted=9 * a) for a, b in pairs]
+    each = advantages(EACH, weights, *rollouts)
+    assert each == pytest.approx([-1 / ROOT3 - 0.5, -1 / ROOT3 + 0.5, 2 / ROOT3], abs=1e-12)
+    summed = advantages(SUMMED, weights, *rollouts, advantage=group_mean)
+    assert summed == pytest.approx([50 - 101, 150 - 101, 103 - 101], abs=1e-12)
+
+
+def test_normalised_each_a_reward_without_spread_teaches_nothing():
+    rollouts = [rollout(5.0 + a, a=a, b=5.0) for a in (0.0, 0.0, 3.0)]
+    found = advantages(EACH, {"a": 1.0, "b": 1.0}, *rollouts)
+    assert found == pytest.approx([-1 / ROOT3, -1 / ROOT3, 2 / ROOT3], abs=1e-12)
+    assert advantages(EACH, {"b": 1.0}, *rollouts) == [0.0, 0.0, 0.0]
+
+
+def test_normalised_each_an_unscorable_rollout_stays_out_of_every_reward():
+    # a of the other two is 1 off its mean, b 10: each one standard deviation times 1 / sqrt(2).
+    rollouts = [rollout(10.0, a=0.0, b=10.0), rollout(None), rollout(-8.0, a=2.0, b=-10.0)]
+    found = advantages(EACH, {"a": 3.0, "b": 1.0}, *rollouts)
+    assert found == pytest.approx([-math.sqrt(2), 0.0, math.sqrt(2)], abs=1e-12)
+
+
+def test_normalised_each_a_dropped_rollout_stays_out_of_every_reward():
+    rollouts = [rollout(0.0, a=0.0), rollout(2.0, a=2.0), rollout(9.0, StopReason.CONTEXT, a=9.0)]
+    found = advantages(EACH, {"a": 1.0}, *rollouts, truncated=truncation.drop)
+    assert found == pytest.approx([-1 / math.sqrt(2), 1 / math.sqrt(2), 0.0], abs=1e-12)
+
+
+def test_normalised_each_what_truncation_took_is_one_more_reward_of_weight_1():
+    # Rewards 0, 0, 6 = 2 a; truncation takes 0, 0, 6: 2 * (-1, -1, 2) + (1, 1, -2), over sqrt(3).
+    rollouts = [rollout(0.0, a=0.0), rollout(0.0, a=0.0), rollout(6.0, StopReason.CONTEXT, a=3.0)]
+    made = Crediting(truncation.zero_reward, EACH, zscore, weights_of({"a": 2.0}))(
+        EXAMPLE, rollouts
+    )
+    assert [credit.reward for credit in made] == [0.0, 0.0, 0.0]
+    found = [credit.advantage for credit in made]
+    assert found == pytest.approx([-1 / ROOT3, -1 / ROOT3, 2 / ROOT3], abs=1e-12)
+
+
+# Completions of 2 and (3), 4 and 5, (6) tokens; those in brackets do not train.
+GROUPS = [
+    group(
+        0,
+        [rollout(1.0, lengths=(2,)), rollout(0.0, lengths=(3,))],
+        [Credit(1.0, 0.5), Credit(0.0, -0.5, trains=False)],
+    ),
+    group(
+        1,
+        [rollout(2.0, lengths=(4,)), rollout(None, lengths=(5,))],
+        [Credit(1.5, 7.0), Credit(None, 0.0)],
+    ),
+    group(2, [rollout(1.0, lengths=(6,))], [Credit(None, 0.0, trains=False)]),
+]
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "weights"),
+    [
+        (token_mean, [1 / 11, 1 / 11, 1 / 11]),
+        (sequence_mean, [1 / 6, 1 / 12, 1 / 15]),
+        (partial(constant_length, length=10), [1 / 30, 1 / 30, 1 / 30]),
+        (prompt_mean, [1 / 4, 1 / 18, 1 / 18]),
+    ],
+    ids=["token_mean", "sequence_mean", "constant_length", "prompt_mean"],
+)
+def test_what_does_not_train_has_no_row_and_leaves_the_denominators(aggregation, weights):
+    rows = weigh(GROUPS, aggregation)
+    assert [r.row.num_completion for r in rows] == [2, 4, 5]
+    assert [r.rollout_id for r in rows] == [0, 2, 3]
+    assert [r.advantage for r in rows] == [0.5, 7.0, 0.0]
+    assert [r.token_weight for r in rows] == pytest.approx(weights, rel=1e-12)
+
+
+def test_a_batch_in_which_nothing_trains_is_a_step_without_tokens():
+    rows = weigh(GROUPS[2:], token_mean)
+    assert rows == []
+    (share,) = plan(rows, step=0, ranks=1, tokens_per_micro_batch=9, metrics={})
+    assert not any(micro.completion_mask.any() for micro in share.micro_batches)
+
+
+def test_the_trainer_gets_what_advantages_were_made_from_and_which_are_compared():
+    rewards, group_ids = rewards_of(GROUPS)
+    np.testing.assert_array_equal(rewards, np.array([1, 0, 1.5, np.nan, np.nan], np.float32))
+    assert group_ids.tolist() == [0, 0, 1, 1, 2]
+
+
+def test_the_rollouts_file_says_what_became_of_the_reward_and_whether_it_trained(tmp_path):
+    run = SimpleNamespace(aggregation={"_target_": "losses.aggregation.token_mean"})
+    dispatcher = SimpleNamespace(on_rejected=None)
+    service = RolloutService(run, RunFolder(tmp_path), dispatcher, None)
+    dispatcher.on_rejected(GROUPS[0])
+    service._write(3, GROUPS[:2])
+    lines = RunFolder(tmp_path).rollouts_of(3).read_text().splitlines()
+    keys = ("group", "reward", "shaped_reward", "advantage", "tokens", "used")
+    assert [tuple(json.loads(line)[key] for key in keys) for line in lines] == [
+        (0, 1.0, 1.0, 0.5, 2, True),
+        (0, 0.0, 0.0, -0.5, 3, False),  # masked
+        (1, 2.0, 1.5, 7.0, 4, True),
+        (1, None, None, 0.0, 5, True),
+        (0, 1.0, 1.0, 0.5, 2, False),  # rejected
+        (0, 0.0, 0.0, -0.5, 3, False),
+    ]

@@ -1,0 +1,256 @@
+"""The off-policy policy: what is started when, what is trained when, what a resumed run does."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from envs.episode import StopReason
+from envs.protocol import Pool
+from rl.records import Rollout
+from rl.rollouts.buffer import DifficultyBuffer
+from rl.rollouts.dispatcher import DispatcherState, RolloutsFailed
+from rl.rollouts.example_order import ExampleOrder
+from tests.support.virtual_time import run_virtually
+from tests.support.world import EXAMPLES, GROUPS_PER_STEP, World
+
+
+@pytest.mark.parametrize("rejects", [0.0, 0.3])
+@pytest.mark.parametrize("max_staleness", [0, 1, 4])
+@pytest.mark.parametrize("seed", range(5))
+def test_admission_and_staleness_hold_and_nothing_deadlocks(seed, max_staleness, rejects):
+    world = World(seed, max_staleness, rejects=rejects).run(25)
+
+    assert list(world.batches) == list(range(25))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_without_staleness_every_token_is_of_the_version_that_it_trains(seed):
+    world = World(seed, 0).run(10)
+
+    for step, batch in world.batches.items():
+        assert {int(group.version) for group in batch} == {step}
+
+
+def test_staleness_is_used_where_it_is_allowed():
+    world = World(0, 4).run(25)
+
+    behind = {step - g.version for step, batch in world.batches.items() for g in batch}
+    assert max(behind) > 1
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1, 4])
+def test_as_much_is_started_as_is_allowed(max_staleness):
+    world = World(0, max_staleness)
+
+    async def wait() -> list[int]:
+        started = []
+        task = asyncio.ensure_future(world.dispatcher.run())
+        await asyncio.sleep(1)
+        started.append(len(world.started))
+        for version in (0, 1):
+            await world.dispatcher.publish(version)
+            await asyncio.sleep(1000)
+            started.append(len(world.started))
+        task.cancel()
+        return started
+
+    assert run_virtually(wait()) == [
+        0,
+        (1 + max_staleness) * GROUPS_PER_STEP,
+        (2 + max_staleness) * GROUPS_PER_STEP,
+    ]
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1, 4])
+@pytest.mark.parametrize("seed", range(3))
+def test_every_group_is_trained_once_however_slow_it_is(seed, max_staleness):
+    world = World(seed, max_staleness, rejects=0.2).run(25)
+
+    assert max(Counter(world.trained).values()) == 1
+    due = {i for i, version in world.started.items() if version + max_staleness <= 24}
+    assert due <= {*world.trained, *world.rejected}
+    assert not {*world.trained} & {*world.rejected}
+
+
+def test_rejected_groups_are_replaced_counted_and_shown():
+    world = World(1, 1, rejects=0.4).run(25)
+
+    assert len(world.trained) == 25 * GROUPS_PER_STEP
+    assert len(world.rejected) > 10
+    assert world.dispatcher.buffer.rejected == {"unscorable": len(world.rejected)}
+
+
+@pytest.mark.parametrize(("max_concurrent", "most"), [(1, 1), (5, 2), (8, 4), (1000, 15)])
+def test_max_concurrent_counts_rollouts_and_leaves_room_for_one_group(max_concurrent, most):
+    assert World(0, 4, max_concurrent=max_concurrent).run(10).most_running == most
+
+
+def test_the_same_seed_makes_the_same_batches_and_another_seed_others():
+    def content(world: World) -> list:
+        return [
+            (step, group.index, group.example.id, group.version, group.credits)
+            for step, batch in world.batches.items()
+            for group in batch
+        ]
+
+    first, again, other = (World(seed, 1, rejects=0.2).run(12) for seed in (3, 3, 4))
+
+    assert content(first) == content(again)
+    assert content(first) != content(other)
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1, 4])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_resumed_run_loses_no_example_and_trains_none_twice(seed, max_staleness):
+    whole = World(seed, max_staleness, rejects=0.2).run(14)
+    before = World(seed, max_staleness, rejects=0.2).run(6)
+    state = before.dispatcher.checkpoint()
+    after = World(seed, max_staleness, rejects=0.2, step=6, state=state).run(14)
+
+    assert before.trained == whole.trained[: len(before.trained)]
+    done = [*before.trained, *before.rejected, *after.trained, *after.rejected]
+    final = after.dispatcher.checkpoint()
+    assert sorted([*done, *final.pending]) == list(range(final.next_index))
+    assert set(state.pending) <= {*done, *final.pending}
+    if max_staleness == 0:
+        assert sorted(done) == sorted([*whole.trained, *whole.rejected])
+
+
+def test_what_was_interrupted_comes_first():
+    state = DispatcherState(next_index=9, pending=[4, 7])
+    world = World(0, 1, step=2, state=state)
+    assert world.dispatcher.checkpoint() == state  # interrupted again before it did anything
+
+    assert list(world.run(3).started)[:3] == [4, 7, 9]
+
+
+def test_when_nothing_can_be_scored_the_run_stops_with_the_commonest_error():
+    async def play_group(index, example, group_size):
+        errors = ["Env.score raised KeyError: 'a' (env.py:3)", f"rare {index}"]
+        return tuple(
+            Rollout((), [], None, {}, StopReason.ENV_ERROR, 1, 0.0, error) for error in errors
+        )
+
+    world = World(0, 1)
+    world.dispatcher.play_group = play_group
+    with pytest.raises(ExceptionGroup) as caught:
+        world.run(1)
+    assert str(caught.value.exceptions[0]) == (
+        "none of the last 32 rollouts could be scored. "
+        "16 of them: Env.score raised KeyError: 'a' (env.py:3)"
+    )
+
+
+def test_one_rollout_that_is_scored_now_and_then_keeps_the_run_alive():
+    async def play_group(index, example, group_size):
+        await asyncio.sleep(1)
+        rewards = (1.0 if index % 3 == 0 else None, None)
+        return tuple(
+            Rollout((), [], r, {}, StopReason.STOP, 1, 0.0, "" if r else "broken") for r in rewards
+        )
+
+    world = World(0, 1)
+    world.dispatcher.play_group = play_group
+    run_virtually(_batches(world, 4))
+
+
+async def _batches(world: World, count: int) -> None:
+    task = asyncio.ensure_future(world.dispatcher.run())
+    for step in range(count):
+        await world.dispatcher.publish(step)
+        batch = await world.dispatcher.batch(step)
+        assert [group.index % 3 for group in batch] == [0] * GROUPS_PER_STEP
+    task.cancel()
+
+
+def graded(reward_of):
+    """Plays groups of two with these rewards; they finish in order."""
+
+    async def play_group(index, example, group_size):
+        await asyncio.sleep(1 + index / 1000)
+        return tuple(Rollout((), [], r, {}, StopReason.STOP, 1, 0.0) for r in reward_of(index))
+
+    return play_group
+
+
+def picky(play_group) -> World:
+    world = World(0, 1)
+    world.dispatcher.play_group = play_group
+    world.dispatcher.buffer = DifficultyBuffer(min_spread=0.5, min_reward=None, max_reward=0.9)
+    return world
+
+
+def test_groups_that_teach_little_are_replaced_by_the_next_ones():
+    world = picky(graded(lambda index: (0.0, float(index % 3 == 0))))
+    run_virtually(_batches(world, 4))
+
+    # Groups 0, 3, 6 ... are trained: the last of four batches of three cannot be before 33.
+    assert world.rejected[:4] == [1, 2, 4, 5]
+    assert not [index for index in world.rejected if index % 3 == 0]
+    assert world.dispatcher.buffer.rejected == {"zero_spread": len(world.rejected)}
+    assert len(world.rejected) >= 22
+
+
+def test_when_nothing_passes_the_buffer_the_run_stops_and_says_why():
+    """After 8 batches of at least 8 groups: here batches are of 3, so 64 groups."""
+    world = picky(graded(lambda index: (1.0, 1.0) if index % 4 else (0.0, 0.0)))
+    with pytest.raises(ExceptionGroup) as caught:
+        world.run(1)
+    said = str(caught.value.exceptions[0])
+    assert isinstance(caught.value.exceptions[0], RolloutsFailed)
+    assert said.startswith("the buffer rejected the last 64 groups (in all: ")
+    assert "16 zero_spread" in said
+    assert "48 too_easy" in said
+    assert said.endswith(
+        "): the task is too easy or too hard for this policy. Use buffer=fifo or other examples"
+    )
+    assert len(world.rejected) == 63  # and the last one, of which nobody was told
+
+
+def test_one_group_in_64_that_passes_keeps_the_run_alive():
+    world = picky(graded(lambda index: (0.0, float(index % 60 == 0))))
+    run_virtually(_batches(world, 1))
+
+    assert len(world.rejected) > 64
+
+
+def test_what_a_group_raises_ends_the_run():
+    async def play_group(index, example, group_size):
+        raise OSError("vLLM is out of reach")
+
+    world = World(0, 1)
+    world.dispatcher.play_group = play_group
+    with pytest.raises(ExceptionGroup) as caught:
+        world.run(1)
+    assert isinstance(caught.value.exceptions[0], OSError)
+
+
+def test_progress_says_what_is_waited_for():
+    world = World(0, 1)
+    assert world.dispatcher.progress() == "batch 0: 0 of 6 rollouts, 0 in flight"
+    world.run(3)
+    assert world.dispatcher.progress().startswith("batch 3: ")
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_every_epoch_is_another_permutation(seed):
+    order = ExampleOrder([Pool(1.0, EXAMPLES)], seed)
+    epochs = [[order[i].id for i in range(start, start + 10)] for start in (0, 10, 20)]
+
+    assert [sorted(epoch) for epoch in epochs] == [list(range(10))] * 3
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+
+
+def test_the_order_depends_on_the_seed_and_not_on_what_was_asked_before():
+    def ids(seed, indices):
+        order = ExampleOrder([Pool(1.0, EXAMPLES)], seed)
+        return {i: order[i].id for i in indices}
+
+    assert ids(0, range(30)) == ids(0, reversed(range(30)))
+    assert ids(0, range(30)) != ids(1, range(30))
+
+
+def test_an_environment_without_examples_is_refused():
+    with pytest.raises(ValueError, match="no training examples"):
+        ExampleOrder([Pool(1.0, [])], 0)

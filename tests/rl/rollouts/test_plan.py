@@ -1,0 +1,199 @@
+"""The plan: nothing is lost, doubled or reweighted by how a batch is split."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envs.episode import Example, StopReason
+from losses.aggregation import constant_length, prompt_mean, sequence_mean, token_mean
+from rl.records import Credit, Group, Rollout, Sequence
+from rl.rollouts.plan import WeightedRow, plan, weigh
+
+BUDGET = 32
+NEVER = 1000
+AGGREGATIONS = [token_mean, sequence_mean, prompt_mean, partial(constant_length, length=7)]
+lengths = st.lists(st.integers(2, 40), max_size=30)
+idle = st.sampled_from([1, 2, 3, NEVER])
+splits = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+
+
+def row(number: int, length: int, prompt: int = 1) -> Sequence:
+    """A row that can be recognised: its first token is its number, the others are not zero."""
+    versions = np.full(length, number % 3, np.int32)
+    versions[:prompt] = -1
+    return Sequence(
+        token_ids=np.array([number + 1, *range(100, 99 + length)], np.int32),
+        completion_mask=versions >= 0,
+        rollout_logprobs=np.where(versions >= 0, -0.5 - np.arange(length), 0).astype(np.float32),
+        token_versions=versions,
+    )
+
+
+def weighted(lengths: list[int], idle: int = NEVER) -> list[WeightedRow]:
+    """Rows of which every `idle`-th has no advantage."""
+    return [
+        WeightedRow(row(i, n), 0.0 if i % idle == idle - 1 else i + 0.25, 1 / (i + 1), i)
+        for i, n in enumerate(lengths)
+    ]
+
+
+def planned(lengths: list[int], ranks: int, idle: int = NEVER):
+    return plan(
+        weighted(lengths, idle),
+        step=4,
+        ranks=ranks,
+        tokens_per_micro_batch=BUDGET,
+        metrics={"a": 1.0},
+    )
+
+
+def tokens_of(batch) -> int:
+    return sum(int((micro.token_ids > 0).sum()) for micro in batch.micro_batches)
+
+
+@given(lengths, st.integers(1, 5), idle)
+@splits
+def test_every_row_is_in_exactly_one_micro_batch_of_one_rank_unchanged(lengths, ranks, idle):
+    found = {}
+    for micro in (m for batch in planned(lengths, ranks, idle) for m in batch.micro_batches):
+        for i, first in enumerate(micro.token_ids[:, 0] - 1):
+            if first < 0:  # the row of an empty micro-batch
+                continue
+            assert first not in found
+            found[first] = True
+            original = weighted(lengths, idle)[first]
+            n = original.length
+            assert micro.token_ids[i, :n].tolist() == original.row.token_ids.tolist()
+            assert micro.completion_mask[i, :n].tolist() == original.row.completion_mask.tolist()
+            assert micro.rollout_logprobs[i, :n].tolist() == original.row.rollout_logprobs.tolist()
+            assert micro.token_versions[i, :n].tolist() == original.row.token_versions.tolist()
+            assert micro.advantages[i] == np.float32(original.advantage)
+            assert micro.token_weights[i] == np.float32(original.token_weight)
+    assert len(found) == len(lengths)
+
+
+@given(lengths, st.integers(1, 5), idle)
+@splits
+def test_padding_is_on_the_right_and_counts_nothing(lengths, ranks, idle):
+    for micro in (m for batch in planned(lengths, ranks, idle) for m in batch.micro_batches):
+        padding = micro.token_ids == 0
+        assert (np.diff(padding.astype(int), axis=1) >= 0).all()
+        assert not micro.completion_mask[padding].any()
+        assert not micro.rollout_logprobs[padding].any()
+        assert (micro.token_versions[padding] == -1).all()
+        assert padding[:, -1].sum() < len(padding) or padding.all()
+
+
+@given(lengths, st.integers(1, 5), idle)
+@splits
+def test_every_rank_gets_equally_many_micro_batches_and_at_least_one(lengths, ranks, idle):
+    counts = {len(batch.micro_batches) for batch in planned(lengths, ranks, idle)}
+
+    assert len(counts) == 1
+    assert min(counts) >= 1
+
+
+@given(lengths, st.integers(1, 5), idle)
+@splits
+def test_the_token_budget_counts_padding_and_only_a_single_row_may_exceed_it(lengths, ranks, idle):
+    for micro in (m for batch in planned(lengths, ranks, idle) for m in batch.micro_batches):
+        assert micro.token_ids.size <= BUDGET or len(micro.token_ids) == 1
+
+
+@given(lengths, st.integers(2, 5), idle)
+@splits
+def test_the_ranks_loads_differ_by_one_row_at_most(lengths, ranks, idle):
+    loads = [tokens_of(batch) for batch in planned(lengths, ranks, idle)]
+
+    assert max(loads) - min(loads) <= max(lengths, default=0)
+
+
+@given(lengths, st.integers(1, 5), idle)
+@splits
+def test_rows_without_advantage_come_last_and_by_themselves_on_every_rank(lengths, ranks, idle):
+    """So that the ranks leave out the same backward passes."""
+    for same_place in zip(*(b.micro_batches for b in planned(lengths, ranks, idle)), strict=True):
+        rows = [micro.advantages[micro.rollout_ids >= 0] for micro in same_place]
+        assert len({bool(a) for a in np.concatenate(rows)}) <= 1
+    for batch in planned(lengths, ranks, idle):
+        pulls = [
+            bool(micro.advantages.any())
+            for micro in batch.micro_batches
+            if micro.token_weights.any()
+        ]
+        assert pulls == sorted(pulls, reverse=True)
+
+
+def test_micro_batches_are_filled():
+    (batch,) = planned([8] * 16, ranks=1)
+
+    assert [micro.token_ids.shape for micro in batch.micro_batches] == [(4, 8)] * 4
+
+
+def test_rows_of_like_length_are_together():
+    (batch,) = planned([30, 4, 30, 4, 4, 4], ranks=1)
+
+    assert [micro.token_ids.shape for micro in batch.micro_batches] == [(1, 30), (1, 30), (4, 4)]
+
+
+def test_a_rank_with_fewer_micro_batches_splits_what_it_has():
+    long, short = planned([20, 8, 8, 8, 8, 8, 8], ranks=2)
+
+    assert [micro.token_ids.shape for micro in long.micro_batches] == [(1, 20), (2, 8)]
+    assert [micro.token_ids.shape for micro in short.micro_batches] == [(2, 8), (2, 8)]
+
+
+@pytest.mark.parametrize("lengths", [[5], []], ids=["one row", "no row at all"])
+def test_a_rank_without_rows_gets_a_micro_batch_that_weighs_nothing(lengths):
+    *_, idle = planned(lengths, ranks=3)
+
+    (micro,) = idle.micro_batches
+    assert micro.token_ids.shape == (1, 2)
+    assert not micro.completion_mask.any()
+    assert not micro.token_weights.any()
+    assert (micro.token_versions == -1).all()
+
+
+def test_every_rank_knows_step_and_metrics():
+    assert [(b.step, b.metrics) for b in planned([4, 4], ranks=2)] == [(4, {"a": 1.0})] * 2
+
+
+rollouts_of_groups = st.lists(
+    st.lists(st.lists(st.integers(1, 9), max_size=2), min_size=1, max_size=4),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(rollouts_of_groups, st.sampled_from(AGGREGATIONS), st.integers(1, 4))
+@splits
+def test_token_weights_are_those_of_the_aggregation_over_the_whole_batch(groups, how, ranks):
+    number, made, expected = 0, [], {}
+    for g, group in enumerate(groups):
+        rollouts = []
+        for completions in group:
+            rows = [row(number + i, n + 2, prompt=2) for i, n in enumerate(completions)]
+            expected |= {number + i: (n, g) for i, n in enumerate(completions)}
+            number += len(rows)
+            rollouts.append(Rollout(tuple(rows), [], 0.0, {}, StopReason.STOP, 1, 0.0))
+        credits = tuple(Credit(0.0, 10.0 * g + i) for i in range(len(rollouts)))
+        made.append(Group(g, Example(0, "e", []), 0, tuple(rollouts), credits))
+
+    rows = weigh(made, how)
+    batches = plan(rows, step=0, ranks=ranks, tokens_per_micro_batch=BUDGET, metrics={})
+
+    weights = how([n for n, _ in expected.values()], [g for _, g in expected.values()])
+    got = {
+        int(micro.token_ids[i, 0]) - 1: (weight, micro.advantages[i] // 10)
+        for batch in batches
+        for micro in batch.micro_batches
+        for i, weight in enumerate(micro.token_weights)
+        if micro.token_ids[i, 0] > 0
+    }
+    assert got == {
+        i: (np.float32(weight), g)
+        for (i, (_, g)), weight in zip(expected.items(), weights, strict=True)
+    }

@@ -1,0 +1,71 @@
+"""A part that cannot go on says why in one message, and the supervisor finds the first."""
+
+import json
+
+import pytest
+
+from rl.run.failure import RunFailed, first_failure, reporting
+
+
+def failing(folder, error: BaseException, part: str = "rollouts") -> None:
+    with pytest.raises(SystemExit) as ended, reporting(folder, part):
+        raise error
+    assert ended.value.code == 1
+
+
+def reported(folder) -> str:
+    report = first_failure(folder)
+    assert report is not None
+    return f"{report['part']}: {report['message']}"
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (RunFailed("none could be scored"), "none could be scored"),
+        (ValueError("raise max_seq_len"), "raise max_seq_len"),
+        (KeyError("x"), "KeyError: 'x'"),
+        (ExceptionGroup("tasks", [RunFailed("first"), RunFailed("other")]), "first"),
+        (ExceptionGroup("outer", [ExceptionGroup("inner", [OSError("gone")])]), "OSError: gone"),
+    ],
+    ids=["ours", "the user's", "a bug", "of a task", "of a task in a task"],
+)
+def test_the_message_is_for_the_user_and_the_traceback_for_the_log(
+    tmp_path, capsys, error, message
+):
+    failing(tmp_path / "new", error)
+
+    assert reported(tmp_path / "new") == f"rollouts: {message}"
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_the_first_failure_is_the_oldest_not_the_first_by_name(tmp_path):
+    for part, time in (("a", 20.0), ("trainer.rank0", 10.0), ("trainer.rank1", 30.0)):
+        failing(tmp_path, RunFailed(part), part)
+        path = tmp_path / "failures" / f"{part}.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "time": time}))
+
+    assert reported(tmp_path) == "trainer.rank0: trainer.rank0"
+
+
+def test_a_report_that_is_being_written_is_not_there_yet(tmp_path):
+    failing(tmp_path, RunFailed("whole"))
+    (tmp_path / "failures" / "half.new").write_text('{"part": "ha')
+
+    assert reported(tmp_path) == "rollouts: whole"
+    assert len(list((tmp_path / "failures").iterdir())) == 2
+
+
+def test_a_run_without_failures_has_no_report(tmp_path):
+    with reporting(tmp_path, "rollouts"):
+        pass
+
+    assert first_failure(tmp_path) is None
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_being_told_to_stop_is_no_failure(tmp_path, error):
+    with pytest.raises(error), reporting(tmp_path, "rollouts"):
+        raise error
+
+    assert first_failure(tmp_path) is None

@@ -1,0 +1,76 @@
+"""Where everything of a run lies, sockets of deep folders included."""
+
+import json
+import socket
+import stat
+
+import pytest
+
+from rl.run.folder import RunFolder
+
+
+@pytest.fixture
+def link_to_deep(tmp_path):
+    deep = tmp_path / ("d" * 60) / ("e" * 60)
+    deep.mkdir(parents=True)
+    (tmp_path / "link").symlink_to(deep)
+    return tmp_path / "link"
+
+
+@pytest.mark.parametrize("run", ["run", "x" * 90, "link/run"], ids=["short", "deep", "linked"])
+def test_sockets_can_be_bound_in_a_private_folder_however_deep_the_run_lies(
+    tmp_path, link_to_deep, run
+):
+    run_folder = RunFolder(tmp_path / run)
+    for _ in range(2):  # a resumed run finds the sockets of the last
+        run_folder.make_sockets_folder()
+        for path in (run_folder.vllm_socket, run_folder.rollouts_socket):
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(str(path))
+            assert (run_folder.path / "sockets" / path.name).is_socket()
+        mode = (run_folder.path / "sockets").stat().st_mode
+        assert stat.S_IMODE(mode) == 0o700
+
+
+def test_a_short_run_folder_holds_its_sockets_itself(tmp_path_factory):
+    run_folder = RunFolder(tmp_path_factory.mktemp("s"))
+    run_folder.make_sockets_folder()
+
+    assert run_folder.vllm_socket == run_folder.path.resolve() / "sockets" / "vllm.sock"
+
+
+def test_the_model_is_remembered(tmp_path):
+    run_folder = RunFolder(tmp_path)
+    run_folder.set_model(tmp_path / "a model")
+
+    assert run_folder.model() == tmp_path / "a model"
+
+
+def test_rollouts_and_logs_have_their_places(tmp_path):
+    run_folder = RunFolder(tmp_path)
+
+    assert run_folder.rollouts_of(12) == tmp_path / "rollouts" / "step_000012.jsonl"
+    assert (tmp_path / "rollouts").is_dir()
+    assert run_folder.logs == tmp_path / "logs"
+
+
+def test_a_run_resumes_from_its_newest_complete_checkpoint(tmp_path):
+    run_folder = RunFolder(tmp_path)
+    assert run_folder.resumed() is None
+    for step in (100, 20, 3):
+        folder = run_folder.checkpoint(step)
+        folder.mkdir(parents=True)
+        (folder / "state.json").write_text(json.dumps({"step": step, "rollouts": {"n": step}}))
+    run_folder.checkpoint(300).with_name(".step_000300.incomplete").mkdir()
+
+    assert [p.name for p in run_folder.complete_checkpoints()] == [
+        "step_000003",
+        "step_000020",
+        "step_000100",
+    ]
+    resumed = run_folder.resumed()
+    assert (resumed.step, resumed.folder, resumed.rollouts) == (
+        100,
+        run_folder.checkpoint(100),
+        {"n": 100},
+    )

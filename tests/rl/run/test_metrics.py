@@ -1,0 +1,187 @@
+"""metrics.jsonl survives kills and resumes; wandb fails without taking the run along."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rl.run.metrics import MetricsFile, MetricsTail, read_metrics, time_split, total_seconds
+from rl.trainer.loggers import ConsoleLogger, WandbLogger, wandb_id
+
+
+def steps(tmp_path):
+    return [row["step"] for row in read_metrics(tmp_path)]
+
+
+@pytest.fixture
+def ten_steps(tmp_path):
+    file = MetricsFile(tmp_path)
+    for step in range(10):
+        file.append(step, {"train/reward": step / 10})
+    file.close()
+    return tmp_path
+
+
+def test_a_line_is_on_disk_as_soon_as_it_is_appended(tmp_path):
+    MetricsFile(tmp_path).append(0, {"train/reward": 0.5})
+    (row,) = read_metrics(tmp_path)
+    assert (row["step"], row["train/reward"]) == (0, 0.5)
+    assert row["time"] > 1e9
+
+
+def test_numbers_that_are_not_finite_become_null_and_the_line_stays_json(tmp_path):
+    odd = {"a": math.nan, "b": -math.inf, "c": np.float32(0.5), "d": None, "e": True}
+    MetricsFile(tmp_path).append(0, odd)
+    line = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=pytest.fail)
+    assert [line[name] for name in "abcde"] == [None, None, 0.5, None, 1.0]
+
+
+def test_a_torn_last_line_is_not_read_and_not_glued_to_the_next(ten_steps):
+    with (ten_steps / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 10, "train/rew')
+    assert steps(ten_steps) == list(range(10))
+    MetricsFile(ten_steps).append(11, {})
+    assert steps(ten_steps) == [*range(10), 11]
+
+
+def test_lines_that_are_no_metrics_are_skipped(ten_steps):
+    with (ten_steps / "metrics.jsonl").open("ab") as file:
+        file.write(b'[1]\n\n{"step": "x"}\n\xff\xfe\n{"step": 10, "a": "text", "b": {}}\n')
+    assert steps(ten_steps) == list(range(11))
+    assert read_metrics(ten_steps)[-1]["a"] is None
+
+
+def test_a_resume_drops_the_later_lines_and_goes_on_behind_them(ten_steps):
+    file = MetricsFile(ten_steps)
+    file.truncate_after(4)
+    assert steps(ten_steps) == [0, 1, 2, 3, 4]
+    file.append(5, {})
+    assert steps(ten_steps) == [0, 1, 2, 3, 4, 5]
+    file.truncate_after(-1)
+    assert steps(ten_steps) == []
+    assert sorted(path.name for path in ten_steps.iterdir()) == ["metrics.jsonl"]
+
+
+def test_a_tail_reads_every_line_once_and_half_a_line_when_it_is_whole(ten_steps):
+    tail = MetricsTail(ten_steps)
+    assert len(tail.read()) == 10
+    assert tail.read() == []
+    with (ten_steps / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 10')
+        file.flush()
+        assert tail.read() == []
+        file.write("}\n")
+    assert tail.read() == [{"step": 10}]
+
+
+def test_a_tail_starts_again_after_a_truncation(ten_steps):
+    tail = MetricsTail(ten_steps)
+    tail.read()
+    MetricsFile(ten_steps).truncate_after(2)
+    assert [row["step"] for row in tail.read()] == [0, 1, 2]
+
+
+def test_a_tail_waits_for_a_file_that_does_not_exist_yet(tmp_path):
+    assert MetricsTail(tmp_path).read() == []
+
+
+def test_seconds_add_up_over_steps_also_where_some_lack_an_activity():
+    rows = [
+        {"step": 0, "time/wait": 1.0, "time/update": 2.0, "time/step": 3.0},
+        {"step": 1, "time/wait": 1.0, "time/checkpoint": 4.0, "time/step": 5.0},
+    ]
+    assert time_split(rows) == {"checkpoint": 2.0, "update": 1.0, "wait": 1.0}
+    assert total_seconds(rows) == 8.0
+    assert total_seconds([]) == 0.0
+
+
+def test_the_console_logger_has_nothing_to_do(tmp_path):
+    logger = ConsoleLogger()
+    logger.start(tmp_path, "name", {})
+    logger.log(0, {"a": 1.0})
+    logger.finish()
+    assert list(tmp_path.iterdir()) == []
+
+
+WANDB_RUN = """
+import logging, math, sys
+from pathlib import Path
+from rl import metrics
+logging.basicConfig(format="%(name)s|%(message)s", level=logging.WARNING)
+metrics.WANDB_TIMEOUT_S = 3.0
+mode, folder = sys.argv[1:]
+logger = metrics.WandbLogger(project="offbyone-test", entity=None, mode=mode)
+logger.start(Path(folder), "my run/1", {"seed": 0})
+logger.log(0, {"train/reward": 0.5, "train/loss": math.nan})
+logger.log(1, {"train/reward": 0.6})
+logger.finish()
+"""
+
+
+def use_wandb(folder, mode, **environment):
+    """Log two steps in a process of its own, without credentials; returns what we warned of."""
+    folder.mkdir()
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
+    home = {"HOME": str(folder), "NETRC": str(folder / "netrc")}
+    command = [sys.executable, "-c", WANDB_RUN, mode, str(folder)]
+    done = subprocess.run(
+        command, env=kept | home | environment, cwd=Path(__file__).parents[3],
+        check=True, capture_output=True, text=True, timeout=100, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    return [line[11:] for line in done.stderr.splitlines() if line.startswith("rl.run.metrics|")]
+
+
+def logged(folder):
+    """The files that wandb wrote, as one string of bytes."""
+    return b"".join(path.read_bytes() for path in folder.glob("wandb/offline-run-*/*.wandb"))
+
+
+def test_wandb_offline_writes_below_the_run_folder(tmp_path):
+    assert use_wandb(tmp_path / "run", "offline") == []
+    assert b"train/reward" in logged(tmp_path / "run")
+    assert b"my-run-1" in logged(tmp_path / "run")
+
+
+def test_wandb_without_a_key_goes_offline_with_one_warning(tmp_path):
+    (warning,) = use_wandb(tmp_path / "run", "online")
+    assert "no key" in warning
+    assert "wandb sync" in warning
+    assert b"train/reward" in logged(tmp_path / "run")
+
+
+def test_wandb_without_a_network_goes_offline_with_one_warning(tmp_path):
+    nobody = {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": "0" * 40}
+    (warning,) = use_wandb(tmp_path / "run", "online", **nobody)
+    assert "127.0.0.1:9" in warning
+    assert "wandb sync" in warning
+    assert b"train/reward" in logged(tmp_path / "run")
+
+
+def test_wandb_disabled_leaves_no_trace(tmp_path):
+    assert use_wandb(tmp_path / "run", "disabled") == []
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_wandb_that_breaks_during_the_run_is_dropped_with_one_warning(caplog):
+    class Broken:
+        def log(self, values, step):
+            raise ConnectionError("gone\nand more")
+
+    logger = WandbLogger(project="p", entity=None, mode="offline")
+    logger._run = Broken()
+    for step in range(3):
+        logger.log(step, {"train/reward": 0.5})
+    logger.finish()
+    assert [record.getMessage() for record in caplog.records] == [
+        "wandb is off from step 0 on: gone"
+    ]
+
+
+def test_the_wandb_id_of_a_run_is_legal_and_always_the_same():
+    assert wandb_id("a/b c:1") == wandb_id("a/b c:1") == "a-b-c-1"
+    assert len(wandb_id("x" * 300)) == 64

@@ -1,0 +1,181 @@
+"""DemonstrationSampler: exactly the rollout in which the policy said what the expert says."""
+
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+import yaml
+
+from envs.episode import StopReason
+from envs.protocol import Environment
+from envs.reverse_text import ReverseText
+from rl.model.tiny import TinyModel
+from rl.model.tokenizer import Tokenizer, load_renderer
+from rl.sampling.demonstrations import DemonstrationSampler, tokenize
+
+CONF = yaml.safe_load((Path(__file__).parents[3] / "conf/model/tiny.yaml").read_text())
+SAMPLER = DemonstrationSampler(max_staleness=4, corruption_rate=0.0)
+ENV = ReverseText(
+    min_length=3, max_length=8, num_train=50, num_eval=50, reward_weights={"exact": 1.0}
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    knobs = {key: value for key, value in CONF.items() if key != "_target_"}
+    return TinyModel(**knobs).prepare(tmp_path_factory.mktemp("tiny") / "model")
+
+
+@pytest.fixture(scope="module")
+def renderer(folder):
+    return load_renderer(folder, "qwen3")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder):
+    return Tokenizer(folder)
+
+
+def test_the_mask_covers_the_answer_and_its_end_behind_the_prompt_of_a_rollout(renderer, tokenizer):
+    group = SAMPLER.group(ENV, renderer, Random(5), 8, 256)
+    assert len({rollout.messages[0]["content"] for rollout in group}) == 8  # all fresh
+    for rollout in group:
+        (row,) = rollout.sequences
+        prompt = renderer.render_ids(rollout.messages[:1], add_generation_prompt=True)
+        assert row.token_ids[: len(prompt)].tolist() == prompt
+        assert not row.completion_mask[: len(prompt)].any()
+        assert row.completion_mask[len(prompt) :].all()
+        said = tokenizer.decode(row.token_ids[row.completion_mask])
+        assert said == rollout.messages[1]["content"] + "<|im_end|>"
+
+
+def test_a_group_is_worth_one_everywhere_and_no_policy_sampled_it(renderer):
+    group = SAMPLER.group(ENV, renderer, Random(5), 4, 256)
+    assert len(group) == 4
+    for rollout in group:
+        assert (rollout.reward, rollout.turns, rollout.stop_reason) == (1.0, 1, StopReason.STOP)
+        (row,) = rollout.sequences
+        np.testing.assert_array_equal(row.token_versions, np.full(len(row.token_ids), -1))
+        np.testing.assert_array_equal(row.rollout_logprobs, np.zeros(len(row.token_ids)))
+        dtypes = (row.token_ids.dtype, row.completion_mask.dtype, row.rollout_logprobs.dtype)
+        assert (*dtypes, row.token_versions.dtype) == (np.int32, np.bool_, np.float32, np.int32)
+
+
+def test_a_group_depends_on_its_rng_alone(renderer):
+    first, again, other = (
+        [r.messages for r in SAMPLER.group(ENV, renderer, Random(seed), 4, 256)]
+        for seed in (1, 1, 2)
+    )
+    assert first == again != other
+
+
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+CALLED = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|im_end|>'
+MANY_TURNS = [
+    {"role": "system", "content": "Übung"},
+    {"role": "user", "content": "one"},
+    {"role": "assistant", "content": "eno"},
+    {"role": "user", "content": "add"},
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "content": "2"},
+    {"role": "assistant", "content": "zwei 🙂"},
+]
+
+
+def spans(row, tokenizer):
+    """Decoded text of each run of trained tokens."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], row.completion_mask, [0]])))
+    pairs = zip(edges[::2], edges[1::2], strict=True)
+    return [tokenizer.decode(row.token_ids[start:end]) for start, end in pairs]
+
+
+def test_every_turn_of_a_long_conversation_is_trained_in_one_row(renderer, tokenizer):
+    (row,) = tokenize(renderer, MANY_TURNS, 1000)
+    assert spans(row, tokenizer) == ["eno<|im_end|>", CALLED, "zwei 🙂<|im_end|>"]
+    prompt = renderer.render_ids(MANY_TURNS[:-1], add_generation_prompt=True)
+    assert row.token_ids[: len(prompt)].tolist() == prompt  # the last prompt, whole
+
+
+def test_thinking_is_trained_and_a_format_that_drops_it_from_history_forks(folder, tokenizer):
+    (folder / "chat_template.jinja").write_text("{{ '<think>' }}")  # a model that thinks
+    thinker = load_renderer(folder, "qwen3")
+    (folder / "chat_template.jinja").unlink()
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b", "reasoning_content": "hm"},
+        {"role": "user", "content": "c"},
+        {"role": "assistant", "content": "d"},
+    ]
+    rows = tokenize(thinker, messages, 1000)
+    said = [spans(row, tokenizer) for row in rows]
+    assert said == [["<think>\nhm\n</think>\n\nb<|im_end|>"], ["d<|im_end|>"]]
+    assert "hm" not in tokenizer.decode(rows[1].token_ids)
+
+
+def test_a_conversation_longer_than_a_row_is_refused_with_both_lengths(renderer):
+    (row,) = tokenize(renderer, MANY_TURNS, 1000)
+    length = len(row.token_ids)
+    tokenize(renderer, MANY_TURNS, length)
+    with pytest.raises(ValueError, match=f"has {length} tokens, but max_seq_len={length - 1}"):
+        tokenize(renderer, MANY_TURNS, length - 1)
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        (MANY_TURNS[:2], "an assistant answers"),
+        (MANY_TURNS[:4], "must end with an assistant"),
+        (MANY_TURNS[2:3], "an assistant answers"),
+    ],
+)
+def test_what_is_no_demonstration_is_refused(renderer, messages, message):
+    with pytest.raises(ValueError, match=message):
+        tokenize(renderer, messages, 1000)
+
+
+def test_an_environment_without_an_expert_says_so(renderer):
+    with pytest.raises(ValueError, match="no scripted expert"):
+        SAMPLER.group(Environment(), renderer, Random(0), 2, 256)
+
+
+def test_negative_staleness_is_refused():
+    with pytest.raises(ValueError, match="max_staleness=-1"):
+        DemonstrationSampler(max_staleness=-1, corruption_rate=0.0)
+
+
+class Saying(Environment):
+    """Its expert always says the same."""
+
+    def __init__(self, *turns):
+        self.turns = turns
+
+    def demonstrations(self, rng):
+        while True:
+            yield [{"role": "user", "content": "ab"}, *({**turn} for turn in self.turns)]
+
+
+def said(content):
+    return {"role": "assistant", "content": content}
+
+
+def contents(env, rate, count=200):
+    told = DemonstrationSampler(max_staleness=0, corruption_rate=rate).conversations(env, Random(1))
+    return [[message["content"] for message in next(told)] for _ in range(count)]
+
+
+def test_an_expert_who_errs_swaps_two_neighbours_of_the_last_turn_and_nothing_else():
+    told = contents(Saying(said("kept"), said("abbc")), rate=1.0)
+    assert {tuple(one[:-1]) for one in told} == {("ab", "kept")}
+    assert {one[-1] for one in told} == {"babc", "abcb"}  # never the two that are alike
+
+
+@pytest.mark.parametrize(("rate", "low", "high"), [(0.0, 0, 0), (0.6, 0.5, 0.7), (1.0, 1, 1)])
+def test_that_share_of_the_conversations_has_an_error(rate, low, high):
+    told = contents(Saying(said("abc")), rate)
+    assert low <= sum(one[-1] != "abc" for one in told) / len(told) <= high
+
+
+@pytest.mark.parametrize("content", [None, "", "a", "aaa"])
+def test_where_no_two_letters_differ_there_is_no_error(content):
+    assert {tuple(one) for one in contents(Saying(said(content)), rate=1.0)} == {("ab", content)}

@@ -1,0 +1,172 @@
+"""The messages client against a real HTTP server that misbehaves on demand."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from time import monotonic
+
+import pytest
+from aiohttp import web
+
+from envs.episode import Example, StopReason
+from envs.protocol import Environment
+from rl.inference.client import GenerationError
+from rl.sampling.chat import ChatSetting
+from rl.sampling.messages_chat import MessagesClient
+from rl.sampling.player import Player
+from tests.support.scripted import SAMPLER, ScriptedEnv
+
+SETTING = ChatSetting(
+    sampler=SAMPLER,
+    max_seq_len=256,
+    max_turns=1,
+    version=lambda: 0,
+    socket=Path(),
+    served_as="",
+    model=Path(),
+    renderer="auto",
+)
+HI = Example(id=0, env="scripted", messages=[{"role": "user", "content": "hi"}])
+
+
+def said(content: str | None, **rest) -> dict:
+    message = {"role": "assistant", "content": content, **rest}
+    choice = {"message": message, "finish_reason": rest.get("finish_reason", "stop")}
+    return {"choices": [choice], "usage": {"completion_tokens": 7}}
+
+
+class Server:
+    """Answers with (status, body, headers) in turn, the last for ever; remembers what was asked."""
+
+    def __init__(self, *answers: tuple) -> None:
+        self.answers, self.asked, self.keys = list(answers), [], []
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.asked.append(await request.json())
+        self.keys.append(request.headers.get("Authorization"))
+        status, body, *headers = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        text = body if isinstance(body, str) else json.dumps(body)
+        return web.Response(status=status, text=text, headers=headers[0] if headers else {})
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[str]:
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", self.answer)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        try:
+            yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+        finally:
+            await runner.cleanup()
+
+
+def client(url: str, max_retries: int = 2) -> MessagesClient:
+    return MessagesClient(
+        url=url, model="them", api_key_variable="THEIR_KEY", max_retries=max_retries
+    )
+
+
+async def play(server: Server, env: Environment, n: int = 1):
+    async with server.listening() as url, client(url).connect(SETTING) as chat:
+        return await Player(SAMPLER, env, chat).play_group(0, HI, n)
+
+
+async def test_an_episode_in_words_is_scored_and_its_tokens_are_counted(monkeypatch):
+    monkeypatch.setenv("THEIR_KEY", "secret")
+    server = Server((200, said("good")))
+    first, second = await play(server, ScriptedEnv(), 2)
+    assert (first.reward, second.reward) == (2.0, 2.0)
+    assert (first.num_completion, first.sequences) == (7, ())
+    assert server.keys == ["Bearer secret"] * 2
+    assert server.asked[0] == {
+        "model": "them",
+        "messages": HI.messages,
+        "max_tokens": 32,
+        "temperature": 0.5,  # and no parameter that only vLLM knows
+    }
+
+
+async def test_several_turns_and_a_tool_whose_arguments_travel_as_text():
+    def look(word: str) -> str:
+        """Look a word up.
+
+        Args:
+            word: which one.
+        """
+        return f"{word} means good"
+
+    class Tooled(ScriptedEnv):
+        tools = (look,)
+        reply = Environment.reply
+
+    call = {"id": "c1", "type": "function"}
+    call |= {"function": {"name": "look", "arguments": '{"word": "bon"}'}}
+    server = Server((200, said(None, tool_calls=[call])), (200, said("good")))
+    (rollout,) = await play(server, Tooled(max_turns=3))
+    assert (rollout.reward, rollout.turns, rollout.tool_calls) == (2.0, 2, 1)
+    assert rollout.num_completion == 14
+    assert server.asked[0]["tools"][0]["function"]["name"] == "look"
+    again = server.asked[1]["messages"]
+    assert again[1]["tool_calls"][0]["function"]["arguments"] == '{"word": "bon"}'
+    assert again[2] == {"role": "tool", "tool_call_id": "c1", "content": "bon means good"}
+
+
+async def test_too_many_requests_are_sent_again_after_the_time_the_server_asks_for():
+    server = Server((429, "slow down", {"Retry-After": "0.3"}), (503, "busy"), (200, said("good")))
+    began = monotonic()
+    (rollout,) = await play(server, ScriptedEnv())
+    assert rollout.reward == 2.0
+    assert len(server.asked) == 3
+    assert monotonic() - began >= 0.3 + 1.0  # then our own pause, doubled
+
+
+async def test_an_answer_that_was_cut_off_and_one_that_found_no_room_are_told_apart():
+    cut = {**said("goo")["choices"][0], "finish_reason": "length"}
+    (rollout,) = await play(Server((200, {"choices": [cut]})), ScriptedEnv())
+    assert rollout.stop_reason is StopReason.MAX_TOKENS
+    full = "This model's maximum context length is 16 tokens"
+    (rollout,) = await play(Server((400, full)), ScriptedEnv())
+    assert rollout.stop_reason is StopReason.CONTEXT
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "told"),
+    [
+        (401, "bad key", "answered 401: the server refused the key in THEIR_KEY: set that"),
+        (404, "no model", "answered 404: the server knows no model client.model=them"),
+        (429, "slow down", "answered 429 (too many requests) 3 times: lower sampler.max_conc"),
+        (500, "oh no", "answered 500: oh no"),
+        (400, "no tools please", "answered 400: no tools please"),
+        (200, "<html>", "did not answer with JSON: '<html>'"),
+        (200, {"error": "x"}, 'did not answer as the OpenAI API does: {"error": "x"}'),
+    ],
+)
+async def test_what_cannot_work_is_one_sentence_that_names_the_address(
+    status, body, told, monkeypatch
+):
+    monkeypatch.setenv("THEIR_KEY", "secret")
+    server = Server((status, body, {"Retry-After": "0"}))
+    with pytest.raises(GenerationError) as caught:
+        await play(server, ScriptedEnv())
+    assert told in str(caught.value)
+    assert str(caught.value).startswith("client.url=http://127.0.0.1:")
+    assert "\n" not in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+async def test_a_server_that_is_not_there_is_said_to_be_out_of_reach():
+    server = Server((200, said("good")))
+    async with server.listening() as url:
+        pass
+    async with client(url, max_retries=0).connect(SETTING) as chat:
+        with pytest.raises(GenerationError, match=r"is out of reach .* is the server running"):
+            await asyncio.wait_for(Player(SAMPLER, ScriptedEnv(), chat).play_group(0, HI, 1), 20)
+
+
+def test_an_address_without_a_scheme_is_refused_at_once():
+    with pytest.raises(ValueError, match=r"client\.url=host:8000 is no address: write http"):
+        client("host:8000")

@@ -1,0 +1,170 @@
+"""Environments that ship, played by the player: mixtures, several turns, a judge that is away."""
+
+import asyncio
+from itertools import islice
+from random import Random
+
+import numpy as np
+import pytest
+
+from envs.alphabet_sort import AlphabetSort
+from envs.composed import Composed
+from envs.datasets import JsonLines
+from envs.episode import Example, StopReason
+from envs.judge import Judge
+from envs.messages import user
+from envs.mixture import Mixture
+from rl.records import Group
+from rl.rollouts.batch_metrics import batch_metrics
+from rl.rollouts.credit import Crediting, RewardShaping
+from rl.rollouts.example_order import ExampleOrder
+from rl.rollouts.truncation import keep
+from rl.sampling.player import Player
+from rl.sampling.renderer_chat import RendererChat
+from tests.support.scripted import SAMPLER, ScriptedClient, ScriptedEnv, tiny_renderer
+from tests.support.virtual_time import run_virtually
+
+
+class Named(ScriptedEnv):
+    """Examples that ask for the name of their environment."""
+
+    def examples(self, split):
+        return [Example(i, self.name, [user(f"{self.name} {i}")]) for i in range(5)]
+
+    async def score(self, episode):
+        return {"good": float(episode.text == episode.messages[0]["content"])}
+
+
+class EchoClient(ScriptedClient):
+    """Says what the first user message of its prompt said."""
+
+    async def generate(self, prompt_ids, sampling, *, n, version):
+        text = bytes(token for token in prompt_ids if token < 256).decode()
+        self.answers = [text.split("\n")[1]]
+        return await super().generate(prompt_ids, sampling, n=n, version=version)
+
+
+def player(env, client):
+    chat = RendererChat(SAMPLER, tiny_renderer(), client, 256, lambda: 0)
+    return Player(SAMPLER, env, chat)
+
+
+def mixture():
+    one, two = Named(), Named(replies=("go on",), max_turns=2)
+    two.reward_weights = {"good": 5.0}
+    return Mixture(envs={"one": one, "two": two}, weights={"one": 1.0, "two": 1.0})
+
+
+def test_a_group_is_of_one_environment_and_is_played_and_rewarded_as_that_one_says():
+    env = mixture()
+    order, play = ExampleOrder(env.pools("train"), seed=0), player(env, EchoClient("")).play_group
+    credit = Crediting(keep, RewardShaping(normalise_each=False, length_penalty=0.0), list, dict)
+    groups = []
+    for index in range(8):
+        rollouts = run_virtually(play(index, order[index], 2))
+        groups.append(Group(index, order[index], 0, rollouts, credit(order[index], rollouts)))
+    for group in groups:
+        name = group.example.env
+        assert {r.messages[0]["content"].split()[0] for r in group.rollouts} == {name}
+        assert {r.turns for r in group.rollouts} == {1 if name == "one" else 2}
+        assert {r.reward for r in group.rollouts} == {2.0 if name == "one" else 5.0}
+    metrics = batch_metrics(groups, 0)
+    ones = sum(group.example.env == "one" for group in groups)
+    assert 0 < ones < 8
+    assert metrics["env/one/reward"] == 2.0
+    assert metrics["env/two/reward"] == 5.0
+    assert metrics["env/one/share"] == ones / 8
+    assert metrics["env/two/errors"] == 0.0
+
+
+def test_a_batch_in_which_nothing_could_be_scored_still_has_metrics():
+    env = mixture()
+    for own in (env.environment_of(pool.examples[0]) for pool in env.pools("train")):
+        own.score = None  # as an environment that raises
+    groups = []
+    for pool in env.pools("train"):
+        rollouts = run_virtually(player(env, EchoClient("")).play_group(0, pool.examples[0], 2))
+        groups.append(Group(0, pool.examples[0], 0, rollouts, ()))
+    metrics = batch_metrics(groups, 0)
+    assert (metrics["env/one/share"], metrics["env/one/errors"]) == (0.5, 1.0)
+    assert np.isnan(metrics["env/two/reward"])
+
+
+def test_the_expert_of_alphabet_sort_plays_a_whole_episode():
+    knobs = {"min_turns": 3, "max_turns": 3, "num_names": 2, "names_per_turn": 1}
+    sizes = {"min_length": 2, "max_length": 3, "num_train": 5, "num_eval": 2}
+    weights = {"exact": 1.0, "similarity": 1.0}
+    env = AlphabetSort(**knobs, **sizes, similarity_power=1.0, reward_weights=weights)
+    (shown,) = islice(env.demonstrations(Random(0)), 1)
+    names = [message["content"].split()[1:] for message in shown[::2]]
+    example = Example(0, env.name, shown[:1], {"names": names})
+    client = ScriptedClient(*(message["content"] for message in shown[1::2]))
+    (rollout,) = run_virtually(player(env, client).play_group(0, example, 1))
+    assert (rollout.reward, rollout.turns, rollout.stop_reason) == (2.0, 3, StopReason.STOP)
+    assert rollout.messages == shown
+    assert len(rollout.sequences) == 1
+
+
+async def test_a_judge_that_is_away_costs_the_rollout_and_says_so(tmp_path):
+    knobs = {"model": "j", "api_key_variable": None, "prompt": "{said}", "max_score": None}
+    limits = {"temperature": 0.0, "max_tokens": 4, "timeout": 1.0, "max_concurrent": 2}
+    judge = Judge(url="http://127.0.0.1:9/v1", max_retries=1, retry_wait=0.01, **knobs, **limits)
+    (tmp_path / "a.jsonl").write_text('{"q": "hi"}')
+    data = JsonLines(
+        path=str(tmp_path / "a.jsonl"), eval_path=None, prompt="q", answer=None, num_eval=0
+    )
+    env = Composed(
+        name="judged",
+        dataset=data,
+        system_prompt=None,
+        shared={},
+        tools=[],
+        rewards={"right": judge},
+        reward_weights={"right": 1.0},
+        max_turns=1,
+        tool_timeout=1.0,
+        describe_tools=True,
+        max_concurrent=None,
+    )
+    async with asyncio.timeout(20):
+        group = await player(env, ScriptedClient("x")).play_group(0, env.examples("train")[0], 2)
+    for rollout in group:
+        assert (rollout.reward, rollout.stop_reason) == (None, StopReason.ENV_ERROR)
+        assert rollout.error.startswith(
+            "Composed.score raised PartFailed: the reward right: JudgeError: the judge at "
+            "http://127.0.0.1:9/v1/chat/completions did not answer (ConnectError"
+        )
+        assert "2 times in a row: is it up?" in rollout.error
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_a_demonstration_is_shown_with_the_tools_of_its_own_environment(index):
+    def find(word: str) -> str:
+        """Find."""
+        return word
+
+    class Expert(Named):
+        def demonstrations(self, rng):
+            while True:
+                yield [user(self.name), {"role": "assistant", "content": self.name}]
+
+    plain, tooled = Expert(), Expert()
+    tooled.tools = [find]
+    env = Mixture(envs={"one": plain, "two": tooled}, weights={"one": 1.0, "two": 1.0})
+    example = ExampleOrder(env.pools("train"), seed=0)[index]
+    (rollout,) = run_virtually(imitated(env, example))
+    assert rollout.messages[0]["content"] == example.env
+    text = bytes(int(t) for t in rollout.sequences[0].token_ids if t < 256).decode()
+    assert ("Find." in text) is (example.env == "two")
+
+
+async def imitated(env, example):
+    """A group as the rollouts process makes it of demonstrations."""
+    from rl.rollouts.__main__ import _imitate
+    from rl.sampling.demonstrations import DemonstrationSampler
+
+    class Run:
+        seed, max_seq_len = 0, 4096
+
+    sampler = DemonstrationSampler(max_staleness=0, corruption_rate=0.0)
+    return await _imitate(Run, sampler, env, tiny_renderer())(0, example, 1)

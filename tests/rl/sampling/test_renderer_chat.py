@@ -1,0 +1,208 @@
+"""Whole conversations by each client, over a real socket: what is a row, and what is a fork.
+
+The server renders the model's own chat template, as vLLM does, and says what a test wrote down.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Coroutine
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+import pytest
+from aiohttp import web
+
+from envs.episode import Example
+from rl.inference.client import VLLMClient
+from rl.model.tiny import TinyModel
+from rl.model.tokenizer import PlainParser, Tokenizer, parser
+from rl.records import Rollout
+from rl.sampling.chat import ChatSetting
+from rl.sampling.player import Player
+from rl.sampling.renderer_chat import RendererClient
+from rl.sampling.tokens_chat import TokensClient
+from tests.support.scripted import IM_END, SAMPLER, ScriptedEnv
+
+SAID = ("<think>\nfirst\n</think>\n\none", "<think>\nthen\n</think>\n\ntwo", "good")
+PLAIN = ("one", "two", "good")
+HI = Example(id=0, env="scripted", messages=[{"role": "user", "content": "hi"}])
+# Keeps the answer of an earlier turn and drops its thinking, as Qwen3's does before a user message.
+DROPS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{{ m.content.split('</think>')[-1].lstrip() }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+    "{# <think> #}"
+)
+
+
+class Server:
+    """vLLM's two routes on a Unix socket. Says `answers`, one after the other, and remembers."""
+
+    def __init__(self, folder: Path, answers: tuple[str, ...], version: int = 7) -> None:
+        config = json.loads((folder / "tokenizer_config.json").read_text())
+        self._template = jinja2.Environment().from_string(config["chat_template"])
+        self._tokenizer, self._answers, self._version = Tokenizer(folder), answers, version
+        self.prompts: list[list[int]] = []
+        self.sampled: list[list[int]] = []
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        if any(message["role"] == "alien" for message in body["messages"]):
+            return web.Response(status=400, text="no such role")
+        text = self._template.render(messages=body["messages"], add_generation_prompt=True)
+        return web.json_response({"tokens": self._tokenizer.encode(text)})
+
+    async def generate(self, request: web.Request) -> web.Response:
+        ids = [*self._tokenizer.encode(self._answers[len(self.sampled)]), IM_END]
+        self.prompts.append((await request.json())["token_ids"])
+        self.sampled.append(ids)
+        choice = {
+            "token_ids": ids,
+            "logprobs": {"content": [{"logprob": -0.5} for _ in ids]},
+            "weight_versions": [{"start": 0, "end": len(ids), "version": str(self._version)}],
+            "finish_reason": "stop",
+        }
+        return web.json_response({"choices": [choice]})
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    sizes = {"hidden_size": 8, "num_layers": 1, "num_heads": 1, "num_kv_heads": 1, "head_dim": 8}
+    rest = {"max_seq_len": 256, "max_tokens": 32, "learning_rate": 1e-3, "warm_start": None}
+    rest |= {"describe_tools": True, "rope_theta": 100.0, "tokenizer": None}
+    return TinyModel(**sizes, dtype="float32", **rest).prepare(tmp_path / "model")
+
+
+def dropping(folder: Path) -> Path:
+    """The model, with a template that drops thinking."""
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": DROPS}))
+    return folder
+
+
+def play(server: Server, client: Any, folder: Path, renderer: str = "qwen3") -> Rollout:
+    """Three turns."""
+    return asyncio.run(_played(server, client, folder, renderer, ScriptedEnv(("b?", "c?"), 3)))
+
+
+async def _played(server, client, folder, renderer, env) -> Rollout:
+    socket = folder / "vllm.sock"
+    setting = ChatSetting(
+        sampler=SAMPLER,
+        max_seq_len=256,
+        max_turns=env.max_turns,
+        version=lambda: 7,
+        socket=socket,
+        served_as="policy",
+        model=folder,
+        renderer=renderer,
+    )
+
+    async def talk() -> Rollout:
+        async with client.connect(setting) as chat:
+            return (await Player(SAMPLER, env, chat).play_group(0, HI, 1))[0]
+
+    return await serving(server, socket, talk())
+
+
+async def serving(server: Server, socket: Path, main: Coroutine[Any, Any, Any]) -> Any:
+    app = web.Application()
+    app.router.add_post("/tokenize", server.tokenize)
+    app.router.add_post("/inference/v1/generate", server.generate)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.UnixSite(runner, str(socket)).start()
+    try:
+        return await main
+    finally:
+        await runner.cleanup()
+
+
+def assert_sampled(rollout: Rollout, server: Server) -> None:
+    """What is trained is what was sampled, in order; prompts and replies carry no loss."""
+    masked = [row.token_ids[row.completion_mask].tolist() for row in rollout.sequences]
+    assert [*chain.from_iterable(masked)] == [*chain.from_iterable(server.sampled)]
+    for row in rollout.sequences:
+        assert set(row.token_versions[row.completion_mask]) == {7}
+        assert not row.rollout_logprobs[~row.completion_mask].any()
+
+
+@pytest.mark.parametrize("kind", [RendererClient, TokensClient])
+def test_three_turns_are_one_row_of_exactly_the_sampled_tokens(kind, model):
+    server = Server(model, PLAIN)
+    rollout = play(server, kind(on_rewrite="fork"), model)
+    assert (rollout.reward, rollout.turns) == (2.0, 3)
+    (row,) = rollout.sequences
+    assert row.token_ids.tolist() == server.prompts[2] + server.sampled[2]
+    assert row.num_completion == sum(map(len, server.sampled))
+    assert np.array_equal(row.completion_mask, row.token_versions == 7)
+    assert_sampled(rollout, server)
+
+
+@pytest.mark.parametrize("kind", [RendererClient, TokensClient])
+def test_a_template_that_drops_thinking_forks_once_a_turn_and_trains_what_was_sampled(
+    kind, model, caplog
+):
+    server = Server(dropping(model), SAID)
+    with caplog.at_level(logging.WARNING):
+        rollout = play(server, kind(on_rewrite="fork"), model)
+    assert "drops thinking from earlier turns" in caplog.text
+    assert "client.on_rewrite=fork (choices: " in caplog.text
+    assert len(rollout.sequences) == 3  # two forks
+    rows = [row.token_ids.tolist() for row in rollout.sequences]
+    assert rows == [p + s for p, s in zip(server.prompts, server.sampled, strict=True)]
+    assert_sampled(rollout, server)
+
+
+def test_thinking_that_is_kept_makes_one_row_in_spite_of_the_template(model):
+    server = Server(dropping(model), SAID)
+    rollout = play(server, RendererClient(on_rewrite="extend"), model)
+    (row,) = rollout.sequences
+    assert row.token_ids.tolist() == server.prompts[2] + server.sampled[2]
+    assert_sampled(rollout, server)
+
+
+@pytest.mark.parametrize("kind", [RendererClient, TokensClient])
+def test_rewriting_can_be_refused_before_anything_is_sampled(kind, model):
+    server = Server(dropping(model), SAID)
+    with pytest.raises(ValueError, match=r"client\.on_rewrite=refuse: choose "):
+        play(server, kind(on_rewrite="refuse"), model)
+    assert server.sampled == []
+
+
+@pytest.mark.parametrize("kind", [RendererClient, TokensClient])
+def test_a_single_turn_rewrites_nothing(kind, model, caplog):
+    server = Server(dropping(model), ("good",))
+    env = ScriptedEnv()
+    rollout = asyncio.run(_played(server, kind(on_rewrite="refuse"), model, "qwen3", env))
+    assert rollout.reward == 2.0
+    assert caplog.text == ""
+
+
+def test_a_format_that_nobody_knows_is_read_as_text(model):
+    path = model / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "model_type": "alien"}))
+    assert isinstance(parser(model, "auto"), PlainParser)
+    server = Server(dropping(model), SAID)
+    rollout = play(server, TokensClient(on_rewrite="fork"), model, renderer="auto")
+    assert rollout.messages[1]["content"] == SAID[0]  # thinking stays in the text
+    assert rollout.reward == 2.0
+    assert len(rollout.sequences) == 3
+    assert_sampled(rollout, server)
+
+
+def test_a_renderer_that_was_named_must_fit(model):
+    with pytest.raises(ValueError, match="no renderer is called 'qwen33': did you mean 'qwen3'"):
+        parser(model, "qwen33")
+
+
+async def test_a_conversation_that_the_template_refuses_is_a_value_error(model):
+    async def ask() -> list[int]:
+        async with VLLMClient(model / "s.sock", model="policy", timeout=5) as client:
+            return await client.tokenize([{"role": "alien", "content": ""}], None)
+
+    with pytest.raises(ValueError, match="the chat template refuses it: no such role"):
+        await serving(Server(model, ()), model / "s.sock", ask())

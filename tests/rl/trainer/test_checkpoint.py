@@ -1,0 +1,38 @@
+"""Checkpoints are complete or absent, and the newest few stay (policy_worker.py does the work)."""
+
+import pytest
+import torch
+
+from tests.support.policy_worker import measurements
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(params=[1, 2], ids=["1 rank", "2 ranks"])
+def found(request):
+    return measurements(request.param)["checkpoints"]
+
+
+def test_a_fresh_folder_has_none(found):
+    assert found["none"]
+
+
+def test_the_newest_stay_in_the_order_of_steps(found):
+    assert found["returned"] == ["step_000001", "step_000002", "step_000010"]
+    assert found["kept"] == ["step_000002", "step_000010"]
+
+
+def test_one_that_fails_half_way_does_not_count(found):
+    assert "step 11 could not be written (no space left on device)" in found["failed"]
+    assert "resume=true" in found["failed"]
+    assert found["left behind"] == []
+    assert found["complete after failure"] == ["step_000002", "step_000010"]
+
+
+def test_the_next_attempt_replaces_what_failed_and_leaves_nothing_beside(found):
+    assert found["kept at last"] == ["step_000010", "step_000011"]
+
+
+def test_the_newest_is_resumed_with_the_state_of_the_rollouts(found):
+    assert found["resumed"] == [11, "step_000011", {"next": "again"}]
+    assert {"deepspeed", "hf", "state.json"} <= set(found["files"])

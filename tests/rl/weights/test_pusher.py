@@ -1,0 +1,160 @@
+"""What a push says to vLLM, and what it refuses; vLLM is played by a few lines behind a socket."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from socketserver import UnixStreamServer
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rl.inference.server import SERVED_AS
+from rl.model.loading import load_model
+from rl.model.lora import LoRA, adapter_weights, full_weights
+from rl.run.failure import RunFailed
+from rl.weights.fingerprint import fingerprint
+from rl.weights.pusher import WeightPusher, WeightSync
+from tests.support import tiny_policy
+
+SYNC = WeightSync(transport="auto", probe_every=1, probe_rows=2, max_mismatch=0.05)
+LORA = {"rank": 2, "alpha": 4.0, "dropout": 0.0, "modules_to_save": [], "rslora": False}
+
+
+class Listener(BaseHTTPRequestHandler):
+    """Notes each call, with what lay at the path it names."""
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers.get("content-length") or 0)) or "{}")
+        read = {}
+        if "lora_path" in body:
+            folder = Path(body["lora_path"])
+            assert folder.stat().st_mode & 0o777 == 0o700
+            read = load_file(folder / "adapter_model.safetensors")
+        elif path := body.get("update_info", {}).get("path"):
+            read = load_file(path)
+        self.server.calls.append((self.path, body, read))
+        prose = "lora" in self.path
+        scores = [None, *({str(t): {"logprob": -1.0}} for t in body.get("token_ids", [])[1:])]
+        answer = b"Success" if prose else json.dumps({"prompt_logprobs": scores}).encode()
+        self.send_response(200)
+        self.send_header("content-type", "text/plain" if prose else "application/json")
+        self.send_header("content-length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, format, *args):
+        pass
+
+    def address_string(self):
+        return "a socket"
+
+
+@pytest.fixture
+def vllm(tmp_path):
+    with UnixStreamServer(str(tmp_path / "vllm.sock"), Listener) as server:
+        server.calls = []
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+class OnePolicy:
+    """A policy on one rank that is trained by hand."""
+
+    class ranks:
+        first = True
+
+    def __init__(self, folder):
+        base = load_model(tiny_policy.model_folder(folder), torch.float32, 0)
+        self.model = LoRA(**LORA, target_modules=["q_proj"]).attach(base, 0, "base")
+        self.engine = SimpleNamespace(module=self)
+
+    def weights(self):
+        return {recipe.name: recipe.make(*recipe.parts) for recipe in full_weights(self.model)}
+
+    def adapter_weights(self):
+        return {recipe.name: recipe.make(*recipe.parts) for recipe in adapter_weights(self.model)}
+
+
+def pusher(transport, tmp_path):
+    return WeightPusher(SYNC, transport, tmp_path / "vllm.sock", timeout=5.0)
+
+
+def test_the_probe_leaves_the_engine_room_for_a_token_of_its_own(vllm, tmp_path):
+    policy = SimpleNamespace(
+        ranks=SimpleNamespace(first=True),
+        logprobs=lambda token_ids: torch.full(token_ids.shape, -1.25),
+    )
+    token_ids = np.array([[5, 6, 7, 8], [5, 6, 7, 0]], np.int32)
+    chosen = np.array([[0, 0, 1, 1], [0, 0, 1, 0]], np.bool_)
+    batch = SimpleNamespace(token_ids=token_ids, completion_mask=chosen)
+    sync = WeightSync(transport="shm", probe_every=1, probe_rows=2, max_mismatch=0.5)
+
+    found = WeightPusher(sync, "shm", tmp_path / "vllm.sock", timeout=5.0).probe(policy, batch, 1)
+
+    asked = sorted(body["token_ids"] for _, body, _ in vllm.calls)
+    assert asked == [[5, 6], [5, 6, 7]]  # a row may fill the context
+    assert found["mismatch/mean_abs"] == pytest.approx(0.25)
+
+
+def routes(vllm):
+    return [path.partition("?")[0] for path, _, _ in vllm.calls]
+
+
+def test_an_adapter_is_named_once_and_then_replaced_under_way(vllm, tmp_path):
+    policy, push = OnePolicy(tmp_path / "model"), pusher("adapter", tmp_path)
+    push.connect(policy)
+    push.push(policy, 7, must_differ=False)
+    assert routes(vllm) == [
+        "/v1/load_lora_adapter",
+        "/init_weight_transfer_engine",
+        "/start_weight_update",
+        "/pause",
+        "/update_weights",
+        "/update_weight_version",
+        "/resume",
+    ]
+    (_, load, first), (_, init, _), _, _, (_, update, sent), (_, version, _), _ = vllm.calls
+    assert load["lora_name"] == SERVED_AS["adapter"]
+    assert init["init_info"]["config"]["lora_alpha"] == 4.0
+    assert version == {"new_version": "7"}
+    assert sent.keys() == first.keys() == policy.adapter_weights().keys()
+    assert update["update_info"]["fingerprint"] == fingerprint(sent)
+
+
+def test_nothing_of_an_adapter_is_left_on_disk(vllm, tmp_path):
+    pusher("adapter", tmp_path).connect(OnePolicy(tmp_path / "model"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "vllm.sock"]
+
+
+def test_all_weights_travel_with_the_adapter_merged_in(vllm, tmp_path):
+    policy, push = OnePolicy(tmp_path / "model"), pusher("shm", tmp_path)
+    push.connect(policy)
+    push.push(policy, 7, must_differ=False)
+    assert routes(vllm)[1:] == [
+        "/pause",
+        "/start_weight_update",
+        "/update_weights",
+        "/finish_weight_update",
+        "/resume",
+    ]
+    sent = vllm.calls[3][2]
+    assert sent.keys() == dict(policy.weights()).keys()
+    assert vllm.calls[4][1] == {"weight_version": "7"}
+
+
+@pytest.mark.parametrize("transport", ["shm", "adapter"])
+def test_a_step_that_changed_nothing_is_an_error_and_one_that_did_is_not(transport, vllm, tmp_path):
+    policy, push = OnePolicy(tmp_path / "model"), pusher(transport, tmp_path)
+    push.push(policy, 1, must_differ=False)
+    with pytest.raises(RunFailed, match="before version 2 changed no weight"):
+        push.push(policy, 2, must_differ=True)
+    policy.model.model.layers[0].self_attn.q_proj.lora_B["default"].weight.data += 1
+    push.push(policy, 2, must_differ=True)
+    assert routes(vllm).count("/update_weights") == 2

@@ -1,0 +1,1 @@
+"""What tests share: fakes of ours, workers, ways of composing and launching."""

@@ -1,0 +1,115 @@
+"""A scripted engine and environment, and a Player that plays them with Qwen3's renderer."""
+
+import asyncio
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from renderers import Renderer
+
+from envs.episode import Example
+from envs.protocol import Environment
+from rl.inference.client import Completion
+from rl.model.tiny import TinyModel
+from rl.model.tokenizer import load_renderer
+from rl.records import Rollout
+from rl.sampling.player import Player
+from rl.sampling.renderer_chat import RendererChat
+from rl.sampling.sampler import PolicySampler
+from tests.support.virtual_time import run_virtually
+
+IM_END = 258  # a byte's token is the byte, then <|endoftext|> <|im_start|> <|im_end|>
+PREFIX = len("Xuser\nhiX\nXassistant\n")  # tokens of the prompt HI, X a special token
+HI = ({"role": "user", "content": "hi"},)
+SAMPLER = PolicySampler(
+    max_staleness=1,
+    max_concurrent=64,
+    temperature=0.5,
+    top_p=1.0,
+    top_k=-1,
+    min_p=0.0,
+    repetition_penalty=1.0,
+    presence_penalty=0.0,
+    frequency_penalty=0.0,
+    max_tokens=32,
+    rollout_timeout=60.0,
+    allow_biased_ratio=False,
+    max_retries=0,
+)
+
+
+@cache
+def tiny_renderer() -> Renderer:
+    """Qwen3's renderer over the tiny model's tokenizer."""
+    sizes = {"hidden_size": 8, "num_layers": 1, "num_heads": 1, "num_kv_heads": 1, "head_dim": 8}
+    rest = {"max_seq_len": 256, "max_tokens": 32, "learning_rate": 1e-3, "warm_start": None}
+    rest |= {"describe_tools": True, "rope_theta": 100.0, "tokenizer": None}
+    with tempfile.TemporaryDirectory() as folder:
+        model = TinyModel(**sizes, dtype="float32", **rest)
+        return load_renderer(model.prepare(Path(folder) / "model"), "qwen3")
+
+
+class ScriptedClient:
+    """Says `answers[i]` as its i-th completion (the last for ever after), `seconds` a request."""
+
+    def __init__(self, *answers: str | Exception, seconds: float = 0.0) -> None:
+        self.answers, self.seconds = list(answers), seconds
+        self.requests, self.given = [], 0
+
+    async def generate(self, prompt_ids, sampling, *, n, version):
+        self.requests.append((list(prompt_ids), sampling, n, version))
+        await asyncio.sleep(self.seconds)
+        return [self._next(list(prompt_ids), sampling["max_tokens"], version) for _ in range(n)]
+
+    def _next(self, prompt: list[int], max_tokens: int, version: int) -> Completion:
+        answer = self.answers[min(self.given, len(self.answers) - 1)]
+        self.given += 1
+        if isinstance(answer, Exception):
+            raise answer
+        ids = [*answer.encode(), IM_END]
+        kept = ids[:max_tokens]
+        logprobs = [-token / 8 for token in kept]
+        return Completion(
+            kept, logprobs, [version] * len(kept), cut_off=len(kept) < len(ids), prompt_ids=prompt
+        )
+
+
+class ScriptedEnv(Environment):
+    """Scores 1 for "good"; replies what `replies` say, turn by turn."""
+
+    name = "scripted"
+    reward_weights = {"good": 2.0}  # noqa: RUF012 as environments write it
+
+    def __init__(self, replies: tuple[str, ...] = (), max_turns: int = 1) -> None:
+        self.replies, self.max_turns = replies, max_turns
+
+    async def reply(self, episode, message):
+        if episode.turns > len(self.replies):
+            return None
+        return [{"role": "user", "content": self.replies[episode.turns - 1]}]
+
+    async def score(self, episode):
+        return {"good": float(episode.text == "good"), "length": float(len(episode.text))}
+
+
+def scoring(score: Callable) -> Environment:
+    """A single-turn environment with this score."""
+    return type("Mine", (ScriptedEnv,), {"score": score})()
+
+
+def play(
+    env: Environment,
+    client: ScriptedClient,
+    group_size: int = 1,
+    *,
+    messages: tuple[dict[str, Any], ...] = HI,
+    max_seq_len: int = 256,
+    sampler: PolicySampler = SAMPLER,
+) -> tuple[Rollout, ...]:
+    """The rollouts of example 3, under version 7, in virtual time."""
+    chat = RendererChat(sampler, tiny_renderer(), client, max_seq_len, lambda: 7)
+    player = Player(sampler, env, chat)
+    example = Example(id=3, env=env.name, messages=list(messages))
+    return run_virtually(player.play_group(0, example, group_size))

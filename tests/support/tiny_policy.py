@@ -1,0 +1,192 @@
+"""A policy of 35 thousand parameters, batches for it, and the gradient by plain torch.
+
+`reference` knows nothing of chunks, padding, plans or ranks: row after row, the logits of the whole
+row, log_softmax, the token loss and what `terms` makes of it, times the token weight.
+
+Reference logprobs, and old ones where no policy gives them, are a function of the token and its
+rollout logprob (`fixed`), so that they are the same however a batch is split.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from envs.episode import Example, StopReason
+from losses.tokens import TokenLoss, Tokens
+from rl.learner.objective import Batch
+from rl.model.tiny import TinyModel
+from rl.records import Credit, Group, Rollout
+from rl.records import Sequence as Row
+from rl.rollouts.plan import Aggregation, WeightedRow, weigh
+
+TEMPERATURE = 0.8
+
+
+def model_folder(folder: Path, dtype: str = "float32") -> Path:
+    return TinyModel(
+        hidden_size=32,
+        num_layers=2,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=16,
+        dtype=dtype,
+        max_seq_len=64,
+        max_tokens=16,
+        learning_rate=1e-3,
+        describe_tools=False,
+        rope_theta=100.0,
+        tokenizer=None,
+        warm_start=None,
+    ).prepare(folder)
+
+
+def exact_model(folder: Path, seed: int = 0) -> PreTrainedModel:
+    """In float64 throughout: transformers computes norms in float32 whatever the dtype."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.from_pretrained(folder), dtype=torch.float32
+    )
+    for name, module in list(model.named_modules()):
+        if type(module).__name__ == "Qwen3RMSNorm":
+            norm = torch.nn.RMSNorm(module.weight.shape, eps=module.variance_epsilon)
+            norm.weight = module.weight
+            model.set_submodule(name, norm)
+    return model.double()
+
+
+def groups(model: PreTrainedModel, *, num_groups: int = 4, seed: int = 0) -> list[Group]:
+    """Groups of three rollouts; the last one's second rollout has no completion token.
+
+    Rollout logprobs lie 0, 1e-4 or 0.3 from the model's own: within and beyond the clips.
+    """
+    rng = np.random.default_rng(seed)
+    made = []
+    for index in range(num_groups):
+        rollouts = []
+        for member in range(3):
+            prompt, completion = rng.integers(2, 7), rng.integers(1, 12)
+            length = prompt + completion
+            token_ids = rng.integers(0, 256, length).astype(np.int32)
+            chosen = np.arange(length) >= prompt
+            chosen[prompt + 2 : prompt + 4] = False  # a tool's reply inside of the completion
+            chosen &= not (index == num_groups - 1 and member == 1)
+            own = _row_logprobs(model, torch.tensor(token_ids)).numpy()
+            noise = rng.choice([0.0, 1e-4, 0.3]) * rng.standard_normal(length)
+            row = Row(
+                token_ids=token_ids,
+                completion_mask=chosen,
+                rollout_logprobs=np.where(chosen, own + noise, 0).astype(np.float32),
+                token_versions=np.where(chosen, 0, -1).astype(np.int32),
+            )
+            rollouts.append(
+                Rollout((row,), [], 0.0, {}, StopReason.STOP, turns=1, generation_time=0.0)
+            )
+        example = Example(id=index, env="none", messages=[])
+        credits = tuple(Credit(0.0, float(a)) for a in 3 * rng.standard_normal(3))
+        made.append(Group(index, example, 0, tuple(rollouts), credits))
+    return made
+
+
+def weighted(model: PreTrainedModel, aggregation: Aggregation, seed: int = 0) -> list[WeightedRow]:
+    return weigh(groups(model, seed=seed), aggregation)
+
+
+@torch.no_grad()
+def _row_logprobs(model: PreTrainedModel, token_ids: Tensor) -> Tensor:
+    logits = model(input_ids=token_ids[None], use_cache=False).logits[0, :-1].double()
+    logprobs = torch.log_softmax(logits / TEMPERATURE, -1)
+    own = logprobs.gather(-1, token_ids[1:, None].long())[:, 0]
+    return torch.cat([own.new_zeros(1), own])
+
+
+def fixed(token_ids: Tensor, rollout_logprobs: Tensor) -> tuple[Tensor, Tensor]:
+    """Old and reference logprobs [N] of tokens [N]."""
+    return (
+        rollout_logprobs + 0.1 * torch.sin(token_ids.double()).to(rollout_logprobs),
+        rollout_logprobs + 0.5 * torch.cos(token_ids.double()).to(rollout_logprobs),
+    )
+
+
+def filled(batch: Batch, *, old: bool, dtype: torch.dtype = torch.float64) -> Batch:
+    """With reference logprobs, and with old ones if wanted."""
+    old_logprobs, ref = fixed(batch.token_ids[batch.mask], batch.rollout_logprobs.to(dtype))
+    return replace(batch, old_logprobs=old_logprobs if old else None, ref_logprobs=ref)
+
+
+def fixed_old(rows: Sequence[WeightedRow]) -> list[Tensor]:
+    """Old logprobs [N] of each row, as `filled` has them."""
+    return [fixed(ids, sampled)[0] for ids, sampled in map(completion, rows)]
+
+
+def own(model: PreTrainedModel, rows: Sequence[WeightedRow]) -> list[Tensor]:
+    """The model's own logprobs [N] of each row."""
+    return [
+        _row_logprobs(model, torch.tensor(r.row.token_ids))[torch.tensor(r.row.completion_mask)]
+        for r in rows
+    ]
+
+
+def completion(weighted_row: WeightedRow) -> tuple[Tensor, Tensor]:
+    """Token ids [N] and rollout logprobs [N]."""
+    row = weighted_row.row
+    mask = torch.tensor(row.completion_mask)
+    return torch.tensor(row.token_ids)[mask], torch.tensor(row.rollout_logprobs)[mask].double()
+
+
+Terms = Callable[[Tensor, Tokens, Tensor], Tensor]
+"""(token loss [N], tokens of one row, entropies [N]) -> what is minimised [N]"""
+
+
+def reference(
+    model: PreTrainedModel,
+    rows: Sequence[WeightedRow],
+    token_loss: Callable[[Tokens], TokenLoss],
+    terms: Terms | None = None,
+    *,
+    old: Sequence[Tensor] | None = None,
+) -> tuple[float, dict[str, Tensor]]:
+    """Value and gradient by name of the whole batch; `old`: old logprobs [N] of each row."""
+    model.zero_grad()
+    total = 0.0
+    for i, weighted_row in enumerate(rows):
+        row = weighted_row.row
+        mask = torch.tensor(row.completion_mask)
+        if not mask.any():
+            continue
+        token_ids = torch.tensor(row.token_ids, dtype=torch.int64)
+        logits = model(input_ids=token_ids[None], use_cache=False).logits[0, :-1]
+        logprobs = torch.log_softmax(logits / TEMPERATURE, -1)
+        own = logprobs.gather(-1, token_ids[1:, None])[:, 0][mask[1:]]
+        sampled = torch.tensor(row.rollout_logprobs)[mask].to(own.dtype)
+        tokens = Tokens(
+            logprobs=own,
+            rollout_logprobs=sampled,
+            advantages=torch.full_like(own, float(np.float32(weighted_row.advantage))),
+            sequence_ids=torch.zeros(len(own), dtype=torch.int64),
+            num_sequences=1,
+            old_logprobs=old[i] if old else None,
+            ref_logprobs=fixed(token_ids[mask], sampled)[1],
+        )
+        loss = token_loss(tokens).loss
+        if terms:
+            loss = terms(loss, tokens, -(logprobs.exp() * logprobs).sum(-1)[mask[1:]])
+        value = (float(np.float32(weighted_row.token_weight)) * loss).sum()
+        value.backward()
+        total += float(value.detach())
+    gradient = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    return total, gradient
+
+
+def flat(tensors: dict[str, Tensor]) -> Tensor:
+    return torch.cat([tensors[name].double().flatten() for name in sorted(tensors)])
+
+
+def relative_error(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    assert found.keys() == expected.keys()
+    return float((flat(found) - flat(expected)).norm() / flat(expected).norm())

@@ -1,0 +1,266 @@
+"""More cases of policy_worker.py: what surrounds a step. Each is run by every rank.
+
+Several updates of a batch, divergence and entropy in a step, references that follow, the penalty in
+the reward, and the learner that holds all of it.
+"""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+UPDATE_MODES = {1: ("zero0", "zero3"), 2: ("zero0", "zero3")}
+RATE, BETA, BONUS = 0.05, 2.0, 1.0
+
+
+def around(cases: Any, mode: str) -> dict[str, Any]:
+    """Everything on one policy under a ZeRO stage: a DeepSpeed start takes a second."""
+    from tests.support.policy_worker import PlainSteps
+
+    optim = PlainSteps(RATE)
+    policy = cases.policy("float32", mode, optim, entropy_gradient=True)
+    reference = initial(cases, policy)
+    result = {"reference at the start": gap(cases, policy, reference)}
+    start = cases.everywhere(policy)
+    result["pulled"] = pulled(cases, policy, start)
+    result["several"] = several(cases, policy, optim)
+    result["penalty"] = penalty(cases, policy)
+    result["refresh"] = refreshed(cases, policy, reference, start)
+    return result
+
+
+def pulled(cases: Any, policy: Any, before: Any) -> dict[str, float]:
+    """A step with k3 and entropy bonus, and the same by plain torch."""
+    from losses.kl import k3
+    from rl.learner.kl import KLPenalty
+    from rl.learner.objective import Batch, Objective
+    from tests.support import tiny_policy as tiny
+
+    def terms(loss: Any, tokens: Any, entropies: Any) -> Any:
+        k1 = tokens.logprobs - tokens.ref_logprobs
+        return loss + BETA * ((-k1).exp() + k1 - 1) - BONUS * entropies
+
+    kl = KLPenalty(estimator=k3, beta=9.0, place="loss", target_kl=None)
+    objective = Objective(cases.loss, kl=kl, entropy_bonus=BONUS)
+    cases.twin.load_state_dict(before, strict=False)
+    value, gradient = tiny.reference(cases.twin, cases.rows, cases.loss, terms)
+    batch = cases.batch(cases.rows)
+    micros = (Batch.of(micro, cases.ranks.device) for micro in batch.micro_batches)
+    batches = [tiny.filled(micro, old=False, dtype=torch.float32) for micro in micros]
+    stats = policy.update(batch, objective, batches=batches, beta=BETA)
+    _, alone = tiny.reference(cases.twin, cases.rows, cases.loss)
+    after = cases.everywhere(policy)
+    update = {name: (before[name].double() - after[name].double()) / RATE for name in before}
+    return {
+        "error": tiny.relative_error(update, gradient),
+        "matters": tiny.relative_error(alone, gradient),
+        "value": value,
+        "loss": stats["train/loss"],
+    }
+
+
+def several(cases: Any, policy: Any, optim: Any) -> dict[str, Any]:
+    """Three updates with one set of old logprobs, and three plain steps."""
+    from losses.ppo_clip import ppo_clip
+    from rl.learner.objective import Objective
+    from tests.support import tiny_policy as tiny
+
+    loss = partial(ppo_clip, clip_low=0.01, clip_high=0.01, dual_clip=None)
+    batch, before, steps = cases.batch(cases.rows), cases.everywhere(policy), optim.made.steps
+    batches, _ = anchors(policy, keeps_old=True)(batch, 0.0)
+    stats = policy.update(batch, Objective(loss), batches=batches, updates=3)
+    after = cases.everywhere(policy)
+    update = {name: before[name].double() - after[name].double() for name in before}
+    cases.twin.load_state_dict(before, strict=False)
+    old, values, norms = tiny.own(cases.twin, cases.rows), [], []
+    sampled = [torch.tensor(r.row.rollout_logprobs)[r.row.completion_mask] for r in cases.rows]
+    for _ in range(3):
+        value, gradient = tiny.reference(cases.twin, cases.rows, loss, old=old)
+        values.append(value)
+        norms.append(float(tiny.flat(gradient).norm()))
+        with torch.no_grad():
+            for name, parameter in cases.twin.named_parameters():
+                parameter -= RATE * gradient[name]
+    twin = dict(cases.twin.named_parameters())
+    expected = {name: before[name].double() - twin[name].detach() for name in before}
+    return {
+        "error": tiny.relative_error(update, expected),
+        "steps": optim.made.steps - steps,
+        "losses": [sum(values) / 3, stats["train/loss"]],
+        "norms": [sum(norms) / 3, stats["train/grad_norm"]],
+        "mismatch": [
+            float((torch.cat(old) - torch.cat(sampled)).abs().mean()),
+            stats["mismatch/sampled_mean_abs"],
+        ],
+    }
+
+
+@dataclass
+class Fixed:
+    """A reference that knows `tiny_policy.fixed`."""
+
+    def logprobs(self, batch: Any) -> Any:
+        from tests.support import tiny_policy as tiny
+
+        return tiny.filled(batch, old=False, dtype=torch.float32).ref_logprobs
+
+
+def anchors(policy: Any, *, keeps_old: bool, reference: Any = None) -> Any:
+    from losses.advantages import group_mean
+    from losses.kl import k1
+    from rl.learner.kl import KLPenalty
+    from rl.learner.preparation import Preparation
+
+    kl = KLPenalty(estimator=k1, beta=9.0, place="reward", target_kl=None)
+    return Preparation(policy, reference, keeps_old=keeps_old, kl=kl, advantage=group_mean)
+
+
+def penalty(cases: Any, policy: Any) -> dict[str, Any]:
+    """Advantages of 12 rewards less the divergence of each rollout, the third unscorable."""
+    import numpy as np
+
+    from tests.support import tiny_policy as tiny
+
+    rewards = np.arange(12, dtype=np.float32) % 5
+    rewards[2] = np.nan
+    group_ids = np.repeat(np.arange(4, dtype=np.int32), 3)
+    batch = replace(cases.batch(cases.rows), rewards=rewards, group_ids=group_ids)
+    made = anchors(policy, keeps_old=False, reference=Fixed())
+    batches, metrics = made(batch, BETA)
+    cases.twin.load_state_dict(cases.everywhere(policy), strict=False)
+    own = tiny.own(cases.twin, cases.rows)
+    lost = np.array(
+        [
+            BETA * float((o - tiny.fixed(*tiny.completion(r))[1]).sum())
+            for o, r in zip(own, cases.rows, strict=True)
+        ]
+    )
+    left = (rewards - lost).reshape(4, 3)
+    expected = np.nan_to_num(left - np.nanmean(left, axis=1, keepdims=True)).flatten()
+    wrong = max(
+        float(np.abs(b.advantages.numpy() - expected[b.rollout_ids.numpy()]).max(initial=0.0))
+        for b in batches
+    )
+    found = torch.tensor(wrong)
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return {
+        "error": float(found),
+        "old": sum(b.old_logprobs is not None for b in batches),
+        "mean": [float(lost.mean()), metrics["train/kl_penalty"]],
+    }
+
+
+def initial(cases: Any, policy: Any) -> Any:
+    """The initial policy as a reference that moves halfway to the policy every second step."""
+    from rl.learner.reference import InitialPolicy, ReferenceSetting
+    from tests.support.tiny_policy import TEMPERATURE
+
+    setting = ReferenceSetting(
+        policy, cases.sources["float32"], torch.float32, TEMPERATURE, logprob_chunk=7, seed=0
+    )
+    return InitialPolicy(refresh_every=2, refresh_mix=0.5).start(setting)
+
+
+def gap(cases: Any, policy: Any, reference: Any) -> float:
+    """Largest |log pi - log ref| of a batch, over all ranks."""
+    from rl.learner.objective import Batch
+
+    micros = [Batch.of(m, cases.ranks.device) for m in cases.batch(cases.rows).micro_batches]
+    found = [(policy.score(micro) - reference.logprobs(micro)).abs() for micro in micros]
+    largest = torch.cat([torch.zeros(1), *found]).max()
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    return float(largest)
+
+
+def refreshed(cases: Any, policy: Any, reference: Any, start: Any) -> dict[str, Any]:
+    """The weights of a reference by its checkpoint, as the policy moves away and steps go by."""
+    now = cases.everywhere(policy)
+    reference.after_step(1)
+    result: dict[str, Any] = {"odd": worst(kept(cases, reference), start)}
+    reference.after_step(2)
+    half = {name: (start[name] + now[name]) / 2 for name in start}
+    result["even"] = worst(kept(cases, reference), half)
+    result["ranks"] = apart(reference)
+    again = initial(cases, policy)
+    again.load(checkpoint(cases))
+    result["gaps"] = [gap(cases, policy, each) for each in (reference, again)]
+    reference._mix = 1.0
+    reference.after_step(4)
+    result["replaced"] = gap(cases, policy, reference)
+    result["away"] = worst(now, start)
+    return result
+
+
+def checkpoint(cases: Any) -> Path:
+    folder = cases.folder / "reference"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def kept(cases: Any, reference: Any) -> dict[str, Any]:
+    """What the reference saves."""
+    from safetensors.torch import load_file
+
+    reference.save(checkpoint(cases))
+    dist.barrier()
+    found = load_file(checkpoint(cases) / "reference.safetensors")
+    dist.barrier()
+    return found
+
+
+def worst(one: dict[str, Any], other: dict[str, Any]) -> float:
+    assert one.keys() == other.keys()
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+def apart(reference: Any) -> float:
+    """How far a rank's reference lies from that of rank 0."""
+    largest = torch.zeros(1)
+    for parameter in reference._module.parameters():
+        first = parameter.detach().clone()
+        dist.broadcast(first, 0)
+        largest = torch.maximum(largest, (first - parameter.detach()).abs().max())
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    return float(largest)
+
+
+def learner(cases: Any) -> dict[str, Any]:
+    """Two steps with adaptive beta, and a third, by the same learner and by one that loaded."""
+    from rl.config.schema import Run
+    from rl.learner.learner import Learner
+    from rl.run.folder import RunFolder
+    from tests.support.composing import composed
+
+    run_folder = RunFolder(cases.folder / "learner")
+    run_folder.path.mkdir()
+    run_folder.set_model(cases.sources["float32"])
+
+    def start(*overrides: str) -> Learner:
+        common = ("model.dtype=float32", "updates_per_batch=2", "optim.learning_rate=1e-4")
+        return Learner(Run(**composed(*common, *overrides)), run_folder, cases.ranks)
+
+    bare = start("reference=initial", "correction=tis_token")
+    result: dict[str, Any] = {"bare": [bare._reference is None]}
+    result["bare"] += [name for name in bare.update(cases.batch(cases.rows)) if "kl_b" in name]
+    steered = ("loss=ppo_clip_kl", "reference.refresh_every=2", "reference.refresh_mix=0.5")
+    one = start(*steered)
+    betas = []
+    for step in range(2):
+        betas.append(one.update(cases.batch(cases.rows, step=step))["train/kl_beta"])
+    one.save(run_folder.path)
+    third = cases.batch(cases.rows, step=2)
+    expected = one.update(third)
+    other = start(*steered, "seed=1")
+    other.load(run_folder.path)
+    found = other.update(third)
+    betas.append(found["train/kl_beta"])
+    same = {name for name in expected if expected[name] == found[name]}
+    return {
+        **result,
+        "betas": betas,
+        "divergence": expected["train/kl_divergence"],
+        "different": sorted(expected.keys() ^ found.keys() | (expected.keys() - same)),
+    }

@@ -1,0 +1,106 @@
+"""A random scripted world around the dispatcher: an engine and a trainer that take their time.
+
+It keeps its own books and checks every promise at the moment at which it could be broken.
+"""
+
+import asyncio
+from random import Random
+
+import numpy as np
+
+from envs.episode import Example, StopReason
+from envs.protocol import Pool
+from losses.advantages import group_mean
+from rl.records import Credit, Rollout, Sequence
+from rl.rollouts.buffer import FifoBuffer
+from rl.rollouts.dispatcher import Dispatcher, DispatcherState
+from rl.rollouts.example_order import ExampleOrder
+from tests.support.virtual_time import run_virtually
+
+GROUP_SIZE, GROUPS_PER_STEP = 2, 3
+EXAMPLES = [Example(id=i, env="scripted", messages=[]) for i in range(10)]
+
+
+def _credit(example, rollouts):
+    rewards = [rollout.reward for rollout in rollouts]
+    return tuple(Credit(r, a) for r, a in zip(rewards, group_mean(rewards), strict=True))
+
+
+class World:
+    """Groups take 0.01 to 100 s, a training step about 1 s; some groups cannot be scored."""
+
+    def __init__(
+        self, seed, max_staleness, *, rejects=0.0, max_concurrent=1000, step=0, state=None
+    ) -> None:
+        self.seed, self.max_staleness, self.rejects = seed, max_staleness, rejects
+        self.started, self.rejected, self.batches = {}, [], {}  # started: index -> version
+        self.most_running = 0
+        self.dispatcher = Dispatcher(
+            play_group=self.play_group,
+            examples=ExampleOrder([Pool(1.0, EXAMPLES)], seed),
+            credit=_credit,
+            buffer=FifoBuffer(),
+            group_size=GROUP_SIZE,
+            groups_per_step=GROUPS_PER_STEP,
+            max_staleness=max_staleness,
+            max_concurrent=max_concurrent,
+            state=state or DispatcherState(),
+            step=step,
+            on_rejected=lambda group: self.rejected.append(group.index),
+        )
+        self.first_step = step
+
+    async def play_group(self, index, example, group_size):
+        random = Random(f"{self.seed}:{index}")
+        began, begun = self.dispatcher.version, len(self.started)
+        assert began >= self.first_step, "started before the first push"
+        useful = self.first_step * GROUPS_PER_STEP + begun - len(self.rejected)
+        assert useful < (began + 1 + self.max_staleness) * GROUPS_PER_STEP
+        assert index not in self.started
+        self.started[index] = began
+        self.most_running = max(self.most_running, len(self.dispatcher._running))
+        await asyncio.sleep(10 ** random.uniform(-2, 2))
+        broken = random.random() < self.rejects
+        versions = np.array([-1, began, self.dispatcher.version], np.int32)
+        mask = versions >= 0
+        row = Sequence(np.array([0, index, 1], np.int32), mask, -mask.astype(np.float32), versions)
+        rewards = [None if broken else random.random() for _ in range(group_size)]
+        return tuple(
+            Rollout((row,), [], r, {}, StopReason.STOP, 1, 0.0, "broken" * broken) for r in rewards
+        )
+
+    async def train(self, first: int, last: int) -> None:
+        """The trainer's loop over these steps; checks every batch."""
+        random = Random(self.seed)
+        await asyncio.sleep(random.random())
+        await self.dispatcher.publish(first)
+        for step in range(first, last):
+            batch = self.batches[step] = await self.dispatcher.batch(step)
+            assert len(batch) == GROUPS_PER_STEP
+            for group in batch:
+                assert 0 <= step - group.version <= self.max_staleness
+                rows = [row for rollout in group.rollouts for row in rollout.sequences]
+                versions = np.concatenate([row.token_versions[row.completion_mask] for row in rows])
+                assert (step - versions).min() >= 0
+                assert (step - versions).max() <= self.max_staleness
+            await asyncio.sleep(random.expovariate(1.0))
+            await self.dispatcher.publish(step + 1)
+
+    async def _run(self, last: int) -> None:
+        running = asyncio.ensure_future(self.dispatcher.run())
+        training = asyncio.ensure_future(self.train(self.first_step, last))
+        try:
+            await asyncio.wait([running, training], return_when=asyncio.FIRST_COMPLETED)
+            (running if running.done() else training).result()
+        finally:
+            running.cancel()
+            training.cancel()
+
+    def run(self, last: int) -> "World":
+        run_virtually(self._run(last))
+        return self
+
+    @property
+    def trained(self) -> list[int]:
+        """Indices of the groups trained on, in that order."""
+        return [group.index for batch in self.batches.values() for group in batch]

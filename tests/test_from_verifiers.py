@@ -1,0 +1,159 @@
+"""docs/from-verifiers.md: every key of the seed documents has a row, and what it names is there.
+
+OFFBYONE_SEEDS=<folder of the documents, *.txt> also compares seed_keys.txt with their TOML.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.rl.config.test_shipped import CHOICES, COMPANIONS, NOT_TRAINED
+from tests.support.composing import CONF, REPO, composed
+
+PAGE = (REPO / "docs" / "from-verifiers.md").read_text()
+SEED_KEYS = (Path(__file__).parent / "seed_keys.txt").read_text().splitlines()
+
+KEY = re.compile(r"[a-z_]+(\.[a-z_0-9]+)*(=[\w.-]+)?")
+
+
+def rows() -> dict[str, str]:
+    """document.key: the column "ours"."""
+    found, document = {}, ""
+    for line in PAGE.splitlines():
+        if line.startswith("## "):
+            document = line.removeprefix("## ").partition(":")[0]
+        elif line.startswith("| `"):
+            key, there, ours = (cell.strip() for cell in line.strip("|").split(" | "))
+            name = f"{document}.{key.strip('`')}"
+            assert name not in found, f"two rows for {name}"
+            assert there
+            found[name] = ours
+    return found
+
+
+def is_planned(ours: str) -> bool:
+    return ours.startswith("planned: ")
+
+
+def keys_of(ours: str) -> list[str]:
+    """Keys and choices of ours that a cell names, in backticks."""
+    return [text for text in re.findall(r"`([^`]+)`", ours) if KEY.fullmatch(text)]
+
+
+@cache
+def known() -> frozenset[str]:
+    """Every dotted key of every choice, composed."""
+
+    def dotted(value: Any, path: str) -> Iterator[str]:
+        yield path
+        for key, item in value.items() if isinstance(value, dict) else ():
+            yield from dotted(item, f"{path}.{key}".strip("."))
+
+    found = [composed(c, *COMPANIONS.get(c, [])) for c in [*CHOICES, *NOT_TRAINED]]
+    return frozenset(key for config in found for key in dotted(config, ""))
+
+
+def exists(key: str) -> bool:
+    """Whether a key, key=value or group=choice is there."""
+    name, _, choice = key.partition("=")
+    if choice and (CONF / name).is_dir():
+        return (CONF / name / f"{choice}.yaml").is_file()
+    return name in known()
+
+
+def test_every_key_of_the_list_has_one_row_and_every_row_is_in_the_list() -> None:
+    assert sorted(rows()) == sorted(SEED_KEYS)
+    assert len(SEED_KEYS) == len(set(SEED_KEYS)) > 150
+
+
+@pytest.mark.parametrize("seed_key", rows())
+def test_what_a_row_names_is_there(seed_key: str) -> None:
+    ours = rows()[seed_key]
+    if is_planned(ours):
+        return
+    missing = [key for key in keys_of(ours) if not exists(key)]
+    assert not missing, f"{seed_key} -> {ours}"
+
+
+@pytest.mark.parametrize("seed_key", rows())
+def test_a_row_says_where_it_is_or_why_it_is_not(seed_key: str) -> None:
+    ours = rows()[seed_key]
+    commands = re.findall(r"`(make \w+|python \w+\.py)`", ours)
+    for command in commands:
+        program, what = command.split()
+        if program == "make":
+            assert re.search(rf"^{what}:", (REPO / "Makefile").read_text(), re.MULTILINE)
+        else:
+            assert (REPO / what).is_file()
+    told = ("planned: ", "none, because ", "always", "the same name")
+    assert commands or keys_of(ours) or ours.startswith(told)
+
+
+HEADER = re.compile(r"\[{1,2}([\w.-]+)\]{1,2}\s*(#.*)?")
+SETTING = re.compile(r"""["']?([A-Za-z_][\w.]*)["']?\s*=\s*(\S.*)""")
+NO_PROSE = re.compile(r"""\s*(#.*|["'\]].*|```.*)?""")
+
+
+def toml_keys(text: str) -> set[str]:
+    """Dotted keys of all TOML in a document, fenced or not; prose between ends a table."""
+    found, table = set(), ""
+    for line in text.splitlines():
+        header, setting = HEADER.fullmatch(line.strip()), SETTING.fullmatch(line.strip())
+        if line.startswith("```"):
+            table = ""
+        elif header:
+            table = f"{header[1]}."
+            found.add(header[1])
+        elif setting:
+            found.add(f"{table}{setting[1]}")
+            if setting[2].startswith("{"):
+                inner = re.findall(r"""[{,]\s*["']?([\w.]+)["']?\s*=""", setting[2])
+                found |= {f"{table}{setting[1]}.{key}" for key in inner}
+        elif not NO_PROSE.fullmatch(line):
+            table = ""
+    return found
+
+
+DOCUMENT = """
+Some prose with beta = 0 in it, and [a link](somewhere).
+```toml
+model = "m"  # a comment
+[env.args]
+max_turns = 3
+names = [
+    "one",
+]
+after = 1
+[[env]]
+args = { max_turns = 3, "a.b" = "c" }
+```
+Prose.
+steps = 3
+- item = 4
+"""
+
+
+def test_the_keys_of_a_document_are_found() -> None:
+    assert toml_keys(DOCUMENT) == {
+        *("model", "env.args", "env.args.max_turns", "env.args.names", "env.args.after"),
+        *("env", "env.args.a.b", "steps"),
+    }
+
+
+def test_every_toml_key_of_the_seed_documents_is_in_the_list() -> None:
+    folder = os.environ.get("OFFBYONE_SEEDS")
+    if not folder:
+        pytest.skip("OFFBYONE_SEEDS names no folder of documents")
+    texts = [path.read_text() for path in Path(folder).glob("*.txt")]
+    assert texts
+    keys = set().union(*map(toml_keys, texts))
+    listed = {line.partition(".")[2] for line in SEED_KEYS}
+    tables = {key[:i] for key in listed for i in range(len(key)) if key[i] == "."}
+    alone = {key.rpartition(".")[2] for key in listed}  # prose names a key without its table
+    assert not keys - listed - tables - alone
+    assert len(keys) > 70
