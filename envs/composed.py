@@ -24,7 +24,7 @@ from envs.tools import EPISODE, Function
 
 
 class Composed(Environment):
-    """Children, put together. conf/env/composed.yaml explains the knobs."""
+    """Parts, put together. conf/env/composed.yaml explains the knobs."""
 
     def __init__(
         self,

@@ -60,8 +60,8 @@ class Environment:
         describe_tools: whether the prompt holds the tools' schemas. A policy that learned them by
             heart saves the tokens.
         max_concurrent: episodes of this environment at once; None: as many as the sampler allows.
-        holds_conversation: it holds the conversation itself, in `play`; `reply` and `max_turns` are not looked
-            at.
+        holds_conversation: whether it does so itself, in `play`; `reply` and `max_turns` are not
+            looked at.
 
     """
 
@@ -87,7 +87,7 @@ class Environment:
         return [await self.toolbox.answer(call, episode) for call in calls] or None
 
     async def play(self, episode: Episode, speak: Speak) -> None:
-        """Hold the whole conversation, asking for every turn of the policy by `speak` (`holds_conversation`).
+        """Hold the whole conversation (`holds_conversation`), asking for each turn by `speak`.
 
         Messages and turns of `episode` are kept up to date by `speak`. `stop_reason` may be set
         where something else than the policy's last turn ended the episode.

@@ -6,7 +6,9 @@ vf-eval offbyone --env.taskset.env reverse-text            verifiers >= 0.4
 
 from importlib.util import find_spec
 
-if find_spec("verifiers.envs"):
+if find_spec("verifiers") is None:
+    __all__ = []  # offbyone.environments needs no library
+elif find_spec("verifiers.envs"):
     from offbyone.classic import load_environment
 
     __all__ = ["load_environment"]

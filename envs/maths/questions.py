@@ -1,8 +1,8 @@
 """Questions with a mathematical answer, and where they come from.
 
-A source says how many there are and keeps the eval split apart; an environment (envs/maths/environment.py,
-envs/maths/math_python.py) asks them and grades. Sources: envs/maths/word_problems.py and envs/maths/calculations.py
-make them up, envs/maths/dataset_questions.py reads them.
+A source says how many there are and keeps the eval split apart; an environment (environment.py,
+math_python.py) asks them and grades. Sources: word_problems.py and calculations.py make them up,
+dataset_questions.py reads them.
 """
 
 from collections.abc import Iterator, Sequence

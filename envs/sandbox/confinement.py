@@ -47,7 +47,7 @@ MACHINES = {  # column of ALLOWED, the kernel's name, and three calls of which a
 FCNTL = (0, 1, 2, 3, 1030)  # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC; not F_SETOWN
 OPEN_TO_CHANGE = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC | os.O_ASYNC
 
-# Children of a classic BPF program.
+# Parts of a classic BPF program.
 LOAD, EQUAL, ANY_BIT, RETURN = 0x20, 0x15, 0x45, 0x06
 ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050000, 0x80000000
 NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16  # offsets of what a filter sees of a call

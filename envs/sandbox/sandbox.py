@@ -7,7 +7,7 @@
 
 One process per episode keeps the variables between calls. It may not write any file (so there is no
 temporary folder either), open a socket, start a process or a thread, signal or trace another, or
-read more than Python's library; envs/sandbox/confinement.py says how. Code that breaks a limit costs its
+read more than Python's library; confinement.py says how. Code that breaks a limit costs its
 own process, and the policy is told.
 
 This guards against a policy's accidents and crude attacks on a machine that is ours. It is no

@@ -3,7 +3,7 @@
     env.id=owner/name  ->  the installed package  ->  ClassicWorld | TasksetWorld
                                                        rows, play, reward weights
 
-The library holds_conversation: it holds the conversation as it would against any chat endpoint, and each of its
+The library holds the conversation as it would against any chat endpoint, and each of its
 requests is one turn of our policy (`Environment.play`). So its prompts, tools, stop conditions and
 rewards are its own, and every token is sampled by our engine. Its sampling settings are not looked
 at: those are the sampler's.

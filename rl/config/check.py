@@ -24,12 +24,12 @@ MISSING = "???"
 
 def check(
     config: Mapping[str, Any],
-    schema: str = f"{__name__}.Run",
+    schema: str = "rl.config.schema.Run",
     rules: Callable[[Mapping[str, Any]], list[str]] = rule_problems,
 ) -> None:
     """Raise ConfigError with everything that is wrong with a resolved configuration.
 
-    Keys, types and targets first; what the keys mean together (rl/config/rules.py) once those are right.
+    Keys, types and targets first; what the keys mean together (rules.py) once those are right.
 
     Args:
         config: its top level.

@@ -1,6 +1,6 @@
 """What the keys of a configuration mean together. A problem is one sentence: values, then remedy.
 
-Keys, names and types are right by the time these run (rl/config/check.py). A rule about a key that the
+Keys, names and types are right by the time these run (check.py). A rule about a key that the
 chosen nodes do not have says nothing.
 """
 

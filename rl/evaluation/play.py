@@ -1,6 +1,6 @@
 """Evaluation: n held-out examples, k rollouts of each.
 
-    examples ---> Player ---> Played (an example and its rollouts) ---> Summary (rl/evaluation/summary.py)
+    examples ---> Player ---> Played (an example and its rollouts) ---> Summary (summary.py)
 
 The examples are the same whatever the seed of a run, so that runs can be compared.
 """

@@ -3,7 +3,7 @@
 vLLM spawns an engine there and the engine spawns a worker, and each imports torch, transformers and
 vLLM again: 20 of the 33 seconds that a start takes on two cores. On GPUs it forks the one and runs
 the other inside of it, and so do we. It spawns on CPU to bind each worker's OpenMP threads to cores
-before OpenMP is loaded; ours are counted by OMP_NUM_THREADS (rl/inference/server.py) and the system places
+before OpenMP is loaded; ours are counted by OMP_NUM_THREADS (server.py) and the system places
 them. An engine of several workers is left as vLLM has it.
 """
 

@@ -2,7 +2,7 @@
 
     sum of  token_weight * (correction * loss + beta * kl - entropy_bonus * entropy)
 
-The weights come with the batch and were computed over the whole of it (`rl/rollouts/plan.py`), so the
+The weights come with the batch and were computed over the whole of it (rl/rollouts/plan.py), so
 objective is a plain sum: micro-batches and ranks add up to the same value and gradient however
 they were split.
 

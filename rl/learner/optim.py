@@ -74,7 +74,7 @@ class AdamW:
 
 @dataclass(frozen=True, kw_only=True)
 class Muon(AdamW):
-    """Muon (rl/learner/muon.py) for the hidden matrices, AdamW for embeddings, output head and vectors.
+    """Muon (muon.py) for the hidden matrices, AdamW for embeddings, output head and vectors.
 
     Attributes:
         momentum: share of the past in Muon's average of gradients.

@@ -73,7 +73,7 @@ class Policy:
         Args:
             batch: this rank's share.
             objective: what is minimised.
-            batches: its micro-batches with what rl/learner/preparation.py added; None: as they came.
+            batches: its micro-batches with what preparation.py added; None: as they came.
             updates: optimizer steps.
             beta: weight of the divergence from a reference.
 

@@ -1,4 +1,4 @@
-"""The rollouts process: python -m rl.rollouts <run folder>. No torch."""
+"""The rollouts process: python -m rl.rollouts <run folder>, no torch."""
 
 import asyncio
 import random

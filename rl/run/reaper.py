@@ -1,6 +1,6 @@
 """Ends process groups when the process that started us is gone, however it went.
 
-Run as a script by `rl.run.child.Reaper`. Standard input carries `+group` and `-group` lines; its end
+Run as a script by `child.Reaper`. Standard input carries `+group` and `-group` lines; its end
 means that the supervisor has died or is done. Imports only what Python starts with, to be small.
 """
 

@@ -2,7 +2,7 @@
 
     example -> prompt -> engine -> message -> env.reply -> next prompt -> ... -> env.score
 
-An environment that holds_conversation holds the conversation itself and asks rl/sampling/speaker.py for each turn.
+An environment that holds the conversation itself asks speaker.py for each turn.
 Whatever an environment does wrong (raise, hang, return NaN) costs that rollout: one that raised is
 played again up to max_retries times, then gets no reward, is counted by cause, and its group goes
 on without it.

@@ -1,4 +1,4 @@
-"""The policy as an environment sees it that holds_conversation the conversation: messages in, one turn out.
+"""The policy as an environment sees it that holds the conversation: messages in, one turn out.
 
     messages, tools -> prompt -> engine -> Completion -> a row, and the message in it
 

@@ -4,7 +4,7 @@
 
 vLLM's /v1/chat/completions would give token ids too, but no policy version per token. Every turn is
 rendered anew, so a rollout stays one row only while the template repeats what was sampled exactly;
-where it does not, the rollout forks (rl/sampling/rows.py) and nothing is trained that was not sampled.
+where it does not, the rollout forks (rows.py) and nothing is trained that was not sampled.
 """
 
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""One rank of the trainer: python -m rl.trainer <run folder>, with RANK, LOCAL_RANK and WORLD_SIZE."""
+"""One rank of the trainer: python -m rl.trainer <run folder>; RANK, LOCAL_RANK, WORLD_SIZE set."""
 
 import os
 import sys

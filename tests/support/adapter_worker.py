@@ -1,6 +1,6 @@
 """One rank of the LoRA tests under DeepSpeed, in the manner of policy_worker.py.
 
-python -m tests.support.adapter_worker <folder>       RANK, LOCAL_RANK, WORLD_SIZE in the environment
+python -m tests.support.adapter_worker <folder>    RANK, LOCAL_RANK, WORLD_SIZE are set
 """
 
 import gc

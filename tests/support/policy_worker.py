@@ -1,6 +1,6 @@
 """One rank of the policy tests: goes through all cases, rank 0 writes what came out.
 
-    python -m tests.support.policy_worker <folder>       RANK, LOCAL_RANK, WORLD_SIZE in the environment
+    python -m tests.support.policy_worker <folder>    RANK, LOCAL_RANK, WORLD_SIZE are set
 
 A process per case would spend its time importing. Nothing is judged here: `measurements` starts the
 ranks once a session and the tests read <folder>/measured.json.

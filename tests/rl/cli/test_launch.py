@@ -72,7 +72,7 @@ import time
 
 import hydra
 
-from rl.config import ConfigError
+from rl.config.schema import ConfigError
 from rl.run.failure import RunFailed
 from rl.cli.launch import Job, compose, launch, task
 

@@ -1,4 +1,4 @@
-"""Children of an algorithm that do not go together are refused in one sentence; neighbours are not."""
+"""Parts of an algorithm that do not go together are refused in one sentence; neighbours are not."""
 
 from typing import Any
 

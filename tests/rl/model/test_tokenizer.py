@@ -140,7 +140,8 @@ def test_nothing_here_imports_torch_or_transformers(tmp_path):
 import sys
 from pathlib import Path
 from random import Random
-import envs.arithmetic, envs.reverse_text, rl.sampling.demonstrations, rl.model.pretrained, rl.model.tiny, rl.model.tokenizer
+import envs.arithmetic, envs.reverse_text, rl.sampling.demonstrations
+import rl.model.pretrained, rl.model.tiny, rl.model.tokenizer
 model = rl.model.tiny.TinyModel(**{SIZES}, **{LENGTHS}, **{REST})
 renderer = rl.model.tokenizer.load_renderer(model.prepare(Path({str(tmp_path / "m")!r})), "auto")
 env = envs.arithmetic.Arithmetic(

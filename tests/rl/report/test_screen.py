@@ -165,5 +165,6 @@ def test_the_final_summary_of_a_run_without_a_step_is_no_error(tmp_path):
 
 
 def test_neither_torch_nor_wandb_is_imported_by_the_screen():
-    code = "import sys, rl.report.screen, rl.report.sweep_summary; assert not {'torch', 'wandb'} & set(sys.modules)"
+    modules = "rl.report.screen, rl.report.sweep_summary"
+    code = f"import sys, {modules}; assert not {{'torch', 'wandb'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])

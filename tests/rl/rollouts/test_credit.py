@@ -14,8 +14,8 @@ import pytest
 from envs.episode import Example, StopReason
 from losses.advantages import group_mean, group_zscore
 from losses.aggregation import constant_length, prompt_mean, sequence_mean, token_mean
-from rl import truncation
 from rl.records import Credit, Group, Rollout, Sequence
+from rl.rollouts import truncation
 from rl.rollouts.credit import Crediting, RewardShaping
 from rl.rollouts.plan import plan, rewards_of, weigh
 from rl.rollouts.service import RolloutService

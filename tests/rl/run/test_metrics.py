@@ -111,11 +111,11 @@ def test_the_console_logger_has_nothing_to_do(tmp_path):
 WANDB_RUN = """
 import logging, math, sys
 from pathlib import Path
-from rl import metrics
+from rl.trainer import loggers
 logging.basicConfig(format="%(name)s|%(message)s", level=logging.WARNING)
-metrics.WANDB_TIMEOUT_S = 3.0
+loggers.WANDB_TIMEOUT_S = 3.0
 mode, folder = sys.argv[1:]
-logger = metrics.WandbLogger(project="offbyone-test", entity=None, mode=mode)
+logger = loggers.WandbLogger(project="offbyone-test", entity=None, mode=mode)
 logger.start(Path(folder), "my run/1", {"seed": 0})
 logger.log(0, {"train/reward": 0.5, "train/loss": math.nan})
 logger.log(1, {"train/reward": 0.6})
@@ -133,7 +133,9 @@ def use_wandb(folder, mode, **environment):
         command, env=kept | home | environment, cwd=Path(__file__).parents[3],
         check=True, capture_output=True, text=True, timeout=100, stdin=subprocess.DEVNULL,
     )  # fmt: skip
-    return [line[11:] for line in done.stderr.splitlines() if line.startswith("rl.run.metrics|")]
+    return [
+        line[11:] for line in done.stderr.splitlines() if line.startswith("rl.trainer.loggers|")
+    ]
 
 
 def logged(folder):
