@@ -75,7 +75,7 @@ def test_an_environment_that_raises_costs_one_rollout_and_says_where_in_one_line
     assert broken.sequences[0].num_completion == 4
     source = Path(__file__).read_text().splitlines()
     line = next(i for i, text in enumerate(source, 1) if text.endswith(f"# line of {method}"))
-    said = rf"Raising\.{method} raised JSONDecodeError: .+ \(test_sampler_failures\.py:{line}\)"
+    said = rf"Raising\.{method} raised JSONDecodeError: .+ \(test_player_failures\.py:{line}\)"
     assert re.fullmatch(said, broken.error)  # . is no line break
 
 
@@ -94,7 +94,7 @@ async def _give_up(*_):
 @pytest.mark.parametrize(
     ("score", "error"),
     [
-        (_fail, "Mine.score raised OSError: first second (test_sampler_failures.py:"),
+        (_fail, "Mine.score raised OSError: first second (test_player_failures.py:"),
         (_cancel, "Mine.score raised CancelledError: mine ("),
         (_give_up, "Mine.score raised TimeoutError: my own ("),
         (lambda *_: asyncio.sleep(0, None), "Mine.score raised AttributeError: "),
