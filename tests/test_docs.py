@@ -39,6 +39,6 @@ def test_every_formula_file_is_named(path: Path) -> None:
 
 def test_every_algorithm_has_a_row_in_the_table_and_a_heading_below_it() -> None:
     rows = re.findall(r"^\| (\w+)(?: \(default\))? \| losses/", LOSSES, re.MULTILINE)
-    headings = re.findall(r"^### (.+)$", LOSSES, re.MULTILINE)
+    headings = re.findall(r"^### (.+)$", section("loss"), re.MULTILINE)
     assert sorted(rows) == sorted(name for line in headings for name in line.split(", "))
     assert {name.partition("=")[2] for name in choices("loss")} <= set(rows)
