@@ -27,6 +27,7 @@ from envs.episode import Example
 from envs.protocol import Environment
 from rl.config.build import build
 from rl.config.schema import Run
+from rl.inference.live_version import LiveVersion
 from rl.inference.server import VLLMServer, connect, wait_until_healthy
 from rl.model.tokenizer import load_renderer
 from rl.run.child import Child, Reaper
@@ -69,7 +70,7 @@ async def ours(
         sampler=sampler,
         max_seq_len=run.max_seq_len,
         max_turns=env.max_turns,
-        version=lambda: VERSION,
+        version=LiveVersion(VERSION),
         socket=run_folder.vllm_socket,
         served_as="policy",
         model=run_folder.model(),

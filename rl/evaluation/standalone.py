@@ -26,6 +26,7 @@ from rl.evaluation.play import choose, play, write_rollouts
 from rl.evaluation.summary import Played, Summary, summarise
 from rl.evaluation.table import Progress, report
 from rl.inference.client import GenerationError
+from rl.inference.live_version import LiveVersion
 from rl.inference.server import (
     SERVED_AS,
     ServerError,
@@ -163,7 +164,7 @@ async def _play(
         sampler=sampler,
         max_seq_len=evaluation.max_seq_len,
         max_turns=env.max_turns,
-        version=lambda: _VERSION,
+        version=LiveVersion(_VERSION),
         socket=run_folder.vllm_socket,
         served_as=SERVED_AS[transport],
         model=run_folder.model() if ours else Path(),

@@ -12,6 +12,7 @@ from renderers import Renderer
 from envs.episode import Example
 from envs.protocol import Environment
 from rl.inference.client import Completion
+from rl.inference.live_version import LiveVersion
 from rl.model.tiny import TinyModel
 from rl.model.tokenizer import load_renderer
 from rl.records import Rollout
@@ -109,7 +110,7 @@ def play(
     sampler: PolicySampler = SAMPLER,
 ) -> tuple[Rollout, ...]:
     """The rollouts of example 3, under version 7, in virtual time."""
-    chat = RendererChat(sampler, tiny_renderer(), client, max_seq_len, lambda: 7)
+    chat = RendererChat(sampler, tiny_renderer(), client, max_seq_len, LiveVersion(7))
     player = Player(sampler, env, chat)
     example = Example(id=3, env=env.name, messages=list(messages))
     return run_virtually(player.play_group(0, example, group_size))
