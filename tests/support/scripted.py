@@ -41,15 +41,19 @@ SAMPLER = PolicySampler(
 )
 
 
-@cache
-def tiny_renderer() -> Renderer:
-    """Qwen3's renderer over the tiny model's tokenizer."""
+def tiny_model(folder: Path) -> Path:
+    """The folder of a tiny model: configuration and tokenizer, no weights."""
     sizes = {"hidden_size": 8, "num_layers": 1, "num_heads": 1, "num_kv_heads": 1, "head_dim": 8}
     rest = {"max_seq_len": 256, "max_tokens": 32, "learning_rate": 1e-3, "warm_start": None}
     rest |= {"describe_tools": True, "rope_theta": 100.0, "tokenizer": None}
+    return TinyModel(**sizes, dtype="float32", **rest).prepare(folder / "model")
+
+
+@cache
+def tiny_renderer() -> Renderer:
+    """Qwen3's renderer over the tiny model's tokenizer."""
     with tempfile.TemporaryDirectory() as folder:
-        model = TinyModel(**sizes, dtype="float32", **rest)
-        return load_renderer(model.prepare(Path(folder) / "model"), "qwen3")
+        return load_renderer(tiny_model(Path(folder)), "qwen3")
 
 
 class ScriptedClient:
