@@ -31,6 +31,7 @@ from envs.wiki.index import WikiIndex
 from rl.config.build import build
 from rl.config.schema import Run
 from rl.inference.client import Completion
+from rl.inference.live_version import LiveVersion
 from rl.model.tokenizer import load_renderer
 from rl.sampling.demonstrations import tokenize
 from rl.sampling.player import Player
@@ -90,7 +91,7 @@ async def measure(run: Run, num_episodes: int) -> dict[str, float]:
     texts = {example.messages[-1]["content"] for example in chosen}
     rows = [tokenize(renderer, known[text], run.max_seq_len)[0] for text in texts]
     engine = ScriptedEngine(rows)
-    chat = RendererChat(sampler, renderer, engine, run.max_seq_len, lambda: 0)
+    chat = RendererChat(sampler, renderer, engine, run.max_seq_len, LiveVersion(0))
     player = Player(sampler, env, chat)
     stop = asyncio.Event()
     lag = asyncio.create_task(worst_lag(stop))

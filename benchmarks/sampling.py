@@ -27,9 +27,9 @@ from envs.episode import Example
 from envs.protocol import Environment
 from rl.config.build import build
 from rl.config.schema import Run
-from rl.inference.server import VLLMServer, connect, wait_until_healthy
+from rl.inference.live_version import LiveVersion
+from rl.inference.server import VLLMServer, serving
 from rl.model.tokenizer import load_renderer
-from rl.run.child import Child, Reaper
 from rl.run.folder import RunFolder
 from rl.sampling.chat import ChatSetting
 from rl.sampling.player import Player
@@ -69,7 +69,7 @@ async def ours(
         sampler=sampler,
         max_seq_len=run.max_seq_len,
         max_turns=env.max_turns,
-        version=lambda: VERSION,
+        version=LiveVersion(VERSION),
         socket=run_folder.vllm_socket,
         served_as="policy",
         model=run_folder.model(),
@@ -95,32 +95,16 @@ def through_server(
 ) -> tuple[dict[str, Any], list[list[int]]]:
     """Start vLLM as a run does, and measure."""
     env: Environment = build(run.env)()
-    server = build(run.inference)()
-    assert isinstance(server, VLLMServer)
-    run_folder.make_sockets_folder()
-    command = server.command(
-        run_folder.model(),
-        run_folder.vllm_socket,
+    examples = list(env.examples("train")[:groups])
+    with serving(
+        build(run.inference)(),
+        run_folder,
         dtype=run.model["dtype"],
         max_seq_len=run.max_seq_len,
         adapter=None,
-    )
-    log = run_folder.logs / "inference.log"
-    examples = list(env.examples("train")[:groups])
-    try:
-        with (
-            Reaper() as reaper,
-            Child(
-                "inference", command, log=log, reaper=reaper, env=server.environment(adapter=None)
-            ) as child,
-        ):
-            wait_until_healthy(child, run_folder.vllm_socket, server.startup_timeout)
-            with connect(run_folder.vllm_socket, 60.0) as http:
-                body = {"new_version": str(VERSION)}
-                http.post("/update_weight_version", json=body).raise_for_status()
-            return asyncio.run(ours(run, run_folder, env, examples, repeats))
-    finally:
-        run_folder.remove_sockets_folder()
+    ) as vllm:
+        vllm.set_version(VERSION)
+        return asyncio.run(ours(run, run_folder, env, examples, repeats))
 
 
 def main() -> None:

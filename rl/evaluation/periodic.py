@@ -20,7 +20,6 @@ from rl.evaluation.play import choose, play, write_rollouts
 from rl.evaluation.summary import Played, summarise
 from rl.run.folder import RunFolder
 from rl.sampling.player import Player
-from rl.sampling.renderer_chat import RendererChat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,13 +99,8 @@ class Evaluator:
     def _pinned(self, version: int) -> Player:
         """The player of the training rollouts, with its places, at our own temperature."""
         sampler = replace(self._player.sampler, temperature=self._settings.temperature)
-        chat = self._player.chat
-        assert isinstance(chat, RendererChat), "client=messages is refused by the rules"
-        return replace(
-            self._player,
-            sampler=sampler,
-            chat=replace(chat, sampler=sampler, version=lambda: version),
-        )
+        chat = self._player.chat.pinned(sampler, version)
+        return replace(self._player, sampler=sampler, chat=chat)
 
 
 def evaluator_of(

@@ -12,7 +12,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import httpx
 import yaml
 from rich.console import Console
 
@@ -25,16 +24,9 @@ from rl.evaluation.page import page
 from rl.evaluation.play import choose, play, write_rollouts
 from rl.evaluation.summary import Played, Summary, summarise
 from rl.evaluation.table import Progress, report
-from rl.inference.client import GenerationError
-from rl.inference.server import (
-    SERVED_AS,
-    ServerError,
-    VLLMServer,
-    adapter_room,
-    connect,
-    wait_until_healthy,
-)
-from rl.run.child import Child, Reaper, last_lines, stopped_by_signals
+from rl.inference.live_version import LiveVersion
+from rl.inference.server import SERVED_AS, VLLMServer, adapter_room, serving
+from rl.run.child import stopped_by_signals
 from rl.run.failure import RunFailed
 from rl.run.folder import RunFolder
 from rl.run.metrics import finite
@@ -42,7 +34,6 @@ from rl.sampling.chat import ChatSetting
 from rl.sampling.player import Player
 
 _VERSION = 0  # of the weights; nobody pushes others
-_LOADING_S = 600.0  # seconds for an adapter
 
 
 def evaluate(config: dict[str, Any], *, overrides: list[str], choices: dict[str, str]) -> float:
@@ -88,7 +79,7 @@ def _failing() -> Iterator[None]:
         cause: BaseException = error
         while isinstance(cause, BaseExceptionGroup):  # of the tasks that played
             cause = cause.exceptions[0]
-        if isinstance(cause, GenerationError | ServerError | ValueError):
+        if isinstance(cause, RunFailed | ValueError):
             raise RunFailed(str(cause)) from cause
         raise
 
@@ -97,34 +88,25 @@ def _failing() -> Iterator[None]:
 def _serving(evaluation: Evaluation, run_folder: RunFolder) -> Iterator[None]:
     """Serve the model for as long as the block lasts."""
     assert evaluation.model is not None
-    source, server = build(evaluation.model)(), build(evaluation.inference or {})()
-    assert isinstance(server, VLLMServer)
+    source = build(evaluation.model)()
+    server: VLLMServer = build(evaluation.inference or {})()
     run_folder.set_model(source.prepare(run_folder.path / "model"))
     described = _adapter(evaluation.adapter_path)
     room = None
     if described:
         room = adapter_room("adapter", {**described, "rank": described["r"]}, run_folder.model())
-    run_folder.make_sockets_folder()
-    command = server.command(
-        run_folder.model(),
-        run_folder.vllm_socket,
+    with serving(
+        server,
+        run_folder,
         dtype=evaluation.model["dtype"],
         max_seq_len=evaluation.max_seq_len,
         adapter=room,
-    )
-    log, env = run_folder.logs / "inference.log", server.environment(adapter=room)
-    with ExitStack() as stack:
-        stack.callback(run_folder.remove_sockets_folder)
-        reaper = stack.enter_context(Reaper())
-        child = stack.enter_context(Child("inference", command, log=log, reaper=reaper, env=env))
-        wait_until_healthy(child, run_folder.vllm_socket, server.startup_timeout)
-        _make_ready(run_folder.vllm_socket, evaluation.adapter_path)
-        try:
-            yield
-        except Exception as error:
-            if child.returncode is None:
-                raise
-            raise ServerError(f"vLLM ended. The end of {log}:\n{last_lines(log)}") from error
+    ) as vllm:
+        if evaluation.adapter_path is not None:
+            folder = Path(evaluation.adapter_path).expanduser().absolute()
+            vllm.load_adapter(SERVED_AS["adapter"], folder)
+        vllm.set_version(_VERSION)  # as a push would
+        yield
 
 
 def _adapter(path: str | None) -> dict[str, Any] | None:
@@ -132,21 +114,6 @@ def _adapter(path: str | None) -> dict[str, Any] | None:
     if path is None:
         return None
     return json.loads((Path(path).expanduser() / "adapter_config.json").read_text())
-
-
-def _make_ready(socket: Path, adapter_path: str | None) -> None:
-    """Load the adapter, if there is one, and give the weights a version, as a push would."""
-    calls: list[tuple[str, dict[str, str]]] = []
-    if adapter_path is not None:
-        folder = str(Path(adapter_path).expanduser().absolute())
-        load = {"lora_name": SERVED_AS["adapter"], "lora_path": folder}
-        calls.append(("/v1/load_lora_adapter", load))
-    calls.append(("/update_weight_version", {"new_version": str(_VERSION)}))
-    with connect(socket, _LOADING_S) as http:
-        for path, body in calls:
-            answer = http.post(path, json=body)
-            if answer.status_code != httpx.codes.OK:
-                raise ServerError(f"vLLM refused {path}: {answer.text[:500]}")
 
 
 async def _play(
@@ -163,7 +130,7 @@ async def _play(
         sampler=sampler,
         max_seq_len=evaluation.max_seq_len,
         max_turns=env.max_turns,
-        version=lambda: _VERSION,
+        version=LiveVersion(_VERSION),
         socket=run_folder.vllm_socket,
         served_as=SERVED_AS[transport],
         model=run_folder.model() if ours else Path(),

@@ -9,11 +9,13 @@ from typing import Any, Protocol, Self
 
 import aiohttp
 
+from rl.run.failure import RunFailed
+
 _RETRIES = 3
 
 
-class GenerationError(RuntimeError):
-    """The engine refused a request or cannot be reached."""
+class GenerationError(RunFailed):
+    """The engine refused a request or cannot be reached; the message is for the user."""
 
 
 @dataclass(frozen=True)

@@ -8,17 +8,20 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from rl.config.transport import VLLM_RANKS, Node, Transport
+from rl.inference.routes import LOG, VLLMRoutes, wait_until_healthy
 from rl.model.folder import holds_weights, linear_layers
-from rl.run.child import Child, last_lines
+from rl.run.child import Child, Reaper, last_lines
+from rl.run.failure import RunFailed
+from rl.run.folder import RunFolder
 
+_ENDING_S = 0.2  # from the end of its connections to that of the process
 # What requests name as their model: vLLM holds the base and the adapter under different names.
 SERVED_AS: dict[Transport, str] = {"shm": "policy", "adapter": "policy-adapter"}
 
@@ -43,10 +46,6 @@ def adapter_room(chosen: Transport, adapter: Node, model: Path) -> AdapterRoom |
     names = linear_layers(model) if wanted == "all-linear" else wanted
     rank = next(rank for rank in VLLM_RANKS if rank >= adapter["rank"])
     return AdapterRoom(rank, sorted({name.rpartition(".")[2] for name in names}))
-
-
-class ServerError(RuntimeError):
-    """vLLM did not start, died, or refused a request."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,48 +136,71 @@ def _threads() -> int:
     return max(len(cores) - 1, 1)
 
 
-def connect(socket: Path, timeout: float) -> httpx.Client:
-    """Return a blocking HTTP client for the server behind a Unix socket.
+def vllm_child(
+    server: VLLMServer,
+    run_folder: RunFolder,
+    reaper: Reaper,
+    *,
+    dtype: str,
+    max_seq_len: int,
+    adapter: AdapterRoom | None,
+) -> Child:
+    """Return vLLM for the model of a run folder, not yet started; it listens on the run's socket.
 
-    Every request opens a connection of its own: the server closes those that were idle for 5 s, and
-    a request that meets the closing one fails. That is a step that takes as long.
+    `dtype` and so on as in `VLLMServer.command`.
     """
-    fresh = httpx.Limits(max_keepalive_connections=0)
-    transport = httpx.HTTPTransport(uds=str(socket), limits=fresh)
-    return httpx.Client(transport=transport, base_url="http://vllm", timeout=timeout)
+    command = server.command(
+        run_folder.model(),
+        run_folder.vllm_socket,
+        dtype=dtype,
+        max_seq_len=max_seq_len,
+        adapter=adapter,
+    )
+    env, log = server.environment(adapter=adapter), run_folder.path / LOG
+    return Child("inference", command, log=log, reaper=reaper, env=env)
 
 
-def healthy(socket: Path) -> bool:
-    """True when the server answers on its socket."""
-    if not socket.exists():
-        return False
-    try:
-        with connect(socket, timeout=2.0) as client:
-            return client.get("/health").status_code == httpx.codes.OK
-    except httpx.HTTPError:
-        return False
-
-
-def wait_until_healthy(
-    server: Child, socket: Path, timeout: float, tick: Callable[[], None] = lambda: None
-) -> None:
-    """Block until the server answers, calling `tick` meanwhile.
+@contextmanager
+def serving(
+    server: VLLMServer,
+    run_folder: RunFolder,
+    *,
+    dtype: str,
+    max_seq_len: int,
+    adapter: AdapterRoom | None,
+) -> Iterator[VLLMRoutes]:
+    """Serve the model of a run folder for as long as the block lasts; yield its routes.
 
     Raises:
-        ServerError: the process ended, or the deadline passed; quotes the end of its log.
+        RunFailed: it did not start, or it ended during the block; quotes the end of its log.
 
     """
-    deadline = time.monotonic() + timeout
-    while not healthy(socket):
-        if server.returncode is not None:
-            raise ServerError(
-                f"vLLM ended with status {server.returncode} while starting. The end of "
-                f"{server.log}:\n{last_lines(server.log)}"
-            )
-        if time.monotonic() > deadline:
-            raise ServerError(
-                f"vLLM did not answer within inference.startup_timeout={timeout:g} s. The end of "
-                f"{server.log}:\n{last_lines(server.log)}"
-            )
-        tick()
-        time.sleep(0.2)
+    run_folder.make_sockets_folder()
+    with ExitStack() as stack:
+        stack.callback(run_folder.remove_sockets_folder)
+        child = vllm_child(
+            server,
+            run_folder,
+            stack.enter_context(Reaper()),
+            dtype=dtype,
+            max_seq_len=max_seq_len,
+            adapter=adapter,
+        )
+        stack.enter_context(child)
+
+        def look() -> None:
+            if child.returncode is not None:
+                raise RunFailed(
+                    f"vLLM ended with status {child.returncode}. The end of {child.log}:\n"
+                    f"{last_lines(child.log)}"
+                )
+
+        socket, timeout = run_folder.vllm_socket, server.startup_timeout
+        wait_until_healthy(socket, timeout, look)
+        routes = VLLMRoutes(socket, timeout=timeout, limit="inference.startup_timeout")
+        try:
+            yield stack.enter_context(routes)
+        except Exception:
+            time.sleep(_ENDING_S)
+            look()  # where it has ended, that is the reason and the rest its consequence
+            raise

@@ -3,7 +3,6 @@
 import asyncio
 import random
 import sys
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from rl.config.build import build
 from rl.config.schema import Run
 from rl.config.transport import transport
 from rl.evaluation.periodic import Evaluator, evaluator_of
+from rl.inference.live_version import LiveVersion
 from rl.inference.server import SERVED_AS
 from rl.model.tokenizer import load_renderer
 from rl.records import PlayGroup, Rollout
@@ -51,7 +51,7 @@ def _setting(
     run_folder: RunFolder,
     env: Environment,
     sampler: PolicySampler,
-    version: Callable[[], int],
+    version: LiveVersion,
 ) -> ChatSetting:
     """What a client needs to know of this run."""
     return ChatSetting(
@@ -74,11 +74,11 @@ async def main(folder: Path) -> None:
     env: Environment = build(run.env)()
     examples = ExampleOrder(env.pools("train"), run.seed)
     sampler = build(run.sampler)()
-    start = run_folder.resumed()
+    start, version = run_folder.resumed(), LiveVersion()
     async with AsyncExitStack() as stack:
         evaluator: Evaluator | None = None
         if sampler.uses_vllm:
-            setting = _setting(run, run_folder, env, sampler, lambda: dispatcher.version)
+            setting = _setting(run, run_folder, env, sampler, version)
             chat = await stack.enter_async_context(build(run.client)().connect(setting))
             player = Player(sampler, env, chat)
             play_group = player.play_group
@@ -101,6 +101,7 @@ async def main(folder: Path) -> None:
             max_staleness=sampler.max_staleness,
             max_concurrent=sampler.max_concurrent,
             step=start.step if start else 0,
+            version=version,
             state=msgspec.convert(start.rollouts, DispatcherState) if start else DispatcherState(),
         )
         service = RolloutService(run, run_folder, dispatcher, status, evaluator)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from envs.episode import Example
+from rl.inference.live_version import LiveVersion
 from rl.records import Credit, Group, PlayGroup, Rollout
 from rl.rollouts.buffer import FifoBuffer
 from rl.rollouts.example_order import ExampleOrder
@@ -47,7 +48,7 @@ class Dispatcher:
     """Runs inside one asyncio loop.
 
     Attributes:
-        version: newest policy version that is live; -1 before the first push.
+        version: of the policy that is live, shared with the chat; `publish` moves it.
 
     """
 
@@ -61,7 +62,7 @@ class Dispatcher:
     max_concurrent: int
     state: DispatcherState
     step: int = 0
-    version: int = -1
+    version: LiveVersion = field(default_factory=LiveVersion)
     on_rejected: Callable[[Group], None] = _ignore
 
     def __post_init__(self) -> None:
@@ -85,14 +86,16 @@ class Dispatcher:
                     index = self._again.popleft() if self._again else self._next
                     self._next = max(self._next, index + 1)
                     self._started += 1
-                    self._running[index] = version = self.version
+                    self._running[index] = version = self.version.number
                     self._untrained.add(index)
                 tasks.create_task(self._one(index, version))
 
     def _admits(self) -> bool:
-        limit = (self.version + 1 + self.max_staleness) * self.groups_per_step + self._rejected
+        limit = (
+            self.version.number + 1 + self.max_staleness
+        ) * self.groups_per_step + self._rejected
         room = (len(self._running) + 1) * self.group_size <= self.max_concurrent
-        live = self.version >= 0
+        live = self.version.number >= 0
         return live and self._started < limit and (room or not self._running)
 
     async def _one(self, index: int, version: int) -> None:
@@ -132,7 +135,7 @@ class Dispatcher:
     async def publish(self, version: int) -> None:
         """Weights `version` are live: more groups may start."""
         async with self._changed:
-            self.version = version
+            self.version.publish(version)
             self._changed.notify_all()
 
     async def batch(self, step: int) -> list[Group]:

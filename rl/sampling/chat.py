@@ -9,7 +9,6 @@ prompt is the last prompt, the completion as sampled, and the reply (`bridge_to_
 format cannot be extended like that, the conversation is rendered anew and the rollout forks.
 """
 
-from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any, ClassVar, Protocol
 
 from envs.messages import Message
 from rl.inference.client import Completion
+from rl.inference.live_version import LiveVersion
 from rl.sampling.sampler import PolicySampler
 
 ToolSpecs = list[dict[str, Any]]
@@ -60,6 +60,10 @@ class Chat(Protocol):
         """Whether a completion that was cut off filled the whole context."""
         ...
 
+    def pinned(self, sampler: PolicySampler, version: int) -> "Chat":
+        """Return the same chat with another sampler, for as long as `version` is the live one."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class ChatSetting:
@@ -67,7 +71,7 @@ class ChatSetting:
 
     Attributes:
         max_turns: of the environment; history can be rewritten only in a second turn.
-        version: returns the newest policy version known to be live.
+        version: the newest policy version known to be live; the probe of a chat may wait for it.
         socket: where our vLLM listens.
         served_as: the name that it knows the policy by.
         model: local folder with the tokenizer.
@@ -78,7 +82,7 @@ class ChatSetting:
     sampler: PolicySampler
     max_seq_len: int
     max_turns: int
-    version: Callable[[], int]
+    version: LiveVersion
     socket: Path
     served_as: str
     model: Path

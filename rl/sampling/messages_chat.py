@@ -9,8 +9,8 @@ import json
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
 
 import aiohttp
 
@@ -116,6 +116,10 @@ class MessagesChat:
     def full(self, done: Completion) -> bool:
         """Whether the server said so."""
         return isinstance(done, SpokenCompletion) and done.too_long
+
+    def pinned(self, sampler: PolicySampler, version: int) -> Self:  # noqa: ARG002 nobody pushes
+        """With another sampler."""
+        return replace(self, sampler=sampler)
 
     async def _ask(self, body: dict[str, Any]) -> SpokenCompletion:
         answer = await self._post(body)

@@ -9,15 +9,16 @@ then does not begin with the tokens of turn one, and a rollout becomes several t
 found out at the start, by a probe, and `on_rewrite` says what to do.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, cast
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self, cast
 
 from renderers import ParsedToolCall, Renderer
 
 from envs.messages import Message
 from rl.inference.client import Client, Completion, VLLMClient
+from rl.inference.live_version import LiveVersion
 from rl.model.tokenizer import load_renderer
 from rl.sampling.chat import ChatSetting, Prompt, ToolSpecs
 from rl.sampling.prefix_probe import report_rewriting, rewrites
@@ -37,7 +38,7 @@ class RendererChat:
     """Tokens in, tokens out. The default.
 
     Attributes:
-        version: returns the newest policy version known to be live.
+        version: the newest policy version known to be live.
 
     """
 
@@ -45,7 +46,7 @@ class RendererChat:
     renderer: Renderer
     client: Client
     max_seq_len: int
-    version: Callable[[], int]
+    version: LiveVersion
 
     async def open(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:
         """Render the opening messages."""
@@ -54,7 +55,8 @@ class RendererChat:
     async def generate(self, prompt: Prompt, n: int) -> list[Completion]:
         """Sample from the engine."""
         sampling = {**self.sampler.sampling(self.renderer), "max_tokens": self.room(prompt)}
-        return await self.client.generate(prompt.token_ids, sampling, n=n, version=self.version())
+        version = self.version.number
+        return await self.client.generate(prompt.token_ids, sampling, n=n, version=version)
 
     def message(self, prompt: Prompt, done: Completion) -> Message:
         """Parse the sampled tokens; calls that cannot be parsed keep their text and say why."""
@@ -90,6 +92,10 @@ class RendererChat:
     def full(self, done: Completion) -> bool:
         """Whether prompt and completion fill max_seq_len."""
         return len(done.prompt_ids) + len(done.token_ids) >= self.max_seq_len
+
+    def pinned(self, sampler: PolicySampler, version: int) -> Self:
+        """With another sampler, and salts of this version whatever is published meanwhile."""
+        return replace(self, sampler=sampler, version=LiveVersion(version))
 
 
 def _call(index: int, parsed: ParsedToolCall) -> Message:

@@ -8,7 +8,8 @@ from typing import NoReturn
 from rl.config.build import build
 from rl.config.schema import Run
 from rl.config.transport import transport
-from rl.inference.server import VLLMServer, adapter_room, has_gpu, healthy
+from rl.inference.routes import healthy
+from rl.inference.server import VLLMServer, adapter_room, has_gpu, vllm_child
 from rl.run.child import Child, Reaper, end_groups, last_lines
 from rl.run.failure import RunFailed, first_failure
 from rl.run.folder import RunFolder
@@ -37,14 +38,15 @@ class Children:
             self._status.set("starting vLLM (logs/inference.log)")
             chosen = transport(run.sync, run.adapter, run.model)
             room = adapter_room(chosen, run.adapter, self._run_folder.model())
-            command = self._server.command(
-                self._run_folder.model(),
-                self._run_folder.vllm_socket,
+            child = self._children["inference"] = vllm_child(
+                self._server,
+                self._run_folder,
+                self._reaper,
                 dtype=run.model["dtype"],
                 max_seq_len=run.max_seq_len,
                 adapter=room,
             )
-            self._start("inference", command, self._server.environment(adapter=room))
+            child.start()
         self._start("rollouts", [sys.executable, "-m", "rl.rollouts", folder], {})
         world = run.trainer["ranks"]
         for rank in range(world):

@@ -20,7 +20,7 @@ import torch
 from rl.config.build import build
 from rl.config.schema import Run
 from rl.config.transport import transport
-from rl.inference.server import healthy
+from rl.inference.routes import wait_until_healthy
 from rl.learner.learner import Learner, TrainerSettings
 from rl.learner.ranks import Ranks
 from rl.records import RankBatch
@@ -132,8 +132,7 @@ class TrainingRun:
     def _wait_for_vllm(self) -> None:
         """The supervisor watches the server and ends us if it fails, so this only waits."""
         self.status.set("waiting for vLLM to start (logs/inference.log)")
-        while not healthy(self.run_folder.vllm_socket):
-            time.sleep(0.2)
+        wait_until_healthy(self.run_folder.vllm_socket, self.run.inference["startup_timeout"])
 
     def _publish(self, rollouts: RolloutsLink, version: int) -> None:
         if self.ranks.first:

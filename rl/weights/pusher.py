@@ -14,17 +14,18 @@ import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-import httpx
 import numpy as np
 import torch
 from safetensors.torch import save
 
 from rl.config.transport import Transport
-from rl.inference.server import SERVED_AS, connect
+from rl.inference.routes import VLLMRoutes
+from rl.inference.server import SERVED_AS
 from rl.model.lora import write_adapter
 from rl.records import MicroBatch
 from rl.run.failure import RunFailed
@@ -50,9 +51,9 @@ class WeightPusher:
     def __init__(
         self, sync: WeightSync, transport: Transport, socket: Path, *, timeout: float
     ) -> None:
-        self._sync, self._transport, self._timeout = sync, transport, timeout
+        self._sync, self._transport = sync, transport
         self._served_as = SERVED_AS[transport]
-        self._http, self._private = connect(socket, timeout), socket.parent
+        self._vllm, self._private = VLLMRoutes(socket, timeout=timeout), socket.parent
         self._last = ""
         self._first_probe = True
 
@@ -67,16 +68,15 @@ class WeightPusher:
         if not policy.ranks.first:
             return
         if not adapter:
-            self._post("/init_weight_transfer_engine", {"init_info": {}})
+            self._vllm.init_transfer({})
             return
         with TemporaryDirectory(dir=self._private) as folder:
             write_adapter(policy.engine.module.model, adapter, Path(folder))
             form = json.loads((Path(folder) / "adapter_config.json").read_text())
-            load = {"lora_name": SERVED_AS["adapter"], "lora_path": folder}
-            self._post("/v1/load_lora_adapter", load)
-        self._post("/init_weight_transfer_engine", {"init_info": {"config": form}})
+            self._vllm.load_adapter(SERVED_AS["adapter"], Path(folder))
+        self._vllm.init_transfer({"config": form})
         # Never finished: finishing an update makes vLLM drop all adapters.
-        self._post("/start_weight_update")
+        self._vllm.start_update()
 
     def push(self, policy: "Policy", version: int, *, must_differ: bool) -> None:
         """Make vLLM sample with the policy's present weights, as `version`.
@@ -105,16 +105,16 @@ class WeightPusher:
             content = save({name: tensor.contiguous() for name, tensor in weights.items()})
             with open(descriptor, "wb", closefd=False) as file:
                 file.write(content)
-            update = {"update_info": {"path": path, "fingerprint": mark}}
-            self._post("/pause?mode=keep&clear_cache=false")
+            update = {"path": path, "fingerprint": mark}
+            self._vllm.pause()
             if alone:
-                self._post("/update_weights", update)
-                self._post("/update_weight_version", {"new_version": str(version)})
+                self._vllm.update(update)
+                self._vllm.set_version(version)
             else:
-                self._post("/start_weight_update")
-                self._post("/update_weights", update)
-                self._post("/finish_weight_update", {"weight_version": str(version)})
-            self._post("/resume")
+                self._vllm.start_update()
+                self._vllm.update(update)
+                self._vllm.finish_update(version)
+            self._vllm.resume()
         finally:
             os.close(descriptor)
 
@@ -138,7 +138,7 @@ class WeightPusher:
             return {}
         texts = [row[:n].tolist() for row, n in zip(token_ids, lengths, strict=True)]
         with ThreadPoolExecutor(len(texts)) as pool:  # each waits for vLLM's next step
-            theirs = list(pool.map(self._score, texts))
+            theirs = list(pool.map(partial(self._vllm.score, self._served_as), texts))
         gaps = [
             (torch.tensor(scores) - row[1:n]).abs()
             for scores, row, n in zip(theirs, ours, lengths, strict=True)
@@ -153,35 +153,6 @@ class WeightPusher:
             )
         self._first_probe = False
         return {"mismatch/mean_abs": mean, "mismatch/max_abs": float(gap.max())}
-
-    def _score(self, token_ids: list[int]) -> list[float]:
-        """Return vLLM's logprob of each token but the first."""
-        sampling = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, "detokenize": False}
-        body = {"model": self._served_as, "token_ids": token_ids, "sampling_params": sampling}
-        answer = self._post("/inference/v1/generate", body)
-        entries = answer["prompt_logprobs"][1:]
-        return [
-            entry[str(token)]["logprob"]
-            for entry, token in zip(entries, token_ids[1:], strict=True)
-        ]
-
-    def _post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        phase = path.partition("?")[0].strip("/")
-        try:
-            response = self._http.post(path, json=body)
-        except httpx.TimeoutException as error:
-            raise RunFailed(
-                f"vLLM did not answer `{phase}` within trainer.wait_timeout={self._timeout:g} s; "
-                "see logs/inference.log"
-            ) from error
-        except httpx.HTTPError as error:
-            raise RunFailed(f"vLLM is out of reach for `{phase}` ({error})") from error
-        if response.status_code != httpx.codes.OK:
-            raise RunFailed(
-                f"vLLM refused `{phase}`: {response.text[:500]}; see logs/inference.log"
-            )
-        is_json = response.headers.get("content-type", "").startswith("application/json")
-        return response.json() if is_json else {}  # loading an adapter is answered in prose
 
 
 def _lengths(batch: MicroBatch) -> np.ndarray:

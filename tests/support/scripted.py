@@ -12,6 +12,7 @@ from renderers import Renderer
 from envs.episode import Example
 from envs.protocol import Environment
 from rl.inference.client import Completion
+from rl.inference.live_version import LiveVersion
 from rl.model.tiny import TinyModel
 from rl.model.tokenizer import load_renderer
 from rl.records import Rollout
@@ -40,15 +41,19 @@ SAMPLER = PolicySampler(
 )
 
 
-@cache
-def tiny_renderer() -> Renderer:
-    """Qwen3's renderer over the tiny model's tokenizer."""
+def tiny_model(folder: Path) -> Path:
+    """The folder of a tiny model: configuration and tokenizer, no weights."""
     sizes = {"hidden_size": 8, "num_layers": 1, "num_heads": 1, "num_kv_heads": 1, "head_dim": 8}
     rest = {"max_seq_len": 256, "max_tokens": 32, "learning_rate": 1e-3, "warm_start": None}
     rest |= {"describe_tools": True, "rope_theta": 100.0, "tokenizer": None}
+    return TinyModel(**sizes, dtype="float32", **rest).prepare(folder / "model")
+
+
+@cache
+def tiny_renderer() -> Renderer:
+    """Qwen3's renderer over the tiny model's tokenizer."""
     with tempfile.TemporaryDirectory() as folder:
-        model = TinyModel(**sizes, dtype="float32", **rest)
-        return load_renderer(model.prepare(Path(folder) / "model"), "qwen3")
+        return load_renderer(tiny_model(Path(folder)), "qwen3")
 
 
 class ScriptedClient:
@@ -109,7 +114,7 @@ def play(
     sampler: PolicySampler = SAMPLER,
 ) -> tuple[Rollout, ...]:
     """The rollouts of example 3, under version 7, in virtual time."""
-    chat = RendererChat(sampler, tiny_renderer(), client, max_seq_len, lambda: 7)
+    chat = RendererChat(sampler, tiny_renderer(), client, max_seq_len, LiveVersion(7))
     player = Player(sampler, env, chat)
     example = Example(id=3, env=env.name, messages=list(messages))
     return run_virtually(player.play_group(0, example, group_size))

@@ -52,7 +52,7 @@ class World:
 
     async def play_group(self, index, example, group_size):
         random = Random(f"{self.seed}:{index}")
-        began, begun = self.dispatcher.version, len(self.started)
+        began, begun = self.dispatcher.version.number, len(self.started)
         assert began >= self.first_step, "started before the first push"
         useful = self.first_step * GROUPS_PER_STEP + begun - len(self.rejected)
         assert useful < (began + 1 + self.max_staleness) * GROUPS_PER_STEP
@@ -61,7 +61,7 @@ class World:
         self.most_running = max(self.most_running, len(self.dispatcher._running))
         await asyncio.sleep(10 ** random.uniform(-2, 2))
         broken = random.random() < self.rejects
-        versions = np.array([-1, began, self.dispatcher.version], np.int32)
+        versions = np.array([-1, began, self.dispatcher.version.number], np.int32)
         mask = versions >= 0
         row = Sequence(np.array([0, index, 1], np.int32), mask, -mask.astype(np.float32), versions)
         rewards = [None if broken else random.random() for _ in range(group_size)]

@@ -9,6 +9,7 @@ import pytest
 
 from envs.episode import Example
 from rl.evaluation.periodic import Evaluator, NoEvaluation, PeriodicEvaluation
+from rl.inference.live_version import LiveVersion
 from rl.run.folder import RunFolder
 from rl.sampling.player import Player
 from rl.sampling.renderer_chat import RendererChat
@@ -25,8 +26,8 @@ class Trainer:
     """Calls the evaluator as the trainer and its service do; an update takes `update_s`."""
 
     def __init__(self, folder, client, *, every: int, last: int, env=None) -> None:
-        self.version, self.last, self.times = -1, last, {}
-        chat = RendererChat(SAMPLER, tiny_renderer(), client, 256, lambda: self.version)
+        self.version, self.last, self.times = LiveVersion(), last, {}
+        chat = RendererChat(SAMPLER, tiny_renderer(), client, 256, self.version)
         self.player = Player(SAMPLER, env or ScriptedEnv(), chat)
         settings = PeriodicEvaluation(every=every, **KNOBS)
         self.evaluator = Evaluator(settings, self.player, HELD_OUT, RunFolder(folder), last=last)
@@ -45,7 +46,7 @@ class Trainer:
         return found
 
     def _publish(self, version: int) -> None:
-        self.version = version
+        self.version.publish(version)
         self.evaluator.start(version)
 
 

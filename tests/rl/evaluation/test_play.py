@@ -10,6 +10,7 @@ from envs.episode import Example, StopReason
 from envs.protocol import Environment, Pool
 from rl.evaluation.play import choose, play, write_rollouts
 from rl.evaluation.summary import Played, advice, summarise
+from rl.inference.live_version import LiveVersion
 from rl.records import Rollout
 from rl.sampling.player import Player
 from rl.sampling.renderer_chat import RendererChat
@@ -65,7 +66,7 @@ def test_every_example_is_played_and_no_more_at_once_than_allowed():
     told = []
 
     async def main():
-        chat = RendererChat(SAMPLER, tiny_renderer(), client, 256, lambda: 0)
+        chat = RendererChat(SAMPLER, tiny_renderer(), client, 256, LiveVersion(0))
         player = Player(SAMPLER, ScriptedEnv(), chat)
         return await play(
             player.play_group, examples("scripted", 4), 2, max_concurrent=4, done=told.append

@@ -13,6 +13,7 @@ from aiohttp import web
 from envs.episode import Example, StopReason
 from envs.protocol import Environment
 from rl.inference.client import GenerationError
+from rl.inference.live_version import LiveVersion
 from rl.sampling.chat import ChatSetting
 from rl.sampling.messages_chat import MessagesClient
 from rl.sampling.player import Player
@@ -22,7 +23,7 @@ SETTING = ChatSetting(
     sampler=SAMPLER,
     max_seq_len=256,
     max_turns=1,
-    version=lambda: 0,
+    version=LiveVersion(0),
     socket=Path(),
     served_as="",
     model=Path(),

@@ -14,6 +14,7 @@ from envs.episode import Example, StopReason
 from envs.judge import Judge
 from envs.messages import user
 from envs.mixture import Mixture
+from rl.inference.live_version import LiveVersion
 from rl.records import Group
 from rl.rollouts.batch_metrics import batch_metrics
 from rl.rollouts.credit import Crediting, RewardShaping
@@ -45,7 +46,7 @@ class EchoClient(ScriptedClient):
 
 
 def player(env, client):
-    chat = RendererChat(SAMPLER, tiny_renderer(), client, 256, lambda: 0)
+    chat = RendererChat(SAMPLER, tiny_renderer(), client, 256, LiveVersion(0))
     return Player(SAMPLER, env, chat)
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 from envs.episode import Example, StopReason
+from rl.inference.live_version import LiveVersion
 from rl.sampling.player import Player
 from rl.sampling.renderer_chat import RendererChat
 from tests.support.scripted import (
@@ -113,7 +114,7 @@ def test_a_group_renders_its_opening_once_and_a_turn_is_parsed_once(max_turns):
 
     env = ScriptedEnv(("b?", "c?")[: max_turns - 1], max_turns)
     client = ScriptedClient("good")
-    chat = Counting(SAMPLER, tiny_renderer(), client, 256, lambda: 7)
+    chat = Counting(SAMPLER, tiny_renderer(), client, 256, LiveVersion(7))
     example = Example(id=3, env=env.name, messages=list(HI))
 
     rollouts = run_virtually(Player(SAMPLER, env, chat).play_group(0, example, 4))

@@ -18,6 +18,7 @@ from aiohttp import web
 
 from envs.episode import Example
 from rl.inference.client import VLLMClient
+from rl.inference.live_version import LiveVersion
 from rl.model.tiny import TinyModel
 from rl.model.tokenizer import PlainParser, Tokenizer, parser
 from rl.records import Rollout
@@ -94,7 +95,7 @@ async def _played(server, client, folder, renderer, env) -> Rollout:
         sampler=SAMPLER,
         max_seq_len=256,
         max_turns=env.max_turns,
-        version=lambda: 7,
+        version=LiveVersion(7),
         socket=socket,
         served_as="policy",
         model=folder,

@@ -6,6 +6,7 @@ from typing import Any
 
 from envs.verifiers.environment import Verifiers
 from rl.inference.client import Completion
+from rl.inference.live_version import LiveVersion
 from rl.records import Rollout
 from rl.sampling.player import Player
 from rl.sampling.renderer_chat import RendererChat
@@ -46,7 +47,7 @@ def play(
 ) -> tuple[tuple[Rollout, ...], ScriptedClient]:
     """The rollouts of the first training example, and the engine that was asked."""
     client, sampler = WritingClient(*answers), replace(SAMPLER, max_tokens=max_tokens)
-    chat = RendererChat(sampler, tiny_renderer(), client, max_seq_len, lambda: 7)
+    chat = RendererChat(sampler, tiny_renderer(), client, max_seq_len, LiveVersion(7))
     player = Player(sampler, env, chat)
     return asyncio.run(player.play_group(0, env.examples("train")[0], size)), client
 

@@ -1,0 +1,146 @@
+"""What a run posts to vLLM, blocking; the one place that knows these routes.
+
+    whole weights   pause -> start_update -> update -> finish_update(version) -> resume
+    an adapter      load_adapter, start_update once; pause -> update -> set_version -> resume
+    no push         set_version
+
+Tokens are asked for elsewhere, and many at once: `rl/inference/client.py`.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from rl.run.failure import RunFailed
+
+_HEALTH_TIMEOUT_S = 2.0
+_POLL_S = 0.2
+LOG = "logs/inference.log"
+
+
+class VLLMRoutes:
+    """A vLLM that listens on a Unix socket. A context manager.
+
+    Every request opens a connection of its own: vLLM closes those that were idle for 5 s, and a
+    request that meets the closing one fails. That is a step that takes as long.
+
+    Raises:
+        RunFailed: from every method: refused, late or out of reach; a sentence for the user.
+
+    """
+
+    def __init__(
+        self, socket: Path, *, timeout: float, limit: str = "trainer.wait_timeout"
+    ) -> None:
+        """`limit`: the name of the knob that `timeout` (seconds an answer may take) comes from."""
+        self._limit, self._timeout = limit, timeout
+        fresh = httpx.Limits(max_keepalive_connections=0)
+        transport = httpx.HTTPTransport(uds=str(socket), limits=fresh)
+        self._http = httpx.Client(transport=transport, base_url="http://vllm", timeout=timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._http.close()
+
+    def pause(self) -> None:
+        """Keep running requests where they are, and their key-value blocks."""
+        self._post("/pause?mode=keep&clear_cache=false")
+
+    def resume(self) -> None:
+        """Go on with them."""
+        self._post("/resume")
+
+    def init_transfer(self, info: dict[str, Any]) -> None:
+        """Open our transfer engine (rl/weights/vllm_plugin.py) with what it wants to know."""
+        self._post("/init_weight_transfer_engine", {"init_info": info})
+
+    def start_update(self) -> None:
+        """Weights are about to come."""
+        self._post("/start_weight_update")
+
+    def update(self, info: dict[str, Any]) -> None:
+        """Read weights from where `info` says."""
+        self._post("/update_weights", {"update_info": info})
+
+    def finish_update(self, version: int) -> None:
+        """The weights are whole: sample with them, as this version."""
+        self._post("/finish_weight_update", {"weight_version": str(version)})
+
+    def set_version(self, version: int) -> None:
+        """Report this version for every token from now on; the weights stay."""
+        self._post("/update_weight_version", {"new_version": str(version)})
+
+    def load_adapter(self, name: str, folder: Path) -> None:
+        """Serve the adapter in a folder under a name of its own."""
+        self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
+
+    def score(self, model: str, token_ids: list[int]) -> list[float]:
+        """Return the logprob of each token but the first, at temperature 1."""
+        sampling = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, "detokenize": False}
+        body = {"model": model, "token_ids": token_ids, "sampling_params": sampling}
+        entries = self._post("/inference/v1/generate", body)["prompt_logprobs"][1:]
+        return [
+            entry[str(token)]["logprob"]
+            for entry, token in zip(entries, token_ids[1:], strict=True)
+        ]
+
+    def _post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        phase = path.partition("?")[0].strip("/")
+        try:
+            response = self._http.post(path, json=body)
+        except httpx.TimeoutException as error:
+            raise RunFailed(
+                f"vLLM did not answer `{phase}` within {self._limit}={self._timeout:g} s; see {LOG}"
+            ) from error
+        except httpx.HTTPError as error:
+            raise RunFailed(
+                f"vLLM is out of reach for `{phase}` ({type(error).__name__}: {error}); see {LOG}"
+            ) from error
+        if response.status_code != httpx.codes.OK:
+            raise RunFailed(f"vLLM refused `{phase}`: {response.text[:500]}; see {LOG}")
+        is_json = response.headers.get("content-type", "").startswith("application/json")
+        return response.json() if is_json else {}  # loading an adapter is answered in prose
+
+
+def healthy(socket: Path) -> bool:
+    """True when vLLM answers on its socket."""
+    if not socket.exists():
+        return False
+    try:
+        transport = httpx.HTTPTransport(uds=str(socket))
+        with httpx.Client(transport=transport, timeout=_HEALTH_TIMEOUT_S) as client:
+            return client.get("http://vllm/health").status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False
+
+
+def wait_until_healthy(
+    socket: Path, timeout: float, look: Callable[[], None] = lambda: None
+) -> None:
+    """Block until vLLM answers, at most `timeout` seconds.
+
+    Args:
+        socket: where it will listen.
+        timeout: inference.startup_timeout.
+        look: called several times a second; raises where waiting has become useless.
+
+    """
+    deadline = time.monotonic() + timeout
+    while not healthy(socket):
+        look()
+        if time.monotonic() > deadline:
+            raise RunFailed(
+                f"vLLM did not answer within inference.startup_timeout={timeout:g} s; see {LOG}"
+            )
+        time.sleep(_POLL_S)

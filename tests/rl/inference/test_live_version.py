@@ -1,0 +1,22 @@
+"""Everybody who asks which version is live asks the same object."""
+
+import asyncio
+
+from rl.inference.live_version import LiveVersion
+from tests.support.virtual_time import run_virtually
+
+
+def test_before_the_first_push_nothing_is_live_and_whoever_needs_it_waits():
+    version = LiveVersion()
+    assert version.number == -1
+
+    async def main() -> tuple[int, float]:
+        asyncio.get_running_loop().call_later(5.0, version.publish, 3)
+        return await version.first(), asyncio.get_running_loop().time()
+
+    assert run_virtually(main()) == (3, 5.0)
+    assert version.number == 3
+
+
+def test_a_version_that_is_live_from_the_start_is_waited_for_by_nobody():
+    assert run_virtually(LiveVersion(0).first()) == 0

@@ -1,0 +1,91 @@
+"""vLLM's life and what is posted to it; the scripted server plays vLLM (tests/support)."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from rl.inference.routes import VLLMRoutes, healthy, wait_until_healthy
+from rl.inference.server import serving
+from rl.run.failure import RunFailed
+from rl.run.folder import RunFolder
+from rl.sampling.renderer_chat import render
+from tests.support.scripted import tiny_model, tiny_renderer
+from tests.support.scripted_vllm import ScriptedVLLM
+
+
+def server(folder: Path, *faults: dict, startup_timeout: float = 30.0) -> ScriptedVLLM:
+    (folder / "faults.json").write_text(json.dumps(faults))
+    args = {"faults": str(folder / "faults.json")}
+    return ScriptedVLLM(startup_timeout=startup_timeout, cpu_kv_cache_gib=1, args=args)
+
+
+def served(folder: Path, *faults: dict, startup_timeout: float = 30.0):
+    run_folder = RunFolder(folder / "run")
+    run_folder.path.mkdir()
+    run_folder.set_model(tiny_model(folder))
+    vllm = server(folder, *faults, startup_timeout=startup_timeout)
+    return serving(vllm, run_folder, dtype="float32", max_seq_len=256, adapter=None)
+
+
+def test_it_serves_as_long_as_the_block_lasts_and_leaves_no_socket(tmp_path):
+    socket = RunFolder(tmp_path / "run").vllm_socket
+    with served(tmp_path) as vllm:
+        assert healthy(socket)
+        vllm.set_version(3)
+        prompt = render(tiny_renderer(), [{"role": "user", "content": "hi"}])
+        scores = vllm.score("policy", prompt)
+        vllm.pause()
+        vllm.resume()
+    assert len(scores) == len(prompt) - 1
+    assert not healthy(socket)
+    assert not (tmp_path / "run" / "sockets").exists()
+
+
+def test_one_that_ends_in_mid_block_is_the_reason_whatever_the_block_raised(tmp_path):
+    fault = {"fault": "Exit", "path": "/update_weight_version", "status": 3}
+    ended = r"vLLM ended with status 3\. The end of .*inference\.log"
+    with pytest.raises(RunFailed, match=ended), served(tmp_path, fault) as vllm:
+        vllm.set_version(3)
+
+
+def test_an_error_of_the_block_is_its_own_where_vllm_lives(tmp_path):
+    with pytest.raises(KeyError, match="mine"), served(tmp_path):
+        raise KeyError("mine")
+
+
+def test_one_that_cannot_start_is_quoted(tmp_path):
+    run_folder = RunFolder(tmp_path / "run")
+    run_folder.path.mkdir()
+    run_folder.set_model(tmp_path / "nowhere")
+    began = time.monotonic()
+    with (
+        pytest.raises(RunFailed, match=r"ended with status 1\. (?s:.*)No such file"),
+        serving(server(tmp_path), run_folder, dtype="float32", max_seq_len=256, adapter=None),
+    ):
+        pass
+    assert time.monotonic() - began < 25  # not the whole deadline
+
+
+def test_one_that_does_not_listen_is_waited_for_no_longer_than_the_deadline(tmp_path):
+    late = r"did not answer within inference\.startup_timeout=0\.1 s; see logs/inference\.log"
+    with pytest.raises(RunFailed, match=late):
+        wait_until_healthy(tmp_path / "vllm.sock", 0.1)
+
+
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        ({"fault": "Status", "status": 500}, r"vLLM refused `resume`: .*scripted.*; see logs/"),
+        ({"fault": "Hang", "seconds": 9}, r"did not answer `resume` within my\.knob=0\.2 s; see"),
+        ({"fault": "CutShort"}, r"out of reach for `resume` \(RemoteProtocolError: .*; see logs/"),
+    ],
+)
+def test_what_vllm_does_wrong_is_a_sentence_with_phase_deadline_and_log(fault, sentence, tmp_path):
+    with served(tmp_path, {**fault, "path": "/resume"}):
+        socket = RunFolder(tmp_path / "run").vllm_socket
+        with VLLMRoutes(socket, timeout=0.2, limit="my.knob") as vllm:
+            with pytest.raises(RunFailed, match=sentence):
+                vllm.resume()
+            vllm.resume()

@@ -1,0 +1,224 @@
+r"""A scripted stand-in for the vLLM server: the routes that a run uses, behind the same socket.
+
+    python train.py sampler=sync sync.max_mismatch=1e9 model.warm_start=null \
+        inference._target_=tests.support.scripted_vllm.ScriptedVLLM
+
+What it answers is a function of prompt, place among the `n`, policy version and sampling
+parameters, never of time or order: with sampler=sync a run repeats bit for bit. So rollouts that
+ask one by one (several turns) all get the same answer to the same prompt, and want advantage=none.
+No torch, and nothing of ours: it serves any layout of the repository. Faults on request:
++inference.args.faults=<file> (engine_faults.py).
+"""
+
+import argparse
+import asyncio
+import json
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import jinja2
+import xxhash
+from aiohttp import web
+from tokenizers import Tokenizer
+
+DTYPES = {"BF16": "torch.bfloat16", "F16": "torch.float16", "F32": "torch.float32"}
+TOOLS = (("search_pages", "query"), ("view_sections", "page_id"), ("read_section", "section_id"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptedVLLM:
+    """Takes the place of VLLMServer: the same knobs, of which only args.faults does anything."""
+
+    startup_timeout: float
+    cpu_kv_cache_gib: int
+    args: dict[str, Any]
+
+    def command(
+        self, model: Path, socket: Path, *, dtype: str, max_seq_len: int, adapter: Any | None
+    ) -> list[str]:
+        """Return the command line."""
+        flags = [*("--model", model), *("--uds", socket), *("--max-model-len", max_seq_len)]
+        flags += ["--faults", self.args["faults"]] if "faults" in self.args else []
+        return [sys.executable, __file__, *map(str, flags)]
+
+    def environment(self, *, adapter: Any | None) -> dict[str, str]:
+        """Nothing."""
+        return {}
+
+
+class Engine:
+    """The state of the server: which weights it would sample with, and whether it may."""
+
+    def __init__(self, model: Path, max_model_len: int) -> None:
+        self._max_model_len = max_model_len
+        self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+        self._template: str = json.loads((model / "tokenizer_config.json").read_text()).get(
+            "chat_template", ""
+        )
+        self._vocabulary = json.loads((model / "config.json").read_text())["vocab_size"]
+        self._names, self._version, self._updating, self._read = {"policy"}, "0", False, ""
+        self._live = asyncio.Event()
+        self._live.set()
+
+    async def generate(self, request: web.Request) -> web.Response:
+        """Answer a request for tokens, once nothing is paused."""
+        body = await request.json()
+        if body["model"] not in self._names:
+            return _refused(f"there is no model {body['model']}")
+        await self._live.wait()
+        return web.json_response(self._generated(body))
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        """Answer with the prompt that the model's chat template makes."""
+        body = await request.json()
+        template = jinja2.Environment().from_string(self._template)
+        asked = {"messages": body["messages"], "tools": body.get("tools")}
+        ids = self._tokenizer.encode(template.render(**asked, add_generation_prompt=True)).ids
+        answer = {"count": len(ids), "max_model_len": self._max_model_len, "tokens": ids}
+        return web.json_response(answer)
+
+    async def control(self, request: web.Request) -> web.Response:
+        """Do what a push consists of; what must not come at this point is refused."""
+        body = json.loads(await request.read() or b"{}")
+        match request.path:
+            case "/pause" if request.query["mode"] == "keep":
+                self._live.clear()
+            case "/resume":
+                self._live.set()
+            case "/init_weight_transfer_engine" if "init_info" in body:
+                pass
+            case "/start_weight_update":
+                self._updating = True
+            case "/update_weights" if self._updating and not self._live.is_set():
+                return self._receive(**body["update_info"])
+            case "/finish_weight_update" if self._updating and "weight_version" in body:
+                self._updating = False
+                self._push(body["weight_version"])
+            case "/update_weight_version" if "new_version" in body:
+                self._push(body["new_version"])
+            case _:
+                return _refused(f"{request.path} at this point")
+        return web.json_response({"message": "ok"})
+
+    async def load_adapter(self, request: web.Request) -> web.Response:
+        """Know one more model name."""
+        body = await request.json()
+        if not fingerprints(Path(body["lora_path"])):
+            return _refused(f"no adapter in {body['lora_path']}")
+        self._names.add(body["lora_name"])
+        return web.Response(text="Success: LoRA adapter added successfully.")
+
+    def _receive(self, path: str, fingerprint: str) -> web.Response:
+        self._read = content_fingerprint(Path(path).read_bytes())
+        if self._read != fingerprint:
+            return _refused(f"the trainer wrote {fingerprint}, vLLM read {self._read}")
+        return web.json_response({"message": "Weights updated"})
+
+    def _push(self, version: str) -> None:
+        self._version = version
+        print(f"version {version} has fingerprint {self._read}", flush=True)  # noqa: T201
+
+    def _generated(self, body: dict[str, Any]) -> dict[str, Any]:
+        prompt, sampling = body["token_ids"], body["sampling_params"]
+        seed = json.dumps([prompt, self._version, sampling], sort_keys=True)
+        answer: dict[str, Any] = {
+            "choices": [
+                self._choice(i, prompt, sampling, Random(f"{i}:{seed}"))
+                for i in range(sampling.get("n", 1))
+            ]
+        }
+        if "prompt_logprobs" in sampling:
+            rng = Random(seed)
+            scored = [{str(token): {"logprob": self._logprob(rng)}} for token in prompt[1:]]
+            answer["prompt_logprobs"] = [None, *scored]
+        return answer
+
+    def _choice(
+        self, index: int, prompt: list[int], sampling: dict[str, Any], rng: Random
+    ) -> dict[str, Any]:
+        text = spoken(self._tokenizer.decode(prompt, skip_special_tokens=False), rng)
+        ids = self._tokenizer.encode(text).ids + sampling.get("stop_token_ids", [])[:1]
+        kept = ids[: sampling["max_tokens"]]
+        return {
+            "index": index,
+            "token_ids": kept,
+            "logprobs": {
+                "content": [{"token_id": token, "logprob": self._logprob(rng)} for token in kept]
+            },
+            "weight_versions": [{"start": 0, "end": len(kept), "version": self._version}],
+            "finish_reason": "stop" if len(kept) == len(ids) else "length",
+            "stop_reason": None,
+        }
+
+    def _logprob(self, rng: Random) -> float:
+        """About that of a network which knows nothing."""
+        return rng.uniform(-1, 1) - self._vocabulary.bit_length() * 0.7
+
+
+def spoken(prompt: str, rng: Random) -> str:
+    """What follows a prompt: sometimes right in reverse-text, alphabet-sort and wiki-search."""
+    last = prompt.split("<|im_start|>")[-2].partition("\n")[2]
+    last = re.sub(r"<\|im_end\|>|</?tool_response>", "", last).strip()
+    results = prompt.count("<tool_response>")
+    if ("?" in last or results) and results < len(TOOLS) and rng.random() < 0.8:
+        name, parameter = TOOLS[results]
+        call = {"name": name, "arguments": {parameter: rng.choice(last.split("\n"))}}
+        return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+    words = re.findall(r"\w+", last.rpartition(": ")[2]) or ["nothing"]
+    backwards, in_order = words[-1][::-1], " ".join(sorted(words))
+    return rng.choice([backwards, in_order, " ".join(rng.sample(words, min(3, len(words))))])
+
+
+def fingerprints(folder: Path) -> dict[str, str]:
+    """The fingerprint of each file with weights in a folder."""
+    return {
+        p.name: content_fingerprint(p.read_bytes()) for p in sorted(folder.glob("*.safetensors"))
+    }
+
+
+def content_fingerprint(content: bytes) -> str:
+    """What our plugin finds in a safetensors file: xxh3 over names, shapes, dtypes and bytes."""
+    start = 8 + int.from_bytes(content[:8], "little")
+    tensors = json.loads(content[8:start])
+    tensors.pop("__metadata__", None)
+    digest = xxhash.xxh3_64()
+    for name, form in sorted(tensors.items()):
+        first, end = form["data_offsets"]
+        digest.update(f"{name}:{tuple(form['shape'])}:{DTYPES[form['dtype']]};".encode())
+        digest.update(content[start + first : start + end])
+    return digest.hexdigest()
+
+
+def _refused(why: str) -> web.Response:
+    return web.json_response({"error": {"message": why, "code": 500}}, status=500)
+
+
+async def _health(request: web.Request) -> web.Response:
+    return web.Response()
+
+
+async def _app(arguments: argparse.Namespace) -> web.Application:
+    engine = Engine(arguments.model, arguments.max_model_len)
+    app = web.Application(client_max_size=2**26)
+    if arguments.faults:
+        from engine_faults import middleware, read_faults  # this file is run by its path
+
+        app.middlewares.append(middleware(read_faults(arguments.faults)))
+    app.router.add_get("/health", _health)
+    app.router.add_post("/inference/v1/generate", engine.generate)
+    app.router.add_post("/tokenize", engine.tokenize)
+    app.router.add_post("/v1/load_lora_adapter", engine.load_adapter)
+    app.router.add_post("/{path:.*}", engine.control)
+    return app
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    for flag, kind in (("model", Path), ("uds", str), ("max-model-len", int), ("faults", Path)):
+        parser.add_argument(f"--{flag}", type=kind)
+    chosen = parser.parse_args()
+    web.run_app(_app(chosen), path=chosen.uds, print=None)
