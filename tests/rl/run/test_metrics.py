@@ -1,4 +1,4 @@
-"""metrics.jsonl survives kills and resumes; wandb fails without taking the run along."""
+"""metrics.jsonl survives kills and resumes, and says only what JSON can hold."""
 
 import json
 import math
