@@ -124,7 +124,7 @@ def main() -> None:
         run_folder, task = RunFolder(Path(name) / "run"), Path(name) / "task.json"
         result = task.with_name("result.json")
         model = build(run.model)()
-        run_folder.set_model(model.prepare(run_folder.path / "model"))
+        run_folder.set_model(model.prepare(run_folder.built_model))
         found, prompts = through_server(run, run_folder, wanted.groups, wanted.repeats)
         sampler = build(run.sampler)()
         stops = load_renderer(run_folder.model(), model.renderer).get_stop_token_ids()

@@ -113,7 +113,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         run_folder = RunFolder(Path(name))
         model = build(run.model)()
-        folder = model.prepare(run_folder.path / "model")
+        folder = model.prepare(run_folder.built_model)
         run_folder.set_model(folder)
         ranks = Ranks.join(run_folder.path / "rendezvous", 60.0)
         learner, plain = Learner(run, run_folder, ranks), Plain(folder, run.optim["learning_rate"])

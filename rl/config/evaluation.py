@@ -13,6 +13,7 @@ from rl.config.annotations import Node
 from rl.config.check import check
 from rl.config.limits import range_problems
 from rl.config.rules import lengths, model_folders, rewards
+from rl.config.schema import SAVED
 from rl.config.transport import TINY
 
 Config = Mapping[str, Any]
@@ -99,7 +100,7 @@ def _folder(config: Config) -> Iterator[str]:
     name, parent = config["run_name"], Path(config["output_dir"])
     if not name or Path(name).is_absolute() or ".." in Path(name).parts:
         yield f'run_name="{name}" is no name for a folder below output_dir={parent}'
-    elif (parent / name / "config.yaml").exists():
+    elif (parent / name / SAVED).exists():
         yield f"{parent / name} already holds a run or an evaluation: choose another run_name"
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import yaml
 
+from rl.config.schema import SAVED
+
 Config = Mapping[str, Any]
 
 # What may differ when a run goes on: how long and how, never what is learned.
@@ -28,7 +30,7 @@ MAY_CHANGE = (
 def run_folder_problems(config: Config) -> Iterator[str]:
     """A folder holds one run, and going on means going on with the same experiment."""
     name, parent = config["run_name"], Path(config["output_dir"])
-    saved = parent / name / "config.yaml"
+    saved = parent / name / SAVED
     if not name or Path(name).is_absolute() or ".." in Path(name).parts:
         yield f'run_name="{name}" is no name for a folder below output_dir={parent}'
     elif saved.is_file() and not config["resume"]:
@@ -37,7 +39,7 @@ def run_folder_problems(config: Config) -> Iterator[str]:
             "run_name"
         )
     elif config["resume"] and not saved.is_file():
-        known = sorted(parent.glob("*/config.yaml"), key=lambda p: p.stat().st_mtime)[-3:]
+        known = sorted(parent.glob(f"*/{SAVED}"), key=lambda p: p.stat().st_mtime)[-3:]
         names = ", ".join(p.parent.name for p in reversed(known)) or "none yet"
         yield (
             f"resume=true, but {saved.parent} holds no run: give run_name=<one of {parent}: "

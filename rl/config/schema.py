@@ -8,6 +8,8 @@ import yaml
 
 from rl.config.annotations import Node
 
+SAVED = "config.yaml"  # of a run's folder, which rl.run.folder describes; it knows nothing of us
+
 
 class ConfigError(ValueError):
     """The configuration cannot work; each problem is one sentence that says what to do."""

@@ -55,11 +55,10 @@ def evaluate(config: dict[str, Any], *, overrides: list[str], choices: dict[str,
     env: Environment = build(evaluation.env)()
     with stopped_by_signals(), _failing(), ExitStack() as stack:
         examples = choose(env, evaluation.split, evaluation.num_examples)
-        folder = evaluation.folder
-        folder.mkdir(parents=True, exist_ok=True)
-        evaluation.save(folder / "config.yaml")
+        run_folder.path.mkdir(parents=True, exist_ok=True)
+        evaluation.save(run_folder.config)
         record = {"overrides": overrides, "choices": choices}
-        (folder / "overrides.yaml").write_text(yaml.safe_dump(record, sort_keys=False))
+        run_folder.overrides.write_text(yaml.safe_dump(record, sort_keys=False))
         if evaluation.model is not None:
             console.print("starting vLLM (logs/inference.log)", highlight=False)
             stack.enter_context(_serving(evaluation, run_folder))
@@ -90,7 +89,7 @@ def _serving(evaluation: Evaluation, run_folder: RunFolder) -> Iterator[None]:
     assert evaluation.model is not None
     source = build(evaluation.model)()
     server: VLLMServer = build(evaluation.inference or {})()
-    run_folder.set_model(source.prepare(run_folder.path / "model"))
+    run_folder.set_model(source.prepare(run_folder.built_model))
     described = _adapter(evaluation.adapter_path)
     room = None
     if described:

@@ -4,11 +4,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
+from rl.run.folder import RunFolder
 from rl.run.metrics import Row, read_metrics
 
 RUN_KEYS = {"seed", "run_name", "resume", "output_dir"}  # differ between runs of one experiment
@@ -19,7 +19,7 @@ class RunResult:
     """One run, as far as it got."""
 
     overrides: tuple[str, ...]  # those that matter: without the seed and where the run lies
-    folder: Path | None  # None: it failed before it had one
+    folder: RunFolder | None  # None: it failed before it had one
     error: str | None = None  # what the sweep knows of its failure
 
     @cached_property
@@ -35,9 +35,9 @@ class RunResult:
     @cached_property
     def config(self) -> dict[str, Any] | None:
         """The run's settings by dotted key, without the seed and what holds its name."""
-        if self.folder is None or not (path := self.folder / "config.yaml").exists():
+        if self.folder is None or not self.folder.config.exists():
             return None
-        flat = flatten(OmegaConf.to_container(OmegaConf.load(path), resolve=False))
+        flat = flatten(OmegaConf.to_container(OmegaConf.load(self.folder.config), resolve=False))
         return {
             key: value
             for key, value in flat.items()
@@ -65,23 +65,22 @@ def steps_done(rows: Sequence[Row]) -> int:
     return rows[-1]["step"] + (0 if alone and len(rows[-1]) > 2 else 1)
 
 
-def result_of(folder: Path, error: str | None = None) -> RunResult:
+def result_of(folder: RunFolder, error: str | None = None) -> RunResult:
     """The run that lies in a folder."""
     return RunResult(meaningful(read_overrides(folder)), folder, error)
 
 
-def resume_command(folder: Path) -> str:
+def resume_command(folder: RunFolder) -> str:
     """The command line that takes the run up where its last checkpoint left it."""
     kept = [item for item in read_overrides(folder) if key_of(item) not in {"run_name", "resume"}]
     return shlex.join(["python", "train.py", *kept, f"run_name={folder.name}", "resume=true"])
 
 
-def read_overrides(folder: Path) -> list[str]:
+def read_overrides(folder: RunFolder) -> list[str]:
     """The run's command-line overrides as `key=value`; none when there is no such file."""
-    path = folder / "overrides.yaml"
-    if not path.exists():
+    if not folder.overrides.exists():
         return []
-    content = OmegaConf.to_container(OmegaConf.load(path))
+    content = OmegaConf.to_container(OmegaConf.load(folder.overrides))
     items = content.get("overrides", []) if isinstance(content, dict) else content
     return [str(item) for item in items or []]
 

@@ -7,7 +7,6 @@ run folder since the last call, and whatever goes wrong here is said once and ne
 import contextlib
 import logging
 import time
-from pathlib import Path
 from statistics import mean
 
 from rich.console import Console
@@ -15,6 +14,7 @@ from rich.live import Live
 
 from rl.report.finished_runs import resume_command, steps_done
 from rl.report.panel import SLOW_S, RunView, duration, is_slow, live_panel, number
+from rl.run.folder import RunFolder
 from rl.run.metrics import (
     MetricsTail,
     Row,
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 class Screen:
     """A context manager that shows one run for as long as it lasts."""
 
-    def __init__(self, folder: Path, max_steps: int, console: Console | None = None) -> None:
+    def __init__(self, folder: RunFolder, max_steps: int, console: Console | None = None) -> None:
         """`console` is standard output unless given."""
         self.folder = folder
         self.view = RunView(folder.name, max_steps)
@@ -180,7 +180,7 @@ def status_line(part: str, status: PartStatus, age: str) -> str:
     return f"{time.strftime('%H:%M:%S')} {part}: {status.doing}{age}"
 
 
-def final_summary(folder: Path) -> str:
+def final_summary(folder: RunFolder) -> str:
     """The last word on one run, in aligned lines."""
     rows = read_metrics(folder)
     seconds = total_seconds(rows)
@@ -206,7 +206,7 @@ def final_summary(folder: Path) -> str:
             highest = max(column(rows, f"{label}/max{unit}"), default=average)
             lines.append((label, f"{average:.3g} on average, {highest:.3g} at most"))
     lines.append(("files", f"{folder}/  metrics.jsonl, rollouts/, logs/"))
-    if exports := sorted((folder / "checkpoints").glob("step_[0-9]*/hf")):
+    if exports := folder.exports():
         lines.append(("model", str(exports[-1])))
     lines.append(("go on", resume_command(folder)))
     width = max(len(label) for label, _ in lines) + 2

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rl.report.finished_runs import RunResult, meaningful, result_of
+from rl.run.folder import RunFolder
 from rl.run.metrics import mean_of, total_seconds
 
 LAST_STEPS = 10  # whose mean reward a run is judged by
@@ -52,7 +53,7 @@ class RunGroup:
             "steps": max(run.num_steps for run in self.runs),
             "minutes": mean([total_seconds(run.rows) / 60 for run in finished] or [0.0]),
             "failed": len(self.runs) - len(finished),
-            "folders": [str(run.folder) for run in self.runs if run.folder],
+            "folders": [str(run.folder.path) for run in self.runs if run.folder],
             "errors": [run.error for run in self.runs if run.error],
         }
 
@@ -89,7 +90,7 @@ def labels(members: list[list[RunResult]]) -> list[str]:
 
 def summarise(folders: Sequence[Path]) -> Table:
     """The runs of these folders compared, for rich to print."""
-    return as_table(compare([result_of(folder) for folder in folders]))
+    return as_table(compare([result_of(RunFolder(folder)) for folder in folders]))
 
 
 def as_table(groups: Sequence[RunGroup]) -> Table:
@@ -166,7 +167,9 @@ class SweepSummary(Callback):
         jobs = [json.loads(path.read_text()) for path in sorted((folder / "jobs").glob("*.json"))]
         runs = [
             RunResult(
-                meaningful(job["overrides"]), job["folder"] and Path(job["folder"]), job["error"]
+                meaningful(job["overrides"]),
+                RunFolder(Path(job["folder"])) if job["folder"] else None,
+                job["error"],
             )
             for job in jobs
         ]

@@ -66,10 +66,9 @@ def _setting(
     )
 
 
-async def main(folder: Path) -> None:
+async def main(run_folder: RunFolder) -> None:
     """Play groups and answer the trainer until we are ended."""
-    run, run_folder = Run.load(folder / "config.yaml"), RunFolder(folder)
-    status = Status(folder, "rollouts")
+    run, status = Run.load(run_folder.config), Status(run_folder, "rollouts")
     status.set("loading the environment")
     env: Environment = build(run.env)()
     examples = ExampleOrder(env.pools("train"), run.seed)
@@ -115,6 +114,6 @@ async def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    where = Path(sys.argv[1])
-    with reporting(where, "rollouts"):
-        asyncio.run(main(where))
+    run_folder = RunFolder(Path(sys.argv[1]))
+    with reporting(run_folder, "rollouts"):
+        asyncio.run(main(run_folder))

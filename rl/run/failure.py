@@ -11,7 +11,8 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+
+from rl.run.folder import RunFolder
 
 
 class RunFailed(RuntimeError):
@@ -27,21 +28,21 @@ def _message(error: BaseException) -> str:
 
 
 @contextmanager
-def reporting(folder: Path, part: str) -> Iterator[None]:
+def reporting(run_folder: RunFolder, part: str) -> Iterator[None]:
     """Turn whatever escapes from the block into a failure report and exit status 1."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 the outermost frame of a process
         traceback.print_exc()
         report = {"part": part, "time": time.time(), "message": _message(error)}
-        path = folder / "failures" / f"{part}.json"
+        path = run_folder.failures / f"{part}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.with_suffix(".new").write_text(json.dumps(report))
         path.with_suffix(".new").rename(path)  # the supervisor never sees half of it
         sys.exit(1)
 
 
-def first_failure(folder: Path) -> dict[str, str] | None:
+def first_failure(run_folder: RunFolder) -> dict[str, str] | None:
     """Return the oldest report of this run: {part, time, message}."""
-    reports = [json.loads(path.read_text()) for path in (folder / "failures").glob("*.json")]
+    reports = [json.loads(path.read_text()) for path in run_folder.failures.glob("*.json")]
     return min(reports, key=lambda report: report["time"], default=None)

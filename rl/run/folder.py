@@ -1,4 +1,4 @@
-"""Where everything of a run lies."""
+"""Where everything of a run lies: the one place that knows the names of its files."""
 
 import json
 import os
@@ -24,10 +24,62 @@ class RunFolder:
 
     path: Path
 
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.path.name
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration."""
+        return self.path / "config.yaml"
+
+    @property
+    def overrides(self) -> Path:
+        """What the command line changed, and which file of each group was chosen."""
+        return self.path / "overrides.yaml"
+
+    @property
+    def versions(self) -> Path:
+        """The version of every installed package."""
+        return self.path / "versions.json"
+
+    @property
+    def metrics(self) -> Path:
+        """The numbers, one line a step."""
+        return self.path / "metrics.jsonl"
+
     @property
     def logs(self) -> Path:
         """Output of each process."""
         return self.path / "logs"
+
+    def log_of(self, part: str) -> Path:
+        """Output of one process: inference, rollouts, trainer.rank0, ..."""
+        return self.logs / f"{part}.log"
+
+    @property
+    def statuses(self) -> Path:
+        """What each process is doing, one file per process."""
+        return self.path / "status"
+
+    @property
+    def failures(self) -> Path:
+        """Why a process could not go on, one file per process."""
+        return self.path / "failures"
+
+    @property
+    def warm_start(self) -> Path:
+        """The run that makes the model this one starts from, while it lasts."""
+        return self.path / "warm-start"
+
+    @property
+    def built_model(self) -> Path:
+        """Where a model that is built here is built."""
+        return self.path / "model"
 
     @property
     def checkpoints(self) -> Path:
@@ -57,8 +109,18 @@ class RunFolder:
         return self._sockets / "rollouts.sock"
 
     @property
+    def rendezvous(self) -> Path:
+        """The file through which the trainer's ranks meet."""
+        return self._sockets / "rendezvous"
+
+    @property
+    def sockets(self) -> Path:
+        """Folder of the sockets, or a link to it."""
+        return self.path / "sockets"
+
+    @property
     def _sockets(self) -> Path:
-        return (self.path / "sockets").resolve()
+        return self.sockets.resolve()
 
     def make_sockets_folder(self) -> None:
         """Make the private folder of the sockets.
@@ -67,7 +129,7 @@ class RunFolder:
         """
         import tempfile
 
-        folder = self.path / "sockets"
+        folder = self.sockets
         if folder.is_symlink():
             folder.unlink()
         if len(os.fsencode(folder.resolve())) + 16 <= _LONGEST_SOCKET:
@@ -82,22 +144,41 @@ class RunFolder:
         """Delete it, and the temporary folder that it may be a link to."""
         import shutil
 
-        folder = self.path / "sockets"
+        folder = self.sockets
         shutil.rmtree(folder.resolve(), ignore_errors=True)
         if folder.is_symlink():
             folder.unlink()
 
     def model(self) -> Path:
         """The local folder of the model that the run starts from."""
-        return Path((self.path / "model.txt").read_text().strip())
+        return Path(self._model.read_text().strip())
 
     def set_model(self, folder: Path) -> None:
         """Record the local folder of the model."""
-        (self.path / "model.txt").write_text(f"{folder}\n")
+        self._model.write_text(f"{folder}\n")
+
+    @property
+    def _model(self) -> Path:
+        return self.path / "model.txt"
 
     def checkpoint(self, step: int) -> Path:
         """The checkpoint after `step` optimizer steps."""
         return self.checkpoints / f"step_{step:06d}"
+
+    @staticmethod
+    def state_of(checkpoint: Path) -> Path:
+        """The step, and what the rollouts process goes on with."""
+        return checkpoint / "state.json"
+
+    @staticmethod
+    def export_of(checkpoint: Path) -> Path:
+        """The model of a checkpoint, for everybody else."""
+        return checkpoint / "hf"
+
+    def exports(self) -> list[Path]:
+        """The models of the complete checkpoints, oldest first."""
+        exports = map(self.export_of, self.complete_checkpoints())
+        return [export for export in exports if export.is_dir()]
 
     def complete_checkpoints(self) -> list[Path]:
         """Complete checkpoints, oldest first (incomplete ones have another name)."""
@@ -108,5 +189,5 @@ class RunFolder:
         complete = self.complete_checkpoints()
         if not complete:
             return None
-        state = json.loads((complete[-1] / "state.json").read_text())
+        state = json.loads(self.state_of(complete[-1]).read_text())
         return ResumePoint(step=state["step"], folder=complete[-1], rollouts=state["rollouts"])

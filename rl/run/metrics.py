@@ -13,19 +13,18 @@ import math
 import os
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, TypeAlias
 
-Row: TypeAlias = dict[str, Any]  # one line of metrics.jsonl; every value a number or None
+from rl.run.folder import RunFolder
 
-FILE = "metrics.jsonl"
+Row: TypeAlias = dict[str, Any]  # one line of metrics.jsonl; every value a number or None
 
 
 class MetricsFile:
     """metrics.jsonl, open for appending."""
 
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / FILE
+    def __init__(self, run_folder: RunFolder) -> None:
+        self._run_folder, self.path = run_folder, run_folder.metrics
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self.path.open("a")
         # A killed run may leave half a line; what comes next must not be glued to it.
@@ -43,7 +42,7 @@ class MetricsFile:
         """Drop the lines of later steps and any broken line, all at once or not at all."""
         self._file.close()
         aside = self.path.with_suffix(".tmp")
-        rows = [row for row in read_metrics(self.path.parent) if row["step"] <= step]
+        rows = [row for row in read_metrics(self._run_folder) if row["step"] <= step]
         with aside.open("w") as kept:
             kept.writelines(json.dumps(row) + "\n" for row in rows)
             kept.flush()
@@ -59,8 +58,8 @@ class MetricsFile:
 class MetricsTail:
     """Reads metrics.jsonl as it grows."""
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / FILE
+    def __init__(self, run_folder: RunFolder) -> None:
+        self._path = run_folder.metrics
         self._offset = 0  # bytes read so far, always the end of a line
 
     def read(self) -> list[Row]:
@@ -78,9 +77,9 @@ class MetricsTail:
         return [row for line in complete.splitlines() if (row := parse_row(line)) is not None]
 
 
-def read_metrics(folder: Path) -> list[Row]:
+def read_metrics(run_folder: RunFolder) -> list[Row]:
     """Every readable line of a run's metrics, in order; a torn or broken line is left out."""
-    return MetricsTail(folder).read()
+    return MetricsTail(run_folder).read()
 
 
 def parse_row(line: bytes) -> Row | None:

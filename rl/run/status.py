@@ -12,9 +12,9 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-FOLDER = "status"
+from rl.run.folder import RunFolder
+
 PROGRESS_INTERVAL_S = 0.2  # at most five writes a second while the phase stays the same
 
 
@@ -35,9 +35,9 @@ class PartStatus:
 class Status:
     """The file of one process. A repeat costs no write; progress is written at 5 Hz."""
 
-    def __init__(self, folder: Path, part: str) -> None:
-        """`folder` is the run's; `part` the process: inference, rollouts, trainer.rank0, ..."""
-        self._path = folder / FOLDER / f"{part}.json"
+    def __init__(self, run_folder: RunFolder, part: str) -> None:
+        """`part` is the process: inference, rollouts, trainer.rank0, ..."""
+        self._path = run_folder.statuses / f"{part}.json"
         self._current: PartStatus | None = None
         self._written_doing = ""
         self._written_at = float("-inf")  # monotonic seconds
@@ -77,10 +77,10 @@ class Status:
         self._written_doing, self._written_at = status.doing, time.monotonic()
 
 
-def read_statuses(folder: Path) -> dict[str, PartStatus]:
+def read_statuses(run_folder: RunFolder) -> dict[str, PartStatus]:
     """The status of every process that has written one, by part; unreadable files are left out."""
     statuses = {}
-    for path in sorted((folder / FOLDER).glob("*.json")):
+    for path in sorted(run_folder.statuses.glob("*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             content = json.loads(path.read_text())
             statuses[path.stem] = PartStatus(

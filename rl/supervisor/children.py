@@ -26,14 +26,14 @@ class Children:
         self._run, self._run_folder, self._reaper = run, run_folder, reaper
         self._children: dict[str, Child] = {}
         self._server: VLLMServer = build(run.inference)()
-        self._status = Status(run.folder, "inference")
+        self._status = Status(run_folder, "inference")
         self._uses_vllm: bool = build(run.sampler)().uses_vllm
         self._ready = not self._uses_vllm
         self._began = self._checked = time.monotonic()
 
     def start(self) -> None:
         """Start everything at once; the parts wait for each other."""
-        folder, run = str(self._run.folder), self._run
+        folder, run = str(self._run_folder.path), self._run
         if self._uses_vllm:
             self._status.set("starting vLLM (logs/inference.log)")
             chosen = transport(run.sync, run.adapter, run.model)
@@ -55,7 +55,7 @@ class Children:
             self._start(f"trainer.rank{rank}", command, {**where, **_accelerator()})
 
     def _start(self, name: str, command: list[str], env: dict[str, str]) -> None:
-        log = self._run_folder.logs / f"{name}.log"
+        log = self._run_folder.log_of(name)
         child = Child(name, command, log=log, reaper=self._reaper, env=env)
         self._children[name] = child
         child.start()
@@ -93,9 +93,9 @@ class Children:
         if ended.get("inference") is not None:  # the others only notice that it is gone
             self._explain("inference", f"ended with status {ended['inference']}")
         time.sleep(2 * _TICK_S)  # the first to fail may not be the first to end
-        failure = first_failure(self._run.folder)
+        failure = first_failure(self._run_folder)
         if failure:
-            log = self._run_folder.logs / f"{failure['part']}.log"
+            log = self._run_folder.log_of(failure["part"])
             raise RunFailed(f"{failure['part']}: {failure['message']}\n(details: {log})")
         name = next(
             n for n, status in ended.items() if not (n.startswith("trainer") and status == 0)
@@ -103,7 +103,7 @@ class Children:
         self._explain(name, f"ended with status {ended[name]}")
 
     def _explain(self, name: str, what: str) -> NoReturn:
-        log = self._run_folder.logs / f"{name}.log"
+        log = self._run_folder.log_of(name)
         raise RunFailed(f"{name} {what}. The end of {log}:\n{last_lines(log)}")
 
     def end(self) -> None:

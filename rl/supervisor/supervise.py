@@ -60,50 +60,54 @@ def supervise(
     main = Run(**config)
     construct(main, CONSTRUCTED)
     with stopped_by_signals(), Reaper() as reaper:
-        main.folder.mkdir(parents=True, exist_ok=True)
+        run_folder = RunFolder(main.folder)
+        run_folder.path.mkdir(parents=True, exist_ok=True)
         record = {"overrides": overrides, "choices": choices}
-        (main.folder / "overrides.yaml").write_text(yaml.safe_dump(record, sort_keys=False))
-        model = _prepare_model(main, reaper, compose)
+        run_folder.overrides.write_text(yaml.safe_dump(record, sort_keys=False))
+        model = _prepare_model(main, run_folder, reaper, compose)
         _execute(main, model, reaper)
-        _say(final_summary(main.folder))
-    rewards = column(read_metrics(main.folder), "train/reward")[-10:]
+        _say(final_summary(run_folder))
+    rewards = column(read_metrics(run_folder), "train/reward")[-10:]
     return sum(rewards) / len(rewards) if rewards else None
 
 
 def _prepare_model(
-    run: Run, reaper: Reaper, compose: Callable[[list[str]], dict[str, Any]]
+    run: Run,
+    run_folder: RunFolder,
+    reaper: Reaper,
+    compose: Callable[[list[str]], dict[str, Any]],
 ) -> Path:
     """Return the local folder of the model, warm-started if the config asks for it."""
     source = build(run.model)()
     if run.model["warm_start"] is None:
-        return source.prepare(run.folder / "model")
-    folder = run.folder / "warm-start"
-    first = warm_start_run(run, compose(["loss=sft", "sampler=demonstrations"]), folder)
+        return source.prepare(run_folder.built_model)
+    supervised = RunFolder(run_folder.warm_start)
+    first = warm_start_run(run, compose(["loss=sft", "sampler=demonstrations"]), supervised.path)
     kept = cache_folder() / "warm" / warm_start_key(first)
     if not kept.is_dir():
         kept.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(supervised.path, ignore_errors=True)
         _say(f"warm start: {first.max_steps} supervised steps, once for this model and environment")
-        _execute(first, source.prepare(folder / "model"), reaper)
-        keep_result(first, kept)
+        _execute(first, source.prepare(supervised.built_model), reaper)
+        keep_result(supervised, kept)
     return kept
 
 
 def _execute(run: Run, model: Path, reaper: Reaper) -> None:
     run_folder = RunFolder(run.folder)
     run.folder.mkdir(parents=True, exist_ok=True)
-    run.save(run.folder / "config.yaml")
-    (run.folder / "versions.json").write_text(json.dumps(_versions(), indent=1))
-    for stale in ("failures", "status", "sockets"):
-        _remove(run.folder / stale)
+    run.save(run_folder.config)
+    run_folder.versions.write_text(json.dumps(_versions(), indent=1))
+    for stale in (run_folder.failures, run_folder.statuses, run_folder.sockets):
+        _remove(stale)
     run_folder.make_sockets_folder()
     run_folder.set_model(model)
     with ExitStack() as stack:
-        stack.callback(_remove, run.folder / "sockets")
+        stack.callback(_remove, run_folder.sockets)
         parts = Children(run, run_folder, reaper)
         stack.callback(parts.end)
         parts.start()
-        with Screen(run.folder, run.max_steps) as screen:
+        with Screen(run_folder, run.max_steps) as screen:
             parts.watch(screen.update)
 
 

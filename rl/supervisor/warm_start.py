@@ -17,6 +17,7 @@ from typing import Any
 
 from rl.config.annotations import Node
 from rl.config.schema import Run
+from rl.run.folder import RunFolder
 
 # Changing one of these changes what a warm start yields.
 _SOURCES = (
@@ -136,15 +137,15 @@ def warm_start_run(run: Run, supervised: dict[str, Any], folder: Path) -> Run:
     )
 
 
-def keep_result(run: Run, target: Path) -> None:
+def keep_result(run_folder: RunFolder, target: Path) -> None:
     """Move the model that a finished supervised run exported to `target`, whole or not at all."""
-    (exported,) = run.folder.glob("checkpoints/step_*/hf")
+    (exported,) = run_folder.exports()
     try:
         exported.rename(target)
     except OSError:  # another run was faster; its result is the same
         if not target.is_dir():
             raise
-    shutil.rmtree(run.folder)
+    shutil.rmtree(run_folder.path)
 
 
 def _source(module: str) -> str:

@@ -5,9 +5,10 @@ import sys
 from pathlib import Path
 
 from rl.run.failure import reporting
+from rl.run.folder import RunFolder
 from rl.trainer.loop import TrainingRun
 
 if __name__ == "__main__":
-    run_folder = Path(sys.argv[1])
+    run_folder = RunFolder(Path(sys.argv[1]))
     with reporting(run_folder, f"trainer.rank{os.environ['RANK']}"):
         TrainingRun(run_folder).train()

@@ -53,7 +53,7 @@ def save_checkpoint(
     dist.barrier()
     try:
         learner.save(aside)
-        learner.policy.export(aside / "hf", model)
+        learner.policy.export(run_folder.export_of(aside), model)
     except (OSError, RuntimeError) as error:  # torch says RuntimeError where a disk is full
         _clear(aside)  # room for saying so
         free = shutil.disk_usage(run_folder.path).free / 2**20
@@ -64,7 +64,7 @@ def save_checkpoint(
     dist.barrier()
     if first:
         state = {"step": step, "rollouts": rollouts}
-        (aside / "state.json").write_text(json.dumps(state))
+        run_folder.state_of(aside).write_text(json.dumps(state))
         if final.exists():
             _delete(final)
         aside.rename(final)

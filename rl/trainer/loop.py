@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -52,15 +51,15 @@ class Stopwatch:
 class TrainingRun:
     """Everything that one rank holds during a run."""
 
-    def __init__(self, folder: Path) -> None:
-        self.run, self.run_folder = Run.load(folder / "config.yaml"), RunFolder(folder)
+    def __init__(self, run_folder: RunFolder) -> None:
+        self.run, self.run_folder = Run.load(run_folder.config), run_folder
         self.settings: TrainerSettings = build(self.run.trainer)()
         self.sampler = build(self.run.sampler)()
         rank = int(os.environ["RANK"])
-        self.status = Status(folder, f"trainer.rank{rank}")
+        self.status = Status(run_folder, f"trainer.rank{rank}")
         self.status.set("joining the other ranks")
         torch.set_num_threads(self.settings.num_threads or self._spare_cores())
-        self.ranks = Ranks.join(folder / "sockets" / "rendezvous", self.settings.wait_timeout)
+        self.ranks = Ranks.join(run_folder.rendezvous, self.settings.wait_timeout)
         self.status.set("loading the model")
         self.learner = Learner(self.run, self.run_folder, self.ranks)
         self.resumed = self.run_folder.resumed()
@@ -68,7 +67,7 @@ class TrainingRun:
             self.status.set(f"loading {self.resumed.folder.name}")
             self.learner.load(self.resumed.folder)
         self.start = self.resumed.step if self.resumed else 0
-        self.metrics = MetricsFile(folder) if self.ranks.first else None
+        self.metrics = MetricsFile(run_folder) if self.ranks.first else None
         self.logger = build(self.run.logger)()
         self.nonfinite = 0
 

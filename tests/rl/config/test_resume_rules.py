@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rl.config.check import check
-from rl.config.schema import ConfigError, Run
+from rl.config.schema import SAVED, ConfigError, Run
 from tests.support.composing import Changes, changed, chosen
 
 
@@ -38,7 +38,7 @@ class Folder:
     def __init__(self, config: dict[str, Any]) -> None:
         self.path = Path(config["output_dir"]) / config["run_name"]
         self.path.mkdir(parents=True)
-        Run(**config).save(self.path / "config.yaml")
+        Run(**config).save(self.path / SAVED)
 
 
 def test_a_folder_that_holds_a_run_is_refused_with_both_ways_out(config: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from rl.report.panel import RunView
 from rl.report.screen import Screen, final_summary
+from rl.run.folder import RunFolder
 from rl.run.metrics import MetricsFile
 from rl.run.status import PartStatus, Status
 
@@ -50,13 +51,13 @@ def view_that_waits(age):
 
 def plain(folder, max_steps=100):
     output = io.StringIO()
-    return Screen(folder, max_steps, Console(file=output, force_terminal=True)), output
+    return Screen(RunFolder(folder), max_steps, Console(file=output, force_terminal=True)), output
 
 
 def test_without_a_terminal_there_are_plain_lines_and_no_escape_codes(tmp_path):
-    Status(tmp_path, "inference").set("starting vLLM (logs/inference.log)")
+    Status(RunFolder(tmp_path), "inference").set("starting vLLM (logs/inference.log)")
     screen, output = plain(tmp_path, max_steps=50)
-    metrics = MetricsFile(tmp_path)
+    metrics = MetricsFile(RunFolder(tmp_path))
     with screen:
         for step in range(50):
             metrics.append(step, STEP)
@@ -77,7 +78,7 @@ def test_without_a_terminal_there_are_plain_lines_and_no_escape_codes(tmp_path):
 
 def test_a_run_that_ends_early_still_prints_its_last_step(tmp_path):
     screen, output = plain(tmp_path)
-    metrics = MetricsFile(tmp_path)
+    metrics = MetricsFile(RunFolder(tmp_path))
     with screen:
         for step in range(8):
             metrics.append(step, STEP)
@@ -95,24 +96,26 @@ def test_a_phase_that_lasts_is_told_at_thirty_seconds_and_at_each_doubling(tmp_p
 
 
 def test_a_resumed_run_does_not_print_the_steps_of_the_run_before(tmp_path):
-    MetricsFile(tmp_path).append(0, STEP)
+    MetricsFile(RunFolder(tmp_path)).append(0, STEP)
     time.sleep(0.01)
     screen, output = plain(tmp_path)
     with screen:
         screen.update()
-        MetricsFile(tmp_path).append(1, STEP)
+        MetricsFile(RunFolder(tmp_path)).append(1, STEP)
     assert [line.split()[0] for line in output.getvalue().splitlines()] == ["2/100"]
 
 
 def test_on_a_terminal_nothing_is_redrawn_until_something_changed(tmp_path, monkeypatch):
     monkeypatch.setattr(time, "time", lambda: 1000.0)
     terminal = Terminal()
-    MetricsFile(tmp_path).append(0, STEP)
-    with Screen(tmp_path, 10, Console(file=terminal, force_terminal=True, width=80)) as screen:
+    MetricsFile(RunFolder(tmp_path)).append(0, STEP)
+    with Screen(
+        RunFolder(tmp_path), 10, Console(file=terminal, force_terminal=True, width=80)
+    ) as screen:
         before = terminal.tell()
         screen.update()
         assert terminal.tell() == before
-        MetricsFile(tmp_path).append(1, STEP)
+        MetricsFile(RunFolder(tmp_path)).append(1, STEP)
         screen.update()
         assert terminal.tell() > before
     assert terminal.getvalue().count("\x1b[?25l") == terminal.getvalue().count("\x1b[?25h") == 1
@@ -123,7 +126,7 @@ def test_damaged_files_do_not_reach_the_run(tmp_path):
     (tmp_path / "status").mkdir()
     (tmp_path / "status" / "trainer.json").write_text("{")
     for console in (Console(file=Terminal(), force_terminal=True), Console(file=io.StringIO())):
-        with Screen(tmp_path, 10, console) as screen:
+        with Screen(RunFolder(tmp_path), 10, console) as screen:
             screen.update()
 
 
@@ -132,7 +135,7 @@ def test_a_terminal_that_goes_away_costs_the_screen_and_not_the_run(tmp_path, ca
         def write(self, text):
             raise OSError("gone")
 
-    with Screen(tmp_path, 10, Console(file=Gone(), force_terminal=True)) as screen:
+    with Screen(RunFolder(tmp_path), 10, Console(file=Gone(), force_terminal=True)) as screen:
         screen.update()
         screen.update()
     assert [record.levelname for record in caplog.records] == ["WARNING"]
@@ -140,13 +143,13 @@ def test_a_terminal_that_goes_away_costs_the_screen_and_not_the_run(tmp_path, ca
 
 def test_the_final_summary_says_what_came_out_and_how_to_go_on(tmp_path):
     folder = tmp_path / "my-run"
-    metrics = MetricsFile(folder)
+    metrics = MetricsFile(RunFolder(folder))
     for step in range(20):
         metrics.append(step, {**STEP, "train/reward": step / 20, "eval/reward": step / 10})
     for name in ("step_000010", "step_000020"):
         (folder / "checkpoints" / name / "hf").mkdir(parents=True)
     (folder / "overrides.yaml").write_text(json.dumps({"overrides": ["loss=grpo", "resume=true"]}))
-    text = final_summary(folder)
+    text = final_summary(RunFolder(folder))
     for shown in (
         "20 steps in 1 m 20 s",
         "0.100 -> 0.725, best 0.950 at step 19",
@@ -161,7 +164,7 @@ def test_the_final_summary_says_what_came_out_and_how_to_go_on(tmp_path):
 
 
 def test_the_final_summary_of_a_run_without_a_step_is_no_error(tmp_path):
-    assert "0 steps" in final_summary(tmp_path)
+    assert "0 steps" in final_summary(RunFolder(tmp_path))
 
 
 def test_neither_torch_nor_wandb_is_imported_by_the_screen():

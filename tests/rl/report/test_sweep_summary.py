@@ -11,13 +11,14 @@ from rich.console import Console
 
 from rl.report.finished_runs import result_of, resume_command
 from rl.report.sweep_summary import as_markdown, compare, summarise
+from rl.run.folder import RunFolder
 from rl.run.metrics import MetricsFile
 
 REPOSITORY = Path(__file__).parents[3]
 
 
 def make_run(folder, overrides, reward, *, steps=20, seed=0, **settings):
-    metrics = MetricsFile(folder)
+    metrics = MetricsFile(RunFolder(folder))
     for step in range(steps):
         # The first half is worse: only the last ten steps may count.
         value = reward if step >= steps - 10 else 0.0
@@ -42,7 +43,9 @@ def six_runs(tmp_path):
 
 
 def lines(folders):
-    return [group.as_dict() for group in compare([result_of(folder) for folder in folders])]
+    return [
+        group.as_dict() for group in compare([result_of(RunFolder(folder)) for folder in folders])
+    ]
 
 
 def test_runs_that_differ_in_the_seed_form_one_group_and_the_best_stands_first(six_runs):
@@ -99,7 +102,7 @@ def test_the_table_and_the_page_show_mean_and_range(six_runs):
     console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(summarise(six_runs))
     text = console.export_text()
-    page = as_markdown(compare([result_of(folder) for folder in six_runs]))
+    page = as_markdown(compare([result_of(RunFolder(folder)) for folder in six_runs]))
     assert "0.600  0.500..0.700" in text
     assert "| loss=cispo | 3 | 0.600 | 0.500..0.700 | 20 | 1.0 |  |" in page
     assert f"- {six_runs[0]}" in page
@@ -107,7 +110,7 @@ def test_the_table_and_the_page_show_mean_and_range(six_runs):
 
 def test_the_command_to_go_on_keeps_the_overrides_and_quotes_them(tmp_path):
     folder = make_run(tmp_path / "a run", ["+env.words=[a,b]", "run_name=x", "resume=true"], 0.1)
-    assert resume_command(folder) == (
+    assert resume_command(RunFolder(folder)) == (
         "python train.py '+env.words=[a,b]' seed=0 'run_name=a run' resume=true"
     )
 
@@ -117,6 +120,7 @@ import json
 from pathlib import Path
 import hydra
 from omegaconf import OmegaConf
+from rl.run.folder import RunFolder
 from rl.run.metrics import MetricsFile
 
 @hydra.main(version_base=None, config_path=".", config_name="app")
@@ -125,7 +129,7 @@ def main(cfg):
     if cfg.crash == "exit" and cfg.seed == 1:
         raise SystemExit(3)
     folder = Path(cfg.output_dir, settings["run_name"])
-    metrics = MetricsFile(folder)
+    metrics = MetricsFile(RunFolder(folder))
     OmegaConf.save(OmegaConf.create(settings), folder / "config.yaml")
     for step in range(cfg.max_steps):
         if cfg.crash == "error" and cfg.seed == 1 and step == 2:

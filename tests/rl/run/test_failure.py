@@ -5,16 +5,17 @@ import json
 import pytest
 
 from rl.run.failure import RunFailed, first_failure, reporting
+from rl.run.folder import RunFolder
 
 
 def failing(folder, error: BaseException, part: str = "rollouts") -> None:
-    with pytest.raises(SystemExit) as ended, reporting(folder, part):
+    with pytest.raises(SystemExit) as ended, reporting(RunFolder(folder), part):
         raise error
     assert ended.value.code == 1
 
 
 def reported(folder) -> str:
-    report = first_failure(folder)
+    report = first_failure(RunFolder(folder))
     assert report is not None
     return f"{report['part']}: {report['message']}"
 
@@ -57,15 +58,15 @@ def test_a_report_that_is_being_written_is_not_there_yet(tmp_path):
 
 
 def test_a_run_without_failures_has_no_report(tmp_path):
-    with reporting(tmp_path, "rollouts"):
+    with reporting(RunFolder(tmp_path), "rollouts"):
         pass
 
-    assert first_failure(tmp_path) is None
+    assert first_failure(RunFolder(tmp_path)) is None
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
 def test_being_told_to_stop_is_no_failure(tmp_path, error):
-    with pytest.raises(error), reporting(tmp_path, "rollouts"):
+    with pytest.raises(error), reporting(RunFolder(tmp_path), "rollouts"):
         raise error
 
-    assert first_failure(tmp_path) is None
+    assert first_failure(RunFolder(tmp_path)) is None

@@ -6,16 +6,17 @@ import math
 import numpy as np
 import pytest
 
+from rl.run.folder import RunFolder
 from rl.run.metrics import MetricsFile, MetricsTail, read_metrics, time_split, total_seconds
 
 
 def steps(tmp_path):
-    return [row["step"] for row in read_metrics(tmp_path)]
+    return [row["step"] for row in read_metrics(RunFolder(tmp_path))]
 
 
 @pytest.fixture
 def ten_steps(tmp_path):
-    file = MetricsFile(tmp_path)
+    file = MetricsFile(RunFolder(tmp_path))
     for step in range(10):
         file.append(step, {"train/reward": step / 10})
     file.close()
@@ -23,15 +24,15 @@ def ten_steps(tmp_path):
 
 
 def test_a_line_is_on_disk_as_soon_as_it_is_appended(tmp_path):
-    MetricsFile(tmp_path).append(0, {"train/reward": 0.5})
-    (row,) = read_metrics(tmp_path)
+    MetricsFile(RunFolder(tmp_path)).append(0, {"train/reward": 0.5})
+    (row,) = read_metrics(RunFolder(tmp_path))
     assert (row["step"], row["train/reward"]) == (0, 0.5)
     assert row["time"] > 1e9
 
 
 def test_numbers_that_are_not_finite_become_null_and_the_line_stays_json(tmp_path):
     odd = {"a": math.nan, "b": -math.inf, "c": np.float32(0.5), "d": None, "e": True}
-    MetricsFile(tmp_path).append(0, odd)
+    MetricsFile(RunFolder(tmp_path)).append(0, odd)
     line = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=pytest.fail)
     assert [line[name] for name in "abcde"] == [None, None, 0.5, None, 1.0]
 
@@ -40,7 +41,7 @@ def test_a_torn_last_line_is_not_read_and_not_glued_to_the_next(ten_steps):
     with (ten_steps / "metrics.jsonl").open("a") as file:
         file.write('{"step": 10, "train/rew')
     assert steps(ten_steps) == list(range(10))
-    MetricsFile(ten_steps).append(11, {})
+    MetricsFile(RunFolder(ten_steps)).append(11, {})
     assert steps(ten_steps) == [*range(10), 11]
 
 
@@ -48,11 +49,11 @@ def test_lines_that_are_no_metrics_are_skipped(ten_steps):
     with (ten_steps / "metrics.jsonl").open("ab") as file:
         file.write(b'[1]\n\n{"step": "x"}\n\xff\xfe\n{"step": 10, "a": "text", "b": {}}\n')
     assert steps(ten_steps) == list(range(11))
-    assert read_metrics(ten_steps)[-1]["a"] is None
+    assert read_metrics(RunFolder(ten_steps))[-1]["a"] is None
 
 
 def test_a_resume_drops_the_later_lines_and_goes_on_behind_them(ten_steps):
-    file = MetricsFile(ten_steps)
+    file = MetricsFile(RunFolder(ten_steps))
     file.truncate_after(4)
     assert steps(ten_steps) == [0, 1, 2, 3, 4]
     file.append(5, {})
@@ -63,7 +64,7 @@ def test_a_resume_drops_the_later_lines_and_goes_on_behind_them(ten_steps):
 
 
 def test_a_tail_reads_every_line_once_and_half_a_line_when_it_is_whole(ten_steps):
-    tail = MetricsTail(ten_steps)
+    tail = MetricsTail(RunFolder(ten_steps))
     assert len(tail.read()) == 10
     assert tail.read() == []
     with (ten_steps / "metrics.jsonl").open("a") as file:
@@ -75,14 +76,14 @@ def test_a_tail_reads_every_line_once_and_half_a_line_when_it_is_whole(ten_steps
 
 
 def test_a_tail_starts_again_after_a_truncation(ten_steps):
-    tail = MetricsTail(ten_steps)
+    tail = MetricsTail(RunFolder(ten_steps))
     tail.read()
-    MetricsFile(ten_steps).truncate_after(2)
+    MetricsFile(RunFolder(ten_steps)).truncate_after(2)
     assert [row["step"] for row in tail.read()] == [0, 1, 2]
 
 
 def test_a_tail_waits_for_a_file_that_does_not_exist_yet(tmp_path):
-    assert MetricsTail(tmp_path).read() == []
+    assert MetricsTail(RunFolder(tmp_path)).read() == []
 
 
 def test_seconds_add_up_over_steps_also_where_some_lack_an_activity():

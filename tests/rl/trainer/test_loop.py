@@ -3,6 +3,7 @@
 from rl.report.finished_runs import steps_done
 from rl.report.panel import RunView
 from rl.report.screen import final_summary, with_evaluation
+from rl.run.folder import RunFolder
 from rl.run.metrics import MetricsFile
 
 STEP = {"train/reward": 0.5, "time/step": 1.0, "eval/reward": 0.25}
@@ -25,11 +26,11 @@ def test_a_step_without_an_evaluation_shows_the_one_before():
 
 
 def test_it_is_not_counted_as_a_step(tmp_path):
-    metrics = MetricsFile(tmp_path)
+    metrics = MetricsFile(RunFolder(tmp_path))
     metrics.append(0, STEP)
     metrics.append(1, STEP)
     metrics.append(2, LAST)
-    summary = final_summary(tmp_path)
+    summary = final_summary(RunFolder(tmp_path))
     assert "2 steps in" in summary
     assert "0.250 -> 0.750" in summary
 
