@@ -17,6 +17,10 @@ from collections.abc import Callable, Sequence
 from typing import TypeGuard
 
 SPREAD_TOLERANCE = 1e-6
+# What the rules of a configuration must know (rl/config/facts.py): which compare the rollouts of a
+# group, so that a group of one teaches nothing, and which take no negative reward.
+COMPARES = ("group_mean", "group_zscore", "rloo", "max_rl")
+NON_NEGATIVE = ("max_rl",)
 
 
 def group_mean(rewards: Sequence[float | None]) -> list[float]:

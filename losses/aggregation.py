@@ -16,6 +16,9 @@ A token that a correction or a loss masks keeps its place: the others' weights s
 from collections import Counter
 from collections.abc import Sequence
 
+# Every sequence weighs the same, which losses over whole sequences need (rl/config/facts.py).
+PER_SEQUENCE = ("sequence_mean",)
+
 
 def token_mean(
     lengths: Sequence[int],

@@ -10,6 +10,8 @@ arXiv:2510.13786.
 
 from losses.tokens import TokenLoss, Tokens, ratio_to
 
+ORDERED = ("clip_low", "clip_high")
+
 
 def cispo(tokens: Tokens, *, clip_low: float, clip_high: float) -> TokenLoss:
     """CISPO loss [N]; clip_fraction counts tokens whose weight was bounded."""

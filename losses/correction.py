@@ -23,6 +23,9 @@ from torch import Tensor
 
 from losses.tokens import MAX_LOG_RATIO, mean_per_sequence, ratio_to, sum_per_sequence
 
+NEUTRAL = ("none",)  # corrects nothing
+ORDERED = ("low", "high")
+
 
 @dataclass(frozen=True, eq=False)
 class Correction:

@@ -14,6 +14,8 @@ import torch
 
 from losses.tokens import MAX_LOG_RATIO, TokenLoss, Tokens, mean_per_sequence
 
+PER_SEQUENCE = True  # one weight a sequence: rl/config/algorithm_rules.py asks for it
+
 
 def gspo(tokens: Tokens, *, clip_low: float, clip_high: float) -> TokenLoss:
     """Sequence-clipped surrogate [N]; metrics count tokens of clipped sequences, by bound."""

@@ -13,6 +13,10 @@ from torch import Tensor
 
 from losses.tokens import log_ratio
 
+# Belongs into the reward, where only an unbiased estimate will do, and not into the loss, where its
+# gradient would be zero on average (rl/config/facts.py).
+FOR_REWARD = ("k1",)
+
 
 def k1(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """log pi - log ref [N]."""

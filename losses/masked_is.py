@@ -9,6 +9,8 @@ inside, the gradient runs through the ratio. What the `verifiers` RLTrainer comp
 
 from losses.tokens import TokenLoss, Tokens, ratio_to
 
+ORDERED = ("ratio_low", "ratio_high")
+
 
 def masked_is(tokens: Tokens, *, ratio_low: float, ratio_high: float) -> TokenLoss:
     """Masked surrogate [N]; metrics count the dropped tokens, by side of the band."""

@@ -13,6 +13,8 @@ import torch
 
 from losses.tokens import TokenLoss, Tokens, ratio_to
 
+ABOVE_ONE = ("dual_clip",)
+
 
 def ppo_clip(
     tokens: Tokens, *, clip_low: float, clip_high: float, dual_clip: float | None

@@ -12,6 +12,8 @@ import torch
 
 from losses.tokens import TokenLoss, Tokens, ratio_to
 
+PER_SEQUENCE = True  # by its paper
+
 
 def sapo(tokens: Tokens, *, tau_positive: float, tau_negative: float) -> TokenLoss:
     """Gated surrogate [N]; gate is the share of PPO's unclipped gradient that a token kept."""

@@ -1,78 +1,98 @@
 """Which choices of an algorithm's parts make sense together. A problem is one sentence.
 
 The loss, what it is averaged over, what its ratios are taken to, what pulls at the policy, what
-becomes of rewards before they are advantages.
+becomes of rewards before they are advantages. The rules go by what the parts say of themselves and
+read (facts.py), so they hold for a user's own parts, too.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from rl.config.facts import (
+    ADVANTAGES,
+    RATIO,
+    REFERENCE,
+    fact,
+    is_imitator,
+    is_marked,
+    is_supervised,
+    needs_reference,
+    reads,
+    uses_ratio,
+)
 from rl.config.limits import value_of
-from rl.config.loss_reads import needs_reference, reads, uses_ratio
-from rl.config.transport import LORA
 
 Config = Mapping[str, Any]
 
-# Samplers whose text no policy sampled: supervised fine-tuning.
-IMITATORS = (
-    "rl.sampling.demonstrations.DemonstrationSampler",
-    "rl.sampling.transcripts.TranscriptSampler",
-)
-SEQUENCE_LOSSES = ("losses.gspo.gspo", "losses.sapo.sapo")
-ABSOLUTE_BOUNDS = {
-    "losses.cispo.cispo": ("clip_low", "clip_high"),
-    "losses.masked_is.masked_is": ("ratio_low", "ratio_high"),
+# What vLLM samples from with these is the policy's own distribution.
+NEUTRAL_SAMPLING = {
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
 }
-SEQUENCE_MEAN = "losses.aggregation.sequence_mean"
-SUPERVISED = "losses.cross_entropy.cross_entropy"
-NO_REFERENCE, INITIAL = "rl.learner.reference.NoReference", "rl.learner.reference.InitialPolicy"
-MESSAGES, NO_EVALUATION = (
-    "rl.sampling.messages_chat.MessagesClient",
-    "rl.evaluation.periodic.NoEvaluation",
-)
-NO_CORRECTION = "losses.correction.none"
 
 
 def loss_and_aggregation(config: Config) -> Iterator[str]:
-    """A loss over whole sequences needs its own normalisation; bounds have an order."""
-    loss, aggregation = config["loss"], config["aggregation"]["_target_"]
-    if loss["_target_"] in SEQUENCE_LOSSES and aggregation != SEQUENCE_MEAN:
+    """A loss over whole sequences needs its own normalisation."""
+    loss, aggregation = config["loss"]["_target_"], config["aggregation"]["_target_"]
+    if is_marked(loss, "PER_SEQUENCE") and not is_marked(aggregation, "PER_SEQUENCE"):
         yield (
-            f"{loss['_target_']} gives a whole sequence one weight, and {aggregation} would let "
+            f"{loss} gives a whole sequence one weight, and {aggregation} would let "
             "long sequences count more: use aggregation=sequence_mean"
         )
-    if bounds := ABSOLUTE_BOUNDS.get(loss["_target_"]):
-        low, high = (loss[key] for key in bounds)
-        if low >= high:
-            yield f"loss.{bounds[0]}={low} is not below loss.{bounds[1]}={high}: swap them"
-    dual = value_of(config, "loss.dual_clip")
-    if loss["_target_"] == "losses.ppo_clip.ppo_clip" and dual is not None and dual <= 1:
-        yield f"loss.dual_clip={dual} is a ratio and must exceed 1: 3 is usual, null turns it off"
+
+
+def bounds(config: Config) -> Iterator[str]:
+    """Bounds have an order, and some are ratios that must exceed 1."""
+    for group in ("loss", "correction"):
+        node = config[group]
+        pair = [key for key in fact(node["_target_"], "ORDERED", ()) if node.get(key) is not None]
+        if len(pair) == 2 and node[pair[0]] >= node[pair[1]]:
+            low, high = (f"{group}.{key}={node[key]}" for key in pair)
+            yield f"{low} is not below {high}: swap them"
+        for key in fact(node["_target_"], "ABOVE_ONE", ()):
+            if node.get(key) is not None and node[key] <= 1:
+                yield (
+                    f"{group}.{key}={node[key]} is a ratio and must exceed 1: 3 is usual, null "
+                    "turns it off"
+                )
+    low, high = value_of(config, "buffer.min_reward"), value_of(config, "buffer.max_reward")
+    if low is not None and high is not None and low >= high:
+        yield f"buffer.min_reward={low} is not below buffer.max_reward={high}: swap them"
 
 
 def loss_and_sampler(config: Config) -> Iterator[str]:
     """What the sampler's tokens allow a loss to do with them."""
-    loss, sampler = config["loss"]["_target_"], config["sampler"]
-    imitates = sampler["_target_"] in IMITATORS
-    if loss == SUPERVISED and not imitates:
+    loss, sampler = config["loss"]["_target_"], config["sampler"]["_target_"]
+    imitates, supervised = is_imitator(sampler), is_supervised(loss)
+    if supervised and not imitates:
         yield (
             f"{loss} imitates whatever it is given and sees no reward, so it learns nothing from "
             "the policy's own rollouts: add sampler=demonstrations, or choose another loss"
         )
-    if imitates and loss != SUPERVISED:
+    if imitates and not supervised:
+        needs = {
+            "rewards": reads(loss, ADVANTAGES),
+            "the sampler's logprobs": reads(loss, RATIO),
+            "tokens that the policy sampled": not reads(loss, ADVANTAGES | RATIO),
+        }
         yield (
-            f"{loss} needs rewards and the sampler's logprobs, and demonstrations have neither: "
-            "add loss=sft, or choose sampler=async"
+            f"{loss} needs {' and '.join(need for need, is_so in needs.items() if is_so)}, and "
+            f"{sampler} gives text that no policy sampled: add loss=sft, or choose sampler=async"
         )
-    neutral = {
-        "top_p": 1.0,
-        "top_k": -1,
-        "min_p": 0.0,
-        "repetition_penalty": 1.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-    }
-    changed = [f"sampler.{k}={sampler[k]}" for k, v in neutral.items() if sampler.get(k, v) != v]
+
+
+def changed_sampling(config: Config) -> Iterator[str]:
+    """A loss takes what is sampled for the policy's, divided by its probability or as it is."""
+    loss, sampler = config["loss"]["_target_"], config["sampler"]
+    changed = [
+        f"sampler.{key}={sampler[key]}"
+        for key, neutral in NEUTRAL_SAMPLING.items()
+        if sampler.get(key, neutral) != neutral
+    ]
     if changed and uses_ratio(loss) and not sampler.get("allow_biased_ratio", False):
         yield (
             f"{' and '.join(changed)} changes what is sampled, so every ratio in {loss} is biased: "
@@ -83,29 +103,30 @@ def loss_and_sampler(config: Config) -> Iterator[str]:
 def reference(config: Config) -> Iterator[str]:
     """What reads a reference, and which one it gets."""
     node, loss = config["reference"], config["loss"]["_target_"]
-    kind, teaches = node["_target_"], reads(loss, {"ref_logprobs"})
+    kind, teaches = node["_target_"], reads(loss, REFERENCE)
+    exists, is_policy = fact(kind, "has_logprobs", True), fact(kind, "is_policy", False)
     if not needs_reference(config):
-        if kind not in (NO_REFERENCE, INITIAL) or node.get("refresh_every"):
+        if (exists and not is_policy) or node.get("refresh_every"):
             yield (
                 f"nothing reads the reference {kind}: add kl.beta=0.01, or loss=distill for a "
                 "teacher, or leave reference out"
             )
-    elif kind == NO_REFERENCE:
+    elif not exists:
         reader = loss if teaches else f"kl.beta={config['kl']['beta']}"
         remedy = "model reference.path=<the teacher>" if teaches else "initial"
         yield f"{reader} needs a reference and reference=none has none: use reference={remedy}"
-    if teaches and kind == INITIAL:
+    if teaches and is_policy:
         yield (
             f"{loss} learns from a teacher, and reference=initial is the policy itself: use "
             "reference=model reference.path=<the teacher>"
         )
-    if node.get("refresh_every") and config["adapter"]["_target_"] == LORA:
+    if node.get("refresh_every") and fact(config["adapter"]["_target_"], "freezes_base", False):
         yield (
             f"reference.refresh_every={node['refresh_every']} moves the reference, which with "
             "adapter=lora is the frozen base: set it to 0, or use adapter=none"
         )
     temperature = value_of(config, "sampler.temperature")
-    if kind == "rl.learner.reference.Endpoint" and temperature not in (None, 1):
+    if fact(kind, "only_temperature_1", False) and temperature not in (None, 1):
         yield (
             f"reference=endpoint returns logprobs at temperature 1 and sampler.temperature="
             f"{temperature}: sample at 1, or load the teacher with reference=model"
@@ -120,12 +141,12 @@ def divergence(config: Config) -> Iterator[str]:
         if kl["target_kl"] is not None:
             yield f"kl.target_kl={kl['target_kl']} steers kl.beta=0, which stays 0: try kl=k3"
         return
-    if place == "loss" and estimator == "losses.kl.k1":
+    if place == "loss" and is_marked(estimator, "FOR_REWARD"):
         yield (
-            "kl.place=loss with losses.kl.k1 has a gradient of zero on average: use "
+            f"kl.place=loss with {estimator} has a gradient of zero on average: use "
             "kl.place=reward, or kl=k3"
         )
-    if place == "reward" and estimator != "losses.kl.k1":
+    if place == "reward" and not is_marked(estimator, "FOR_REWARD"):
         yield f"kl.place=reward with {estimator} is no unbiased penalty: use kl=k1"
     if place == "reward" and config["reward"]["normalise_each"]:
         yield (
@@ -137,80 +158,79 @@ def divergence(config: Config) -> Iterator[str]:
 def old_logprobs(config: Config) -> Iterator[str]:
     """Several updates of a batch, and the correction that they need."""
     updates, loss = config["updates_per_batch"], config["loss"]["_target_"]
-    correction = config["correction"]
-    kind = correction["_target_"]
-    if updates > 1 and loss != SUPERVISED and not uses_ratio(loss):
+    correction = config["correction"]["_target_"]
+    if updates > 1 and not is_supervised(loss) and not uses_ratio(loss):
         yield (
             f"{loss} takes a batch as sampled by the very policy it trains, which is so in the "
             f"first of updates_per_batch={updates} only: use updates_per_batch=1 or loss=cispo"
         )
-    if kind != NO_CORRECTION and updates == 1:
+    if not is_marked(correction, "NEUTRAL") and updates == 1:
         yield (
             "with updates_per_batch=1 ratios are taken to the sampler, which corrects already; "
-            f"{kind} would count the difference twice: use correction=none or updates_per_batch=2"
+            f"{correction} would count the difference twice: use correction=none or "
+            "updates_per_batch=2"
         )
-    low, high = correction.get("low"), correction.get("high")
-    if low is not None and high is not None and low >= high:
-        yield f"correction.low={low} is not below correction.high={high}: swap them"
 
 
 def rewards_before_advantages(config: Config) -> Iterator[str]:
-    """Rewards that an advantage cannot take, and groups that no buffer would let pass."""
+    """Rewards that an advantage cannot take."""
     truncation, shaping = config["truncation"]["_target_"], config["reward"]
+    advantage = config["advantage"]["_target_"]
+    lowers = is_marked(truncation, "LOWERS_REWARDS")
     lowered = {
-        "truncation=penalty": truncation == "rl.rollouts.truncation.penalty",
+        truncation: lowers,
         # Then what truncation changed is a reward of its own (rl/rollouts/credit.py).
-        "truncation=zero_reward with reward.normalise_each": truncation
-        == "rl.rollouts.truncation.zero_reward"
+        f"{truncation} with reward.normalise_each": not lowers
+        and is_marked(truncation, "CHANGES_REWARDS")
         and shaping["normalise_each"],
         "reward.length_penalty": shaping["length_penalty"] > 0,
         "kl.place=reward": config["kl"]["beta"] > 0 and config["kl"]["place"] == "reward",
     }
     for what, is_on in lowered.items():
-        if is_on and config["advantage"]["_target_"] == "losses.advantages.max_rl":
-            yield f"advantage=max_rl needs rewards >= 0 and {what} lowers them: use group_mean"
-    low, high = value_of(config, "buffer.min_reward"), value_of(config, "buffer.max_reward")
-    if low is not None and high is not None and low >= high:
-        yield f"buffer.min_reward={low} is not below buffer.max_reward={high}: swap them"
+        if is_on and is_marked(advantage, "NON_NEGATIVE"):
+            yield f"{advantage} needs rewards >= 0 and {what} lowers them: use advantage=group_mean"
 
 
 def demonstrations(config: Config) -> Iterator[str]:
     """What has no meaning where every reward is 1 and nothing was sampled."""
-    if config["sampler"]["_target_"] not in IMITATORS:
+    sampler = config["sampler"]["_target_"]
+    if not is_imitator(sampler):
         return
     dead = {
-        "truncation": config["truncation"]["_target_"] != "rl.rollouts.truncation.keep",
+        "truncation": not is_marked(config["truncation"]["_target_"], "NEUTRAL"),
         "reward.length_penalty": config["reward"]["length_penalty"] != 0,
         "reward.normalise_each": config["reward"]["normalise_each"],
-        "correction": config["correction"]["_target_"] != NO_CORRECTION,
-        "buffer": config["buffer"]["_target_"] != "rl.rollouts.buffer.FifoBuffer",
+        "correction": not is_marked(config["correction"]["_target_"], "NEUTRAL"),
+        "buffer": fact(config["buffer"]["_target_"], "judges_rewards", False),
         "kl.place=reward": config["kl"]["place"] == "reward" and config["kl"]["beta"] > 0,
     }
     for what in (name for name, is_set in dead.items() if is_set):
         yield (
-            f"{what} says what to do with sampled rollouts, and demonstrations are none: leave it "
+            f"{what} says what to do with sampled rollouts, and {sampler} gives none: leave it "
             "out, or choose sampler=async"
         )
 
 
 def text_alone(config: Config) -> Iterator[str]:
     """What a client or a sampler that has no tokens of the policy's cannot do."""
-    if config["client"]["_target_"] == MESSAGES:
+    client, sampler = config["client"]["_target_"], config["sampler"]["_target_"]
+    if not fact(client, "needs_vllm", True):
         yield (
-            "client=messages gets words, and training needs the very tokens with their logprobs: "
+            f"{client} gets words, and training needs the very tokens with their logprobs: "
             "use client=renderer or client=tokens (python evaluate.py takes client=messages)"
         )
-    is_evaluated = config["evaluation"]["_target_"] != NO_EVALUATION
-    if is_evaluated and config["sampler"]["_target_"] in IMITATORS:
+    if fact(config["evaluation"]["_target_"], "evaluates", True) and is_imitator(sampler):
         yield (
-            "evaluation plays the policy, and with demonstrations no vLLM is started that could: "
+            f"evaluation plays the policy, and with {sampler} no vLLM is started that could: "
             "use evaluation=none, and python evaluate.py on a checkpoint"
         )
 
 
 ALGORITHM_RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     loss_and_aggregation,
+    bounds,
     loss_and_sampler,
+    changed_sampling,
     reference,
     divergence,
     old_logprobs,

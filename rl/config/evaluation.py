@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 import yaml
 
-from rl.config.algorithm_rules import IMITATORS, MESSAGES
 from rl.config.annotations import Node
 from rl.config.check import check
+from rl.config.facts import fact, is_imitator
 from rl.config.limits import range_problems
 from rl.config.rules import lengths, model_folders, rewards
 from rl.config.schema import SAVED
-from rl.config.transport import TINY
+from rl.config.signatures import read
 
 Config = Mapping[str, Any]
 _ADAPTER = "adapter_config.json"
@@ -56,12 +56,21 @@ def checked(config: Config) -> Evaluation:
     """
     config = {key: config[key] for key in config if key not in ("adapter", "evaluation")}
     client, model = config.get("client"), config.get("model")
-    if isinstance(client, Mapping) and client.get("_target_") == MESSAGES:
+    if isinstance(client, Mapping) and not _needs_vllm(client):
         config |= {"model": None, "inference": None, "adapter_path": None}
     elif isinstance(model, Mapping) and (base := _base_of(model.get("path"))):
         config |= {"model": {**model, "path": base}, "adapter_path": model["path"]}
     check(config, f"{__name__}.Evaluation", _problems)
     return Evaluation(**config)
+
+
+def _needs_vllm(client: Config) -> bool:
+    """Whether a client asks a vLLM of ours; one that cannot be read is for the check to refuse."""
+    try:
+        read(str(client.get("_target_")))
+    except LookupError:
+        return True
+    return fact(client["_target_"], "needs_vllm", True)
 
 
 def _base_of(path: Any) -> str | None:
@@ -78,10 +87,12 @@ def _problems(config: Config) -> list[str]:
 
 def _policy(config: Config) -> Iterator[str]:
     """There must be something to evaluate, and a way of asking it."""
-    if config["sampler"]["_target_"] in IMITATORS:
-        yield "an evaluation plays the policy, and demonstrations need none: use sampler=async"
+    sampler = config["sampler"]["_target_"]
+    if is_imitator(sampler):
+        yield f"an evaluation plays the policy, and {sampler} needs none: use sampler=async"
     model = config["model"]
-    if model and (model["_target_"] == TINY or model.get("warm_start") is not None):
+    drawn = model and fact(model["_target_"], "drawn_by_trainer", False)
+    if model and (drawn or model.get("warm_start") is not None):
         yield (
             "an evaluation trains nothing, so it needs a model that is ready: use model=hf "
             "model.path=<a model's folder, such as outputs/<run>/checkpoints/step_000150/hf>"

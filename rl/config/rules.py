@@ -9,17 +9,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rl.config.algorithm_rules import ALGORITHM_RULES, IMITATORS
+from rl.config.algorithm_rules import ALGORITHM_RULES
+from rl.config.facts import fact, is_imitator, is_marked
 from rl.config.limits import range_problems, value_of
 from rl.config.resume_rules import run_folder_problems
-from rl.config.transport import LORA, obstacle
+from rl.config.transport import obstacle
 
 Config = Mapping[str, Any]
 
-GROUP_ADVANTAGES = tuple(
-    f"losses.advantages.{name}" for name in ("group_mean", "group_zscore", "rloo", "max_rl")
-)
-MUON = "rl.learner.optim.Muon"
 HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 
 
@@ -42,8 +39,8 @@ def batches(config: Config) -> Iterator[str]:
     if batch < ranks:
         yield f"batch_size={batch} leaves some of trainer.ranks={ranks} idle: use at most {batch}"
     advantage = config["advantage"]["_target_"]
-    is_compared = advantage in GROUP_ADVANTAGES and config["sampler"]["_target_"] not in IMITATORS
-    if group == 1 and is_compared:
+    is_sampled = not is_imitator(config["sampler"]["_target_"])
+    if group == 1 and is_sampled and is_marked(advantage, "COMPARES"):
         yield (
             f"group_size=1 with {advantage} makes every advantage 0, for it compares the rollouts "
             "of a group: use group_size=8 or so, or advantage=none"
@@ -66,9 +63,10 @@ def lengths(config: Config) -> Iterator[str]:
 def optimizer_and_sharding(config: Config) -> Iterator[str]:
     """Muon needs every matrix whole; from stage 1 on ZeRO flattens and splits them."""
     stage = value_of(config, "deepspeed.zero_optimization.stage")
-    if config["optim"]["_target_"] == MUON and stage:
+    optimizer = config["optim"]["_target_"]
+    if fact(optimizer, "whole_matrices", False) and stage:
         yield (
-            f"{MUON} orthogonalises whole matrices, and ZeRO stage {stage} gives an optimizer "
+            f"{optimizer} orthogonalises whole matrices, and ZeRO stage {stage} gives an optimizer "
             "flattened pieces of them: use deepspeed=zero0, or optim=adamw"
         )
 
@@ -97,7 +95,7 @@ def adapter(config: Config) -> Iterator[str]:
     chosen = config["adapter"]
     if config["sync"]["transport"] == "adapter" and (why := obstacle(chosen, config["model"])):
         yield f"sync=adapter, but {why}"
-    if chosen["_target_"] == LORA and not chosen["target_modules"]:
+    if fact(chosen["_target_"], "freezes_base", False) and not chosen["target_modules"]:
         yield (
             "adapter.target_modules=[] leaves LoRA no layer: use all-linear, or name some, such as "
             "[q_proj, v_proj]"

@@ -70,14 +70,14 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 @cache
 def source(name: str) -> Module | None:
     """The parsed file of a module, or None where there is no such Python file."""
-    spec = _spec(name)
+    spec = spec_of(name)
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         return None
     path = Path(spec.origin)
     return Module(name, path, ast.parse(path.read_bytes(), filename=str(path)))
 
 
-def _spec(name: str) -> ModuleSpec | None:
+def spec_of(name: str) -> ModuleSpec | None:
     """Like importlib.util.find_spec, which would import the packages above."""
     top, *rest = name.split(".")
     try:
@@ -102,12 +102,53 @@ def resolve(module: Module, name: str) -> tuple[Module, ast.stmt] | None:
                 return module, statement
             case ast.AnnAssign(target=ast.Name(id=target)) if target == name:
                 return module, statement
+    for origin, there in imported(module, name):
+        known = source(origin) if there else None
+        if known and (found := resolve(known, there)):
+            return found
+    return None
+
+
+def meaning(module: Module, expression: ast.expr) -> tuple[Module, ast.stmt] | None:
+    """Like `resolve`, for `name` and for `package.module.name`."""
+    match expression:
+        case ast.Name(id=name):
+            return resolve(module, name)
+        case ast.Attribute(value=value, attr=name):
+            owner = _module_named(module, value)
+            origin = source(owner) if owner else None
+            return resolve(origin, name) if origin else None
+    return None
+
+
+def _module_named(module: Module, expression: ast.expr) -> str | None:
+    """The module that `name` or `package.module` is in another module."""
+    match expression:
+        case ast.Name(id=name):
+            names = [f"{origin}.{there}".strip(".") for origin, there in imported(module, name)]
+        case ast.Attribute(value=value, attr=name):
+            owner = _module_named(module, value)
+            names = [f"{owner}.{name}"] if owner else []
+        case _:
+            names = []
+    return next((name for name in names if spec_of(name)), None)
+
+
+def imported(module: Module, name: str) -> Iterator[tuple[str, str]]:
+    """Where an import takes a name from: a module and the name there, "" for the module itself."""
+    for statement in module.statements():
+        match statement:
             case ast.ImportFrom():
                 for alias in statement.names:
-                    if (alias.asname or alias.name) == name:
-                        origin = source(_absolute(module, statement))
-                        return resolve(origin, alias.name) if origin else None
-    return None
+                    if alias.name == "*" or name == (alias.asname or alias.name):
+                        there = name if alias.name == "*" else alias.name
+                        yield _absolute(module, statement), there
+            case ast.Import():
+                for alias in statement.names:
+                    if alias.asname == name:
+                        yield alias.name, ""
+                    elif not alias.asname and alias.name.partition(".")[0] == name:
+                        yield name, ""
 
 
 def _absolute(module: Module, statement: ast.ImportFrom) -> str:
@@ -142,7 +183,7 @@ def read(target: str) -> Signature:
 def _siblings(name: str) -> list[str]:
     """Modules of the package that a module was looked for in."""
     package = name.rpartition(".")[0]
-    spec = _spec(package) if package else None
+    spec = spec_of(package) if package else None
     folders = spec.submodule_search_locations or [] if spec else []
     return [f"{package}.{p.stem}" for folder in folders for p in Path(folder).glob("*.py")]
 
@@ -162,15 +203,16 @@ def _init(module: Module, definition: ast.ClassDef) -> Signature | None:
             return _parameters(module, statement.args, skip=1, is_class=True)
     if _dataclass_options(definition) is not None:
         return _fields(module, definition)
-    inherited = (_init(*base) for base in _bases(module, definition))
+    inherited = (_init(*base) for base in bases(module, definition))
     return next((signature for signature in inherited if signature), None)
 
 
-def _bases(module: Module, definition: ast.ClassDef) -> Iterator[tuple[Module, ast.ClassDef]]:
+def bases(module: Module, definition: ast.ClassDef) -> Iterator[tuple[Module, ast.ClassDef]]:
+    """The classes that a class inherits from, where they are written in Python."""
     for base in definition.bases:
         while isinstance(base, ast.Subscript):  # Base[T]
             base = base.value
-        found = resolve(module, base.id) if isinstance(base, ast.Name) else None
+        found = meaning(module, base)
         if found and isinstance(found[1], ast.ClassDef):
             yield found[0], found[1]
 
@@ -188,7 +230,7 @@ def _fields(module: Module, definition: ast.ClassDef) -> Signature:
     """The signature @dataclass writes: the bases' fields first; keyword-only ones are the knobs."""
     knobs: dict[str, Knob] = {}
     positional: list[str] = []
-    for base_module, base in reversed(list(_bases(module, definition))):
+    for base_module, base in reversed(list(bases(module, definition))):
         if _dataclass_options(base) is not None:
             inherited = _fields(base_module, base)
             knobs |= inherited.knobs

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from rl.config.facts import fact
+
 Transport = Literal["shm", "adapter"]
 Node = Mapping[str, Any]
 
-LORA = "rl.model.lora.LoRA"
-TINY = "rl.model.tiny.TinyModel"
 # The room vLLM can keep for an adapter.
 VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
@@ -22,7 +22,7 @@ def transport(sync: Node, adapter: Node, model: Node) -> Transport:
 
 def obstacle(adapter: Node, model: Node) -> str | None:
     """Return why the adapter alone cannot be pushed, None where it can: values, then remedy."""
-    if adapter["_target_"] != LORA:
+    if not fact(adapter["_target_"], "freezes_base", False):
         return "there is no adapter: add adapter=lora, or use sync=auto"
     if adapter["modules_to_save"]:
         return (
@@ -34,7 +34,7 @@ def obstacle(adapter: Node, model: Node) -> str | None:
             f"vLLM takes adapter.rank={VLLM_RANKS[-1]} at most, not {adapter['rank']}: lower it, "
             "or use sync=shm"
         )
-    if model["_target_"] == TINY and model["warm_start"] is None:
+    if fact(model["_target_"], "drawn_by_trainer", False) and model["warm_start"] is None:
         return (
             "the model is drawn by the trainer, so vLLM has no base to add an adapter to: give "
             "model.warm_start, or use sync=shm"

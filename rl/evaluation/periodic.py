@@ -11,6 +11,7 @@ that trains v; the line of the last version holds nothing else.
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from envs.episode import Example
 from envs.protocol import Environment
@@ -25,6 +26,8 @@ from rl.sampling.player import Player
 @dataclass(frozen=True, kw_only=True)
 class NoEvaluation:
     """conf/evaluation/none.yaml: rewards of training rollouts are all there is."""
+
+    evaluates: ClassVar[bool] = False
 
     def due(self, version: int, last: int) -> bool:  # noqa: ARG002 for those that do
         """Never."""

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from rl.config.build import build
-from rl.config.loss_reads import needs_reference
+from rl.config.facts import needs_reference
 from rl.config.schema import Run
 from rl.learner.kl import KLPenalty
 from rl.learner.objective import Objective

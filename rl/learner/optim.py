@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 if TYPE_CHECKING:
     import torch
@@ -83,6 +83,8 @@ class Muon(AdamW):
         adamw_ratio: AdamW's learning rate, in units of Muon's.
 
     """
+
+    whole_matrices: ClassVar[bool] = True
 
     momentum: float
     nesterov: bool

@@ -12,7 +12,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import httpx
 import torch
@@ -66,6 +66,8 @@ class ReferenceSetting:
 class NoReference:
     """conf/reference/none.yaml."""
 
+    has_logprobs: ClassVar[bool] = False
+
     def start(self, setting: ReferenceSetting) -> Reference:  # noqa: ARG002 one signature for all
         """Nothing may ask for one."""
         raise AssertionError("rl/config/algorithm_rules.py refuses what needs a reference here")
@@ -80,6 +82,8 @@ class InitialPolicy:
         refresh_mix: share of the policy in the refreshed reference; 1 replaces it.
 
     """
+
+    is_policy: ClassVar[bool] = True  # the policy itself, as it was
 
     refresh_every: int
     refresh_mix: float
@@ -190,6 +194,8 @@ class Endpoint:
         timeout: seconds for one row.
 
     """
+
+    only_temperature_1: ClassVar[bool] = True
 
     url: str
     model: str

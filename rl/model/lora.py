@@ -13,7 +13,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,6 +37,8 @@ class NoAdapter:
 @dataclass(frozen=True, kw_only=True)
 class LoRA:
     """Which layers get trained matrices, and of what size (conf/adapter/lora.yaml)."""
+
+    freezes_base: ClassVar[bool] = True
 
     rank: int
     alpha: float

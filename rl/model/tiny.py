@@ -87,6 +87,7 @@ class TinyModel:
     warm_start: Node | None
 
     renderer: ClassVar[str] = "qwen3"
+    drawn_by_trainer: ClassVar[bool] = True  # no weights are there before it
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_tokens < self.max_seq_len:

@@ -10,6 +10,7 @@ would leave behind. To wait only for the groups that are due by now would not do
 
 from collections import Counter
 from collections.abc import Collection
+from typing import ClassVar
 
 from rl.records import Group
 
@@ -71,6 +72,8 @@ class DifficultyBuffer(FifoBuffer):
         max_reward: a group whose mean lies above is too easy.
 
     """
+
+    judges_rewards: ClassVar[bool] = True
 
     def __init__(
         self, *, min_spread: float, min_reward: float | None, max_reward: float | None

@@ -15,6 +15,10 @@ from dataclasses import dataclass
 
 from rl.records import Rollout
 
+NEUTRAL = ("keep",)  # does nothing to what was cut off
+LOWERS_REWARDS = ("penalty",)
+CHANGES_REWARDS = ("penalty", "zero_reward")
+
 
 @dataclass(frozen=True)
 class Standing:

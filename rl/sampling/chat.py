@@ -92,7 +92,7 @@ class ChatSetting:
 class ChatClient(Protocol):
     """One choice of conf/client."""
 
-    ours: ClassVar[bool]  # it needs a vLLM of ours
+    needs_vllm: ClassVar[bool]  # tokens, by a vLLM of the run
 
     def connect(self, setting: ChatSetting) -> AbstractAsyncContextManager[Chat]:
         """Return the chat, for as long as the block lasts."""

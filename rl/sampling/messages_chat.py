@@ -45,7 +45,7 @@ class SpokenCompletion(Completion):
 class MessagesClient:
     """conf/client/messages.yaml: which server, which model, and the name of the key's variable."""
 
-    ours: ClassVar[bool] = False
+    needs_vllm: ClassVar[bool] = False
     url: str
     model: str
     api_key_variable: str

@@ -120,7 +120,7 @@ def render(
 class RendererClient:
     """conf/client/renderer.yaml: tokens in, tokens out, rendered here."""
 
-    ours: ClassVar[bool] = True
+    needs_vllm: ClassVar[bool] = True
     on_rewrite: Literal["extend", "fork", "refuse"]
 
     @asynccontextmanager

@@ -48,7 +48,7 @@ class TokensChat(RendererChat):
 class TokensClient:
     """conf/client/tokens.yaml: the server's own chat template, then tokens in, tokens out."""
 
-    ours: ClassVar[bool] = True
+    needs_vllm: ClassVar[bool] = True
     on_rewrite: Literal["fork", "refuse"]
 
     @asynccontextmanager

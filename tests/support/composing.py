@@ -19,11 +19,17 @@ CONF, SWEEPS = REPO / "conf", REPO / "sweeps"
 Changes = Mapping[str, Any]
 
 
-def composed(*overrides: str, sweep: str | None = None) -> dict[str, Any]:
-    """Resolved, from conf/train.yaml or from a primary config in sweeps/."""
+def composed(
+    *overrides: str, sweep: str | None = None, config_dir: Path | None = None
+) -> dict[str, Any]:
+    """Resolved, from conf/train.yaml or from a primary config in sweeps/.
+
+    `config_dir` is a folder with choices of one's own, as for --config-dir.
+    """
     folder, primary = (SWEEPS, sweep) if sweep else (CONF, "train")
     with initialize_config_dir(str(folder), version_base=None):
-        search = f"hydra.searchpath=[file://{CONF}]"
+        own = f",file://{config_dir}" if config_dir else ""
+        search = f"hydra.searchpath=[file://{CONF}{own}]"
         config = compose(primary, [search, *overrides], return_hydra_config=True)
         HydraConfig.instance().set_config(config)
         return resolved(config)

@@ -94,7 +94,8 @@ REFUSED: dict[str, tuple[Changes, str]] = {
     ),
     "max_rl and the soft limit": (
         {**MAX_RL, **PENALTY},
-        "advantage=max_rl needs rewards >= 0 and truncation=penalty lowers them: use group_mean",
+        "max_rl needs rewards >= 0 and rl.rollouts.truncation.penalty lowers them: "
+        "use advantage=group_mean",
     ),
     "max_rl and length": (
         {**MAX_RL, "reward.length_penalty": 0.1},
@@ -103,7 +104,7 @@ REFUSED: dict[str, tuple[Changes, str]] = {
     "max_rl and divergence": ({**MAX_RL, **IN_REWARD}, "and kl.place=reward lowers them"),
     "max_rl and what truncation took": (
         {**MAX_RL, **ZERO_REWARD, "reward.normalise_each": True},
-        "and truncation=zero_reward with reward.normalise_each lowers them: use group_mean",
+        "truncation.zero_reward with reward.normalise_each lowers them: use advantage=group_mean",
     ),
     "buffer bounds": (
         {**DIFFICULTY, "buffer.min_reward": 0.9, "buffer.max_reward": 0.9},
@@ -116,7 +117,8 @@ REFUSED: dict[str, tuple[Changes, str]] = {
     ),
     "many rewards of demonstrations": (
         {**SFT, "reward.normalise_each": True},
-        "reward.normalise_each says what to do with sampled rollouts, and demonstrations are none",
+        "reward.normalise_each says what to do with sampled rollouts, and "
+        "rl.sampling.demonstrations.DemonstrationSampler gives none: leave it out",
     ),
     "correcting demonstrations": (
         {**SFT, **TWICE, **corrected("mis")},

@@ -1,0 +1,193 @@
+"""What a target says of itself, and what it reads, found in its source: nothing is imported.
+
+Rules go by such facts and never by a target's name, so whatever a user writes is understood too.
+
+    class Imitator:        uses_vllm: ClassVar[bool] = False     of the class and its subclasses
+    losses/gspo.py         PER_SEQUENCE = True                   of every function of the file
+    losses/advantages.py   COMPARES = ("group_mean", "rloo")     of those named
+
+What a function calls counts as its own, through helpers and imports, whoever wrote them; libraries
+are not looked into. A mark that its own file states has the last word.
+"""
+
+import ast
+import sysconfig
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rl.config.signatures import (
+    Definition,
+    Module,
+    bases,
+    imported,
+    meaning,
+    resolve,
+    source,
+    spec_of,
+)
+
+Config = Mapping[str, Any]
+
+RATIO = {"anchor", "rollout_logprobs", "old_logprobs"}
+ADVANTAGES, REFERENCE = {"advantages"}, {"ref_logprobs"}
+LIBRARIES = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))
+PROPERTIES = ("property", "cached_property")
+OURS = ("rl", "losses", "envs")  # looked into even where they are installed
+
+
+def uses_ratio(loss: str) -> bool:
+    """Whether a loss reads the probability that its tokens were sampled with."""
+    return reads(loss, RATIO)
+
+
+def is_supervised(loss: str) -> bool:
+    """Whether a loss learns from the tokens alone: no reward, no ratio, no reference."""
+    return not reads(loss, ADVANTAGES | RATIO | REFERENCE)
+
+
+def is_imitator(sampler: str) -> bool:
+    """Whether the text of a sampler was sampled by no policy, so that no vLLM is started."""
+    return not fact(sampler, "uses_vllm", True)
+
+
+def needs_reference(config: Config) -> bool:
+    """Whether the loss or a penalty reads the logprobs of a reference."""
+    return config["kl"]["beta"] > 0 or reads(config["loss"]["_target_"], REFERENCE)
+
+
+def fact(target: str, name: str, default: Any) -> Any:
+    """The value of a class's attribute, inherited ones included, or of a constant of the file."""
+    value = _stated(*_definition(target), name)
+    return default if value is None else value
+
+
+def is_marked(target: str, name: str) -> bool:
+    """Whether a target, or else something that it calls, is marked: True, or the names of those."""
+    for module, statement in _reached(target):
+        mark = _stated(module, statement, name)
+        if isinstance(mark, tuple | list | set):
+            mark = getattr(statement, "name", None) in mark
+        if mark or (mark is not None and (module, statement) == _definition(target)):
+            return bool(mark)
+    return False
+
+
+def reads(target: str, attributes: set[str]) -> bool:
+    """Whether a target, or something that it calls, reads one of these attributes of anything."""
+    return any(
+        name in attributes
+        for _, statement in _reached(target)
+        for node in _code(statement)
+        for name in _names_read(node)
+    )
+
+
+def _definition(target: str) -> tuple[Module, ast.stmt]:
+    name, _, attribute = target.rpartition(".")
+    module = source(name)
+    found = resolve(module, attribute) if module else None
+    assert found, f"{target} was found before"
+    return found
+
+
+def _stated(module: Module, statement: ast.stmt, name: str) -> Any:
+    """What a class or the file of a function says under a name; None where nothing is said."""
+    if not isinstance(statement, ast.ClassDef):
+        return _constant(module.statements(), name)
+    value = _constant(statement.body, name)
+    inherited = (_stated(*base, name) for base in bases(module, statement))
+    return value if value is not None else next((v for v in inherited if v is not None), None)
+
+
+def _constant(statements: Iterator[ast.stmt] | list[ast.stmt], name: str) -> Any:
+    for statement in statements:
+        match statement:
+            case (
+                ast.Assign(targets=[ast.Name(id=target)], value=value)
+                | ast.AnnAssign(target=ast.Name(id=target), value=ast.expr() as value)
+            ) if target == name:
+                try:
+                    return ast.literal_eval(value)
+                except ValueError:
+                    return None  # worked out at run time
+    return None
+
+
+def _reached(target: str) -> Iterator[tuple[Module, ast.stmt]]:
+    """The target's definition, then those of everything that its code names."""
+    start = _definition(target)
+    home = _package(start[0].name)  # a user's losses may be an installed package
+    stack, seen = [start], {id(start[1])}
+    while stack:
+        module, statement = stack.pop()
+        yield module, statement
+        for found in _named(module, statement, home):
+            package = _package(found[0].name)
+            if id(found[1]) not in seen and (package == home or not _is_library(package)):
+                seen.add(id(found[1]))
+                stack.append(found)
+
+
+def _named(module: Module, statement: ast.stmt, home: str) -> Iterator[tuple[Module, ast.stmt]]:
+    """What the names in a statement mean, those of its own variables excepted."""
+    nodes = list(_code(statement))
+    skipped = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    skipped |= {n.arg for n in nodes if isinstance(n, ast.arg)}
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom):  # inside of a function
+            inner = Module(module.name, module.path, ast.Module([node], []))
+            found = [resolve(inner, alias.asname or alias.name) for alias in node.names]
+        elif isinstance(node, ast.Name | ast.Attribute):
+            root = ast.unparse(node).partition(".")[0]
+            origins = {_package(origin) for origin, _ in imported(module, root)} - {home}
+            foreign = root in skipped or any(_is_library(origin) for origin in origins)
+            found = [] if foreign else [meaning(module, node)]
+        else:
+            continue
+        yield from filter(None, found)
+    if isinstance(statement, ast.ClassDef):
+        yield from bases(module, statement)
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def _code(node: ast.AST) -> Iterator[ast.AST]:
+    """A node and all in it; not annotations, which run nothing, nor properties, unless read."""
+    yield node
+    for field, value in ast.iter_fields(node):
+        for child in value if isinstance(value, list) else [value]:
+            runs = field not in ("annotation", "returns") and not _is_property(child)
+            if runs and isinstance(child, ast.AST):
+                yield from _code(child)
+
+
+def _is_property(node: ast.AST) -> bool:
+    return isinstance(node, Definition) and any(
+        ast.unparse(decorator).rpartition(".")[2] in PROPERTIES for decorator in node.decorator_list
+    )
+
+
+def _names_read(node: ast.AST) -> list[str]:
+    match node:
+        case ast.Attribute(attr=name, ctx=ast.Load()):
+            return [name]
+        case ast.Call(func=ast.Name(id="getattr"), args=[_, ast.Constant(value=str(name)), *_]):
+            return [name]
+        case ast.MatchClass(kwd_attrs=names):
+            return names
+    return []
+
+
+@cache
+def _is_library(package: str) -> bool:
+    """Whether a top-level package came with Python or was installed."""
+    if package in OURS:
+        return False
+    spec = spec_of(package)
+    places = [spec.origin, *(spec.submodule_search_locations or [])] if spec else []
+    files = [Path(place) for place in places if place and Path(place).is_absolute()]
+    return any(file.is_relative_to(folder) for file in files for folder in LIBRARIES) or not files
