@@ -10,6 +10,8 @@ import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+from tests.support.composing import chosen
+
 CONF = Path(__file__).parents[2] / "conf"
 OWN_GROUPS = ("loss", "advantage", "aggregation")
 GROUPS = (*OWN_GROUPS, "sampler", "buffer", "truncation", "kl", "reference")
@@ -47,8 +49,7 @@ def names(config: dict[str, Any]) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("path", FILES, ids=[f"{p.parent.name}/{p.stem}" for p in FILES])
 def test_a_yaml_sets_every_knob_of_its_function_and_no_other(path: Path) -> None:
-    node = yaml.safe_load(path.read_text())
-    node.pop("defaults", None)
+    node = chosen(path.parent.name, path.stem)
     module, _, name = node.pop("_target_").rpartition(".")
     parameters = inspect.signature(getattr(import_module(module), name)).parameters.values()
     knobs = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
@@ -60,10 +61,27 @@ def test_a_yaml_sets_every_knob_of_its_function_and_no_other(path: Path) -> None
 def test_a_yaml_says_what_it_is_and_what_each_knob_does(path: Path) -> None:
     lines = path.read_text().splitlines()
     assert lines[0].startswith("# ")
-    start = next(i for i, line in enumerate(lines) if line.startswith("_target_"))
+    last = "_target_" if "_target_" in yaml.safe_load(path.read_text()) else "  - _self_"
+    start = next(i for i, line in enumerate(lines) if line.startswith(last))
     for i in range(start + 1, len(lines)):
         if not lines[i].startswith("#"):
             assert lines[i - 1].startswith("# "), f"{lines[i]} has no comment above it"
+
+
+def test_the_five_that_clip_like_ppo_say_only_what_is_their_own() -> None:
+    said = {}
+    for path in (CONF / "loss").glob("*.yaml"):
+        keys = set(yaml.safe_load(path.read_text())) - {"defaults"}
+        if chosen("loss", path.stem)["_target_"] == "losses.ppo_clip.ppo_clip":
+            said[path.stem] = keys
+    knobs = {"_target_", "clip_low", "clip_high", "dual_clip"}
+    mere = {"grpo": set(), "dr_grpo": set(), "ppo_clip_kl": set(), "dapo": {"clip_high"}}
+    assert said == {"ppo_clip": knobs, **mere}
+    for name in said:
+        config = composed(f"loss={name}", "advantage=rloo")
+        assert names(config) == ("ppo_clip", "rloo", ALGORITHMS[name][2])
+        high = 0.28 if name == "dapo" else 0.2
+        assert config["loss"] == chosen("loss", "ppo_clip") | {"clip_high": high}
 
 
 @pytest.mark.parametrize("loss", ALGORITHMS)

@@ -56,7 +56,9 @@ def only_problem(config: dict[str, Any]) -> str:
 
 
 def chosen(group: str, choice: str) -> dict[str, Any]:
-    """A node as its YAML file says, without Hydra's part."""
+    """A node as its YAML file says, and those that it starts from; without Hydra's part."""
     node = yaml.safe_load((CONF / group / f"{choice}.yaml").read_text())
-    node.pop("defaults", None)
+    origins = [entry for entry in node.pop("defaults", ()) if isinstance(entry, str)]
+    for origin in (entry for entry in origins if entry != "_self_"):
+        node = {**chosen(group, origin), **node}
     return node
