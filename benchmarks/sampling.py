@@ -101,6 +101,7 @@ def through_server(
         run_folder,
         dtype=run.model["dtype"],
         max_seq_len=run.max_seq_len,
+        seed=run.seed,
         adapter=None,
     ) as vllm:
         vllm.set_version(VERSION)

@@ -93,11 +93,17 @@ def changed_sampling(config: Config) -> Iterator[str]:
         for key, neutral in NEUTRAL_SAMPLING.items()
         if sampler.get(key, neutral) != neutral
     ]
-    if changed and uses_ratio(loss) and not sampler.get("allow_biased_ratio", False):
-        yield (
-            f"{' and '.join(changed)} changes what is sampled, so every ratio in {loss} is biased: "
-            "leave it out, or accept that with sampler.allow_biased_ratio=true"
-        )
+    if not changed or is_supervised(loss) or sampler.get("allow_biased_ratio", False):
+        return
+    what = (
+        f"every ratio in {loss} is biased"
+        if uses_ratio(loss)
+        else f"{loss}, which takes rollouts for the policy's own, is biased"
+    )
+    yield (
+        f"{' and '.join(changed)} changes what is sampled, so {what}: leave it out, or accept that "
+        "with sampler.allow_biased_ratio=true"
+    )
 
 
 def reference(config: Config) -> Iterator[str]:

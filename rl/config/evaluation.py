@@ -24,6 +24,7 @@ _ADAPTER = "adapter_config.json"
 class Evaluation:
     """The top level of conf/evaluate.yaml, resolved. Values are explained there."""
 
+    seed: int  # of vLLM's sampling
     num_examples: int
     rollouts_per_example: int
     split: Literal["train", "eval"]

@@ -99,6 +99,7 @@ def _serving(evaluation: Evaluation, run_folder: RunFolder) -> Iterator[None]:
         run_folder,
         dtype=evaluation.model["dtype"],
         max_seq_len=evaluation.max_seq_len,
+        seed=evaluation.seed,
         adapter=room,
     ) as vllm:
         if evaluation.adapter_path is not None:

@@ -70,10 +70,12 @@ class VLLMServer:
         *,
         dtype: str,
         max_seq_len: int,
+        seed: int,
         adapter: AdapterRoom | None,
     ) -> list[str]:
         """Return the command line; `vllm serve` is avoided because the CPU build lacks it.
 
+        `seed` is what tokens are drawn with; without one every vLLM draws the same.
         `adapter` is the room for one that the trainer will push, None for whole weights.
         """
         ours: dict[str, Any] = {
@@ -82,6 +84,7 @@ class VLLMServer:
             "uds": socket,
             "dtype": dtype,
             "max-model-len": max_seq_len,
+            "seed": seed,
             "logprobs-mode": "processed_logprobs",  # after temperature, as the policy sampled
             "enable-scale-out": True,  # token-in, token-out route
             "weight-transfer-config": f'{{"backend": "{"adapter" if adapter else "shm"}"}}',
@@ -143,6 +146,7 @@ def vllm_child(
     *,
     dtype: str,
     max_seq_len: int,
+    seed: int,
     adapter: AdapterRoom | None,
 ) -> Child:
     """Return vLLM for the model of a run folder, not yet started; it listens on the run's socket.
@@ -154,6 +158,7 @@ def vllm_child(
         run_folder.vllm_socket,
         dtype=dtype,
         max_seq_len=max_seq_len,
+        seed=seed,
         adapter=adapter,
     )
     env, log = server.environment(adapter=adapter), run_folder.path / LOG
@@ -167,6 +172,7 @@ def serving(
     *,
     dtype: str,
     max_seq_len: int,
+    seed: int,
     adapter: AdapterRoom | None,
 ) -> Iterator[VLLMRoutes]:
     """Serve the model of a run folder for as long as the block lasts; yield its routes.
@@ -184,6 +190,7 @@ def serving(
             stack.enter_context(Reaper()),
             dtype=dtype,
             max_seq_len=max_seq_len,
+            seed=seed,
             adapter=adapter,
         )
         stack.enter_context(child)

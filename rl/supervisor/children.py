@@ -44,6 +44,7 @@ class Children:
                 self._reaper,
                 dtype=run.model["dtype"],
                 max_seq_len=run.max_seq_len,
+                seed=run.seed,
                 adapter=room,
             )
             child.start()

@@ -38,7 +38,14 @@ class ScriptedVLLM:
     args: dict[str, Any]
 
     def command(
-        self, model: Path, socket: Path, *, dtype: str, max_seq_len: int, adapter: Any | None
+        self,
+        model: Path,
+        socket: Path,
+        *,
+        dtype: str,
+        max_seq_len: int,
+        seed: int,
+        adapter: Any | None,
     ) -> list[str]:
         """Return the command line."""
         flags = [*("--model", model), *("--uds", socket), *("--max-model-len", max_seq_len)]

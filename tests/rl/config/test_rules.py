@@ -127,10 +127,6 @@ ALLOWED: dict[str, Changes] = {
     "gspo per sequence": {**GSPO, "aggregation": SEQUENCE_MEAN},
     "imitating demonstrations": SFT,
     "imitating one demonstration each": {**SFT, "group_size": 1},
-    "truncated sampling without a ratio": {
-        "loss": chosen("loss", "reinforce"),
-        "sampler.top_p": 0.9,
-    },
     "truncated sampling, knowingly": {"sampler.top_p": 0.9, "sampler.allow_biased_ratio": True},
     "muon with whole matrices": {"optim": MUON, "deepspeed": ZERO[0]},
     "muon with DeepSpeed's default stage": {"optim": MUON, "deepspeed": {}},
@@ -158,9 +154,10 @@ def test_a_combination_that_makes_sense_is_allowed(name: str, config: dict[str, 
 
 
 RATIO_LOSSES = ("cispo", "ppo_clip", "grpo", "gspo", "masked_is", "dppo", "sapo")
+ON_POLICY = ("rloo", "reinforce", "distill")  # what they are given is the policy's own, they trust
 
 
-@pytest.mark.parametrize("loss", RATIO_LOSSES)
+@pytest.mark.parametrize("loss", [*RATIO_LOSSES, *ON_POLICY])
 @pytest.mark.parametrize(
     ("knob", "value"),
     [
@@ -172,7 +169,7 @@ RATIO_LOSSES = ("cispo", "ppo_clip", "grpo", "gspo", "masked_is", "dppo", "sapo"
         ("frequency_penalty", -0.5),
     ],
 )
-def test_a_ratio_to_truncated_sampling_needs_a_yes(
+def test_learning_from_truncated_sampling_needs_a_yes(
     loss: str, knob: str, value: float, config: dict[str, Any]
 ) -> None:
     changes = {
@@ -180,9 +177,12 @@ def test_a_ratio_to_truncated_sampling_needs_a_yes(
         "aggregation": SEQUENCE_MEAN,
         f"sampler.{knob}": value,
     }
+    if loss == "distill":
+        changes["reference"] = {**chosen("reference", "model"), "path": "a/b", "dtype": "float32"}
     with pytest.raises(ConfigError) as caught:
         check(changed(config, changes))
     (problem,) = caught.value.problems
-    assert problem.startswith(f"sampler.{knob}={value} changes what is sampled")
+    what = "every ratio in" if loss in RATIO_LOSSES else chosen("loss", loss)["_target_"]
+    assert problem.startswith(f"sampler.{knob}={value} changes what is sampled, so {what}")
     assert problem.endswith("accept that with sampler.allow_biased_ratio=true")
     check(changed(config, {**changes, "sampler.allow_biased_ratio": True}))

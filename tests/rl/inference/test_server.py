@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rl.inference.routes import VLLMRoutes, healthy, wait_until_healthy
-from rl.inference.server import serving
+from rl.inference.server import VLLMServer, serving
 from rl.run.failure import RunFailed
 from rl.run.folder import RunFolder
 from rl.sampling.renderer_chat import render
@@ -26,7 +26,7 @@ def served(folder: Path, *faults: dict, startup_timeout: float = 30.0):
     run_folder.path.mkdir()
     run_folder.set_model(tiny_model(folder))
     vllm = server(folder, *faults, startup_timeout=startup_timeout)
-    return serving(vllm, run_folder, dtype="float32", max_seq_len=256, adapter=None)
+    return serving(vllm, run_folder, dtype="float32", max_seq_len=256, seed=0, adapter=None)
 
 
 def test_it_serves_as_long_as_the_block_lasts_and_leaves_no_socket(tmp_path):
@@ -62,7 +62,9 @@ def test_one_that_cannot_start_is_quoted(tmp_path):
     began = time.monotonic()
     with (
         pytest.raises(RunFailed, match=r"ended with status 1\. (?s:.*)No such file"),
-        serving(server(tmp_path), run_folder, dtype="float32", max_seq_len=256, adapter=None),
+        serving(
+            server(tmp_path), run_folder, dtype="float32", max_seq_len=256, seed=0, adapter=None
+        ),
     ):
         pass
     assert time.monotonic() - began < 25  # not the whole deadline
@@ -89,3 +91,13 @@ def test_what_vllm_does_wrong_is_a_sentence_with_phase_deadline_and_log(fault, s
             with pytest.raises(RunFailed, match=sentence):
                 vllm.resume()
             vllm.resume()
+
+
+def test_vllm_is_told_the_seed_of_the_run(tmp_path):
+    vllm = VLLMServer(startup_timeout=1.0, cpu_kv_cache_gib=1, args={"max_num_seqs": 4})
+    for seed in (0, 3):
+        command = vllm.command(
+            tmp_path, tmp_path / "s", dtype="float32", max_seq_len=256, seed=seed, adapter=None
+        )
+        assert command[command.index("--seed") + 1] == str(seed)
+        assert command[-2:] == ["--max-num-seqs", "4"]
