@@ -45,15 +45,24 @@ def compose(overrides: list[str]) -> dict[str, Any]:
 
     Works inside a task; `${hydra:runtime.choices.loss}` then is the loss of this composition.
     """
-    return _composed(HydraConfig.get(), overrides)
+    return _composed(HydraConfig.get(), overrides)[0]
 
 
-def _composed(chosen: Any, overrides: list[str]) -> dict[str, Any]:
-    """The primary configuration of Hydra's node `chosen` with these overrides, resolved."""
+def _composed(chosen: Any, overrides: list[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The primary configuration of Hydra's node `chosen` with these overrides, and its choices."""
     lines = [*chosen.overrides.hydra, *overrides]
     config = hydra.compose(chosen.job.config_name, lines, return_hydra_config=True)
     with _as_hydra_config(config):
-        return resolved(config)
+        return resolved(config), _choices(config.hydra)
+
+
+def _choices(chosen: Any) -> dict[str, str]:
+    """Which file of each group Hydra's node `chosen` has."""
+    return {
+        group: choice
+        for group, choice in chosen.runtime.choices.items()
+        if choice is not None and not group.startswith("hydra/")
+    }
 
 
 @contextmanager
@@ -95,11 +104,7 @@ def task(function: Callable[[Job], float | None]) -> Callable[[DictConfig], floa
             job = Job(
                 config=resolved(config),
                 overrides=list(chosen.overrides.task),
-                choices={
-                    group: choice
-                    for group, choice in chosen.runtime.choices.items()
-                    if choice is not None and not group.startswith("hydra/")
-                },
+                choices=_choices(chosen),
             )
             return function(job)
         except ConfigError as error:
@@ -158,7 +163,8 @@ class SweepCheck(Callback):
 def _problems_of(config: DictConfig, overrides: list[str]) -> list[str]:
     """What is wrong with one run of a sweep."""
     try:
-        check(_composed(config.hydra, overrides))
+        composed, choices = _composed(config.hydra, overrides)
+        check(composed, choices=choices)
     except ConfigError as error:
         return error.problems
     except HydraException as error:

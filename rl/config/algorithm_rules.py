@@ -114,7 +114,7 @@ def reference(config: Config) -> Iterator[str]:
     if not needs_reference(config):
         if (exists and not is_policy) or node.get("refresh_every"):
             yield (
-                f"nothing reads the reference {kind}: add kl.beta=0.01, or loss=distill for a "
+                f"nothing reads {kind}: add kl.beta=0.01, or loss=distill for a "
                 "teacher, or leave reference out"
             )
     elif not exists:

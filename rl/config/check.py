@@ -10,6 +10,7 @@ callables; its other keys are that callable's keyword-only parameters (rl/config
 """
 
 import ast
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -26,6 +27,8 @@ def check(
     config: Mapping[str, Any],
     schema: str = "rl.config.schema.Run",
     rules: Callable[[Mapping[str, Any]], list[str]] = rule_problems,
+    *,
+    choices: Mapping[str, str] | None = None,
 ) -> None:
     """Raise ConfigError with everything that is wrong with a resolved configuration.
 
@@ -35,6 +38,7 @@ def check(
         config: its top level.
         schema: the class that says which keys there are.
         rules: what they mean together.
+        choices: which file of each group was chosen: the names that the user knows the nodes by.
 
     """
     problems = list(_node_problems({"_target_": schema, **config}, ""))
@@ -42,7 +46,28 @@ def check(
     if not problems:
         problems = rules(config)
     if problems:
+        names = _names_of(config, choices or {})
+        problems = [_in_the_words_of_the_user(problem, names) for problem in problems]
         raise ConfigError(list(dict.fromkeys(problems)))  # one path may be looked at twice
+
+
+def _names_of(config: Mapping[str, Any], choices: Mapping[str, str]) -> dict[str, str]:
+    """`losses.gspo.gspo`: `loss=gspo`, for each node that a file was chosen for."""
+    nodes = {group: config.get(group) for group in choices}
+    return {
+        str(node["_target_"]): f"{group}={choices[group]}"
+        for group, node in nodes.items()
+        if isinstance(node, Mapping) and "_target_" in node
+    }
+
+
+def _in_the_words_of_the_user(problem: str, names: Mapping[str, str]) -> str:
+    """The sentence with targets replaced by choices, unless it is about a target."""
+    if "._target_ is " in problem:
+        return problem
+    for target, name in names.items():
+        problem = re.sub(rf"(?<![\w.]){re.escape(target)}(?!\.?\w)", name, problem)
+    return problem
 
 
 def _node_problems(node: Mapping[str, Any], path: str) -> Iterator[str]:

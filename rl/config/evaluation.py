@@ -49,7 +49,7 @@ class Evaluation:
         path.write_text(yaml.safe_dump(asdict(self), sort_keys=False, allow_unicode=True))
 
 
-def checked(config: Config) -> Evaluation:
+def checked(config: Config, choices: Mapping[str, str] | None = None) -> Evaluation:
     """Return the evaluation that a resolved configuration asks for. ConfigError if it cannot work.
 
     The model that another server holds is none of our business, and the folder of a LoRA adapter
@@ -61,7 +61,7 @@ def checked(config: Config) -> Evaluation:
         config |= {"model": None, "inference": None, "adapter_path": None}
     elif isinstance(model, Mapping) and (base := _base_of(model.get("path"))):
         config |= {"model": {**model, "path": base}, "adapter_path": model["path"]}
-    check(config, f"{__name__}.Evaluation", _problems)
+    check(config, f"{__name__}.Evaluation", _problems, choices=choices)
     return Evaluation(**config)
 
 

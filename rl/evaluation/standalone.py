@@ -49,7 +49,7 @@ def evaluate(config: dict[str, Any], *, overrides: list[str], choices: dict[str,
         RunFailed: the evaluation ended early; the message is for the user.
 
     """
-    evaluation = checked(config)
+    evaluation = checked(config, choices)
     construct(evaluation, ("model", "env", "sampler", "client", "inference"))
     console, run_folder = Console(), RunFolder(evaluation.folder)
     env: Environment = build(evaluation.env)()

@@ -56,7 +56,7 @@ def supervise(
         RunFailed: the run ended early; the message is for the user.
 
     """
-    check(config)
+    check(config, choices=choices)
     main = Run(**config)
     construct(main, CONSTRUCTED)
     with stopped_by_signals(), Reaper() as reaper:

@@ -216,5 +216,5 @@ def test_all_runs_of_a_sweep_are_checked_before_the_first_starts(tmp_path: Path)
     )
     assert result.returncode == 2
     # In this order nothing is trained should the check be missing.
-    assert result.stderr.startswith("this sweep cannot start:\n- losses.gspo.gspo gives")
+    assert result.stderr.startswith("this sweep cannot start:\n- loss=gspo gives")
     assert "(2 of 4 runs, first: loss=gspo aggregation=token_mean seed=0 " in result.stderr

@@ -186,3 +186,16 @@ def test_learning_from_truncated_sampling_needs_a_yes(
     assert problem.startswith(f"sampler.{knob}={value} changes what is sampled, so {what}")
     assert problem.endswith("accept that with sampler.allow_biased_ratio=true")
     check(changed(config, {**changes, "sampler.allow_biased_ratio": True}))
+
+
+def test_a_problem_names_the_choices_that_the_user_typed(config: dict[str, Any]) -> None:
+    config = changed(config, {"loss": chosen("loss", "sft")})
+    choices = {"loss": "sft", "sampler": "async", "hydra/output": "x", "env@env.envs.a": "b"}
+    with pytest.raises(ConfigError, match=r"^- loss=sft imitates whatever it is given"):
+        check(config, choices=choices)
+    config["buffer"]["sise"] = 3
+    with pytest.raises(ConfigError, match=r"buffer\.sise is no key of buffer=fifo"):
+        check(config, choices={"buffer": "fifo"})
+    config["buffer"] = {"_target_": "rl.rollouts.buffer.Fifobuffer"}
+    with pytest.raises(ConfigError, match=r"buffer\._target_ is rl\.rollouts\.buffer\.Fifobuffer"):
+        check(config, choices={"buffer": "fifo"})
