@@ -59,37 +59,39 @@ def needs_reference(config: Config) -> bool:
 
 def fact(target: str, name: str, default: Any) -> Any:
     """The value of a class's attribute, inherited ones included, or of a constant of the file."""
-    value = _stated(*_definition(target), name)
+    value = _stated(*_reached(*_found(target))[0], name)
     return default if value is None else value
 
 
 def is_marked(target: str, name: str) -> bool:
     """Whether a target, or else something that it calls, is marked: True, or the names of those."""
-    for module, statement in _reached(target):
+    for i, (module, statement) in enumerate(_reached(*_found(target))):
         mark = _stated(module, statement, name)
         if isinstance(mark, tuple | list | set):
             mark = getattr(statement, "name", None) in mark
-        if mark or (mark is not None and (module, statement) == _definition(target)):
+        if mark or (mark is not None and i == 0):
             return bool(mark)
     return False
 
 
 def reads(target: str, attributes: set[str]) -> bool:
     """Whether a target, or something that it calls, reads one of these attributes of anything."""
-    return any(
-        name in attributes
-        for _, statement in _reached(target)
-        for node in _code(statement)
-        for name in _names_read(node)
-    )
+    return not attributes.isdisjoint(_all_read(*_found(target)))
 
 
-def _definition(target: str) -> tuple[Module, ast.stmt]:
+def _found(target: str) -> tuple[Module, str]:
+    """The module of a target and its name there."""
     name, _, attribute = target.rpartition(".")
     module = source(name)
-    found = resolve(module, attribute) if module else None
-    assert found, f"{target} was found before"
-    return found
+    assert module, f"{target} was found before"
+    return module, attribute
+
+
+@cache
+def _all_read(module: Module, name: str) -> frozenset[str]:
+    """Every attribute that is read, of anything."""
+    nodes = (node for _, statement in _reached(module, name) for node in _code(statement))
+    return frozenset(name for node in nodes for name in _names_read(node))
 
 
 def _stated(module: Module, statement: ast.stmt, name: str) -> Any:
@@ -115,19 +117,22 @@ def _constant(statements: Iterator[ast.stmt] | list[ast.stmt], name: str) -> Any
     return None
 
 
-def _reached(target: str) -> Iterator[tuple[Module, ast.stmt]]:
-    """The target's definition, then those of everything that its code names."""
-    start = _definition(target)
+@cache
+def _reached(origin: Module, name: str) -> list[tuple[Module, ast.stmt]]:
+    """The definition of a target, then those of everything that its code names."""
+    start = resolve(origin, name)
+    assert start, f"{origin.name}.{name} was found before"
     home = _package(start[0].name)  # a user's losses may be an installed package
-    stack, seen = [start], {id(start[1])}
+    reached, stack, seen = [], [start], {id(start[1])}
     while stack:
         module, statement = stack.pop()
-        yield module, statement
+        reached.append((module, statement))
         for found in _named(module, statement, home):
             package = _package(found[0].name)
             if id(found[1]) not in seen and (package == home or not _is_library(package)):
                 seen.add(id(found[1]))
                 stack.append(found)
+    return reached
 
 
 def _named(module: Module, statement: ast.stmt, home: str) -> Iterator[tuple[Module, ast.stmt]]:
