@@ -27,6 +27,7 @@ from rl.cli.hydra_errors import explain
 from rl.config.check import check
 from rl.config.schema import ConfigError
 from rl.run.failure import RunFailed
+from rl.run.lock import FolderUnusable
 
 FAILED, BAD_CONFIG, INTERRUPTED = 1, 2, 130
 
@@ -104,6 +105,8 @@ def task(function: Callable[[Job], float | None]) -> Callable[[DictConfig], floa
             return function(job)
         except ConfigError as error:
             _stop("this run cannot start", error, BAD_CONFIG)
+        except FolderUnusable as error:
+            _stop("this run cannot start", ConfigError([str(error)]), BAD_CONFIG)
         except RunFailed as error:
             if not in_sweep:
                 _stop("the run failed", error, FAILED)

@@ -33,6 +33,11 @@ class RunFolder:
         return self.path.name
 
     @property
+    def lock(self) -> Path:
+        """Locked by the supervisor for as long as the run lasts; holds its process id."""
+        return self.path / "lock"
+
+    @property
     def config(self) -> Path:
         """The resolved configuration."""
         return self.path / "config.yaml"

@@ -10,14 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.composing import REPO
-
-
-def train(*arguments: str, output_dir: Path) -> subprocess.CompletedProcess[str]:
-    """python train.py ..., from another folder than the repository's."""
-    command = [sys.executable, str(REPO / "train.py"), *arguments, f"output_dir={output_dir}"]
-    return subprocess.run(
-        command, capture_output=True, text=True, cwd=output_dir, timeout=60, check=False
-    )
+from tests.support.launching import train
 
 
 @pytest.mark.parametrize(
