@@ -156,7 +156,8 @@ def vllm_child(
         max_seq_len=max_seq_len,
         adapter=adapter,
     )
-    env, log = server.environment(adapter=adapter), run_folder.path / LOG
+    log = run_folder.log_of("inference")
+    env = {**run_folder.environment(), **server.environment(adapter=adapter)}
     return Child("inference", command, log=log, reaper=reaper, env=env)
 
 
@@ -177,7 +178,7 @@ def serving(
     """
     run_folder.make_sockets_folder()
     with ExitStack() as stack:
-        stack.callback(run_folder.remove_sockets_folder)
+        stack.callback(run_folder.clear_sockets)
         child = vllm_child(
             server,
             run_folder,

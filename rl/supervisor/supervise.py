@@ -108,12 +108,11 @@ def _execute(run: Run, model: Path, reaper: Reaper) -> None:
     run.folder.mkdir(parents=True, exist_ok=True)
     run.save(run_folder.config)
     run_folder.versions.write_text(json.dumps(_versions(), indent=1))
-    for stale in (run_folder.failures, run_folder.statuses, run_folder.sockets):
-        _remove(stale)
+    run_folder.clear_processes()
     run_folder.make_sockets_folder()
     run_folder.set_model(model)
     with ExitStack() as stack:
-        stack.callback(_remove, run_folder.sockets)
+        stack.callback(run_folder.clear_sockets)
         parts = Children(run, run_folder, reaper)
         stack.callback(parts.end)
         parts.start()
@@ -127,12 +126,3 @@ def _say(text: str) -> None:
 
 def _versions() -> dict[str, str]:
     return dict(sorted((d.metadata["Name"], d.version) for d in distributions()))
-
-
-def _remove(path: Path) -> None:
-    """Delete a folder; for a link, the folder it points to as well."""
-    if path.is_symlink():
-        shutil.rmtree(path.resolve(), ignore_errors=True)
-        path.unlink()
-    else:
-        shutil.rmtree(path, ignore_errors=True)
