@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rl.config.transport import VLLM_RANKS, Node, Transport
-from rl.inference.routes import LOG, VLLMRoutes, wait_until_healthy
+from rl.inference.routes import VLLMRoutes, wait_until_healthy
 from rl.model.folder import holds_weights, linear_layers
 from rl.run.child import Child, Reaper, last_lines
 from rl.run.failure import RunFailed
