@@ -26,7 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rl.cli.hydra_errors import explain
 from rl.config.check import check
 from rl.config.schema import ConfigError
-from rl.run.failure import RunFailed
+from rl.run.failure import RunFailed, printable
 from rl.run.lock import FolderUnusable
 
 FAILED, BAD_CONFIG, INTERRUPTED = 1, 2, 130
@@ -186,7 +186,7 @@ def _jobs_of(config: DictConfig) -> list[list[str]]:
 
 
 def _say(title: str, error: Exception) -> None:
-    print(f"{title}:\n{error}", file=sys.stderr, flush=True)  # noqa: T201
+    print(f"{title}:\n{printable(str(error))}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _stop(title: str, error: Exception, status: int) -> NoReturn:

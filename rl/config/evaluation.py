@@ -14,6 +14,7 @@ from rl.config.check import check
 from rl.config.limits import range_problems
 from rl.config.rules import lengths, model_folders, rewards
 from rl.config.schema import SAVED
+from rl.config.secrets import secret_problems
 from rl.config.transport import TINY
 
 Config = Mapping[str, Any]
@@ -106,6 +107,7 @@ def _folder(config: Config) -> Iterator[str]:
 
 _RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     range_problems,
+    secret_problems,
     lengths,
     rewards,
     model_folders,

@@ -12,6 +12,7 @@ from typing import Any
 from rl.config.algorithm_rules import ALGORITHM_RULES, IMITATORS
 from rl.config.limits import range_problems, value_of
 from rl.config.resume_rules import run_folder_problems
+from rl.config.secrets import secret_problems
 from rl.config.transport import LORA, obstacle
 
 Config = Mapping[str, Any]
@@ -119,6 +120,7 @@ def model_folders(config: Config) -> Iterator[str]:
 
 RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     range_problems,
+    secret_problems,
     batches,
     lengths,
     *ALGORITHM_RULES,

@@ -78,7 +78,7 @@ def main(job: Job):
         case "refuse":
             raise ConfigError(["one", "two"])
         case "fail":
-            raise RunFailed("vLLM ended\\nits last line")
+            raise RunFailed("vLLM \x1b[31mended\\nits\x07 last line")
         case "crash":
             raise ZeroDivisionError("a bug")
         case "sleep":
