@@ -26,7 +26,8 @@ from omegaconf.errors import OmegaConfBaseException
 from rl.cli.hydra_errors import explain
 from rl.config.check import check
 from rl.config.schema import ConfigError
-from rl.run.failure import RunFailed
+from rl.run.failure import RunFailed, printable
+from rl.run.lock import FolderUnusable
 
 FAILED, BAD_CONFIG, INTERRUPTED = 1, 2, 130
 
@@ -109,6 +110,8 @@ def task(function: Callable[[Job], float | None]) -> Callable[[DictConfig], floa
             return function(job)
         except ConfigError as error:
             _stop("this run cannot start", error, BAD_CONFIG)
+        except FolderUnusable as error:
+            _stop("this run cannot start", ConfigError([str(error)]), BAD_CONFIG)
         except RunFailed as error:
             if not in_sweep:
                 _stop("the run failed", error, FAILED)
@@ -189,7 +192,7 @@ def _jobs_of(config: DictConfig) -> list[list[str]]:
 
 
 def _say(title: str, error: Exception) -> None:
-    print(f"{title}:\n{error}", file=sys.stderr, flush=True)  # noqa: T201
+    print(f"{title}:\n{printable(str(error))}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _stop(title: str, error: Exception, status: int) -> NoReturn:

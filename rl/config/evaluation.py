@@ -14,6 +14,7 @@ from rl.config.facts import fact, is_imitator
 from rl.config.limits import range_problems
 from rl.config.rules import lengths, model_folders, rewards
 from rl.config.schema import SAVED
+from rl.config.secrets import secret_problems
 from rl.config.signatures import read
 
 Config = Mapping[str, Any]
@@ -118,6 +119,7 @@ def _folder(config: Config) -> Iterator[str]:
 
 _RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     range_problems,
+    secret_problems,
     lengths,
     rewards,
     model_folders,

@@ -13,6 +13,7 @@ from rl.config.algorithm_rules import ALGORITHM_RULES
 from rl.config.facts import fact, is_imitator, is_marked
 from rl.config.limits import range_problems, value_of
 from rl.config.resume_rules import run_folder_problems
+from rl.config.secrets import secret_problems
 from rl.config.transport import obstacle
 
 Config = Mapping[str, Any]
@@ -117,6 +118,7 @@ def model_folders(config: Config) -> Iterator[str]:
 
 RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     range_problems,
+    secret_problems,
     batches,
     lengths,
     *ALGORITHM_RULES,

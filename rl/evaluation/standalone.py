@@ -29,6 +29,7 @@ from rl.inference.server import SERVED_AS, VLLMServer, adapter_room, serving
 from rl.run.child import stopped_by_signals
 from rl.run.failure import RunFailed
 from rl.run.folder import RunFolder
+from rl.run.lock import ensure_free, locked
 from rl.run.metrics import finite
 from rl.sampling.chat import ChatSetting
 from rl.sampling.player import Player
@@ -49,13 +50,14 @@ def evaluate(config: dict[str, Any], *, overrides: list[str], choices: dict[str,
         RunFailed: the evaluation ended early; the message is for the user.
 
     """
+    run_folder = RunFolder(Path(str(config.get("output_dir")), str(config.get("run_name"))))
+    ensure_free(run_folder)
     evaluation = checked(config, choices)
     construct(evaluation, ("model", "env", "sampler", "client", "inference"))
-    console, run_folder = Console(), RunFolder(evaluation.folder)
+    console = Console()
     env: Environment = build(evaluation.env)()
-    with stopped_by_signals(), _failing(), ExitStack() as stack:
+    with stopped_by_signals(), locked(run_folder), _failing(), ExitStack() as stack:
         examples = choose(env, evaluation.split, evaluation.num_examples)
-        run_folder.path.mkdir(parents=True, exist_ok=True)
         evaluation.save(run_folder.config)
         record = {"overrides": overrides, "choices": choices}
         run_folder.overrides.write_text(yaml.safe_dump(record, sort_keys=False))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rl.config.transport import VLLM_RANKS, Node, Transport
-from rl.inference.routes import LOG, VLLMRoutes, wait_until_healthy
+from rl.inference.routes import VLLMRoutes, wait_until_healthy
 from rl.model.folder import holds_weights, linear_layers
 from rl.run.child import Child, Reaper, last_lines
 from rl.run.failure import RunFailed
@@ -161,7 +161,8 @@ def vllm_child(
         seed=seed,
         adapter=adapter,
     )
-    env, log = server.environment(adapter=adapter), run_folder.path / LOG
+    log = run_folder.log_of("inference")
+    env = {**run_folder.environment(), **server.environment(adapter=adapter)}
     return Child("inference", command, log=log, reaper=reaper, env=env)
 
 
@@ -183,7 +184,7 @@ def serving(
     """
     run_folder.make_sockets_folder()
     with ExitStack() as stack:
-        stack.callback(run_folder.remove_sockets_folder)
+        stack.callback(run_folder.clear_sockets)
         child = vllm_child(
             server,
             run_folder,

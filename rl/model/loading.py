@@ -44,11 +44,15 @@ def _attend(
 def load_model(folder: Path, dtype: torch.dtype, seed: int) -> PreTrainedModel:
     """Load a local model folder; one without weights is initialised from its config and `seed`."""
     if holds_weights(folder):
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, trust_remote_code=False
+        )
     else:
         torch.manual_seed(seed)
-        config = AutoConfig.from_pretrained(folder)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, trust_remote_code=False
+        )
         for parameter in model.parameters():  # not the buffers: rotary frequencies stay float32
             parameter.data = parameter.data.to(dtype)
     if not torch.cuda.is_available():

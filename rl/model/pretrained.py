@@ -19,7 +19,7 @@ from huggingface_hub.errors import (
 )
 
 from rl.config.annotations import Node
-from rl.model.folder import missing_weights
+from rl.model.folder import damaged_weights, leads_out, missing_weights
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 ALLOW = ["*.safetensors", "*.json", "*.jinja", "tokenizer*"]
@@ -120,9 +120,19 @@ def _check(folder: Path, path: str, group: str) -> None:
     ):
         if not (folder / name).is_file():
             raise ValueError(f"{folder} holds no {name}: {remedy}")
+        if leads_out(folder / name):
+            raise ValueError(
+                f"{folder}/{name} is a link to {(folder / name).resolve()}: put a copy in its "
+                "place, for what is trained here is saved with it"
+            )
     missing = missing_weights(folder)
     if missing:
         raise ValueError(
             f"{folder} holds no {missing}: finish the download, or save the weights as "
             "safetensors with save_pretrained(folder)"
+        )
+    damaged = damaged_weights(folder)
+    if damaged:
+        raise ValueError(
+            f"{folder / damaged} is cut off or no safetensors file: finish or repeat the download"
         )

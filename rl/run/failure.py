@@ -6,6 +6,7 @@ name.
 """
 
 import json
+import re
 import sys
 import time
 import traceback
@@ -14,17 +15,25 @@ from contextlib import contextmanager
 
 from rl.run.folder import RunFolder
 
+_SEQUENCE = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?)")  # colours, titles
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and newline
+
 
 class RunFailed(RuntimeError):
     """The run cannot go on; the message is for the user."""
+
+
+def printable(text: str) -> str:
+    """The text without what would command a terminal: it may be a server's, or a policy's."""
+    return _CONTROL.sub("", _SEQUENCE.sub("", text))
 
 
 def _message(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, ValueError | RunFailed):
-        return str(error)
-    return f"{type(error).__name__}: {error}"
+        return printable(str(error))
+    return printable(f"{type(error).__name__}: {error}")
 
 
 @contextmanager

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_LONGEST_SOCKET = 100  # bytes; the kernel takes 107
+_LONGEST_SOCKET = 107  # bytes that the kernel takes
+_LONGEST_NAME = len("/tmp/") + 36  # vLLM names its sockets by a UUID
+_TEMPORARY = "offbyone-sockets-"
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,11 @@ class RunFolder:
     def name(self) -> str:
         """The run's name."""
         return self.path.name
+
+    @property
+    def lock(self) -> Path:
+        """Locked by the supervisor for as long as the run lasts; holds its process id."""
+        return self.path / "lock"
 
     @property
     def config(self) -> Path:
@@ -123,31 +130,49 @@ class RunFolder:
         return self.sockets.resolve()
 
     def make_sockets_folder(self) -> None:
-        """Make the private folder of the sockets.
+        """Make the private folder of the sockets and of temporary files.
 
         Unix socket paths are short; below a deep folder it is a link to a short temporary one.
         """
         import tempfile
 
-        folder = self.sockets
-        if folder.is_symlink():
-            folder.unlink()
-        if len(os.fsencode(folder.resolve())) + 16 <= _LONGEST_SOCKET:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.clear_sockets()
+        self.path.mkdir(parents=True, exist_ok=True)
+        if len(os.fsencode(self._sockets)) + _LONGEST_NAME <= _LONGEST_SOCKET:
+            self.sockets.mkdir(mode=0o700)
         else:
-            self.path.mkdir(parents=True, exist_ok=True)
-            folder.symlink_to(tempfile.mkdtemp(prefix="offbyone-"))
-        for path in (self.vllm_socket, self.rollouts_socket):
-            path.unlink(missing_ok=True)
+            self.sockets.symlink_to(tempfile.mkdtemp(prefix=_TEMPORARY))
+        (self._sockets / "tmp").mkdir(mode=0o700)
 
-    def remove_sockets_folder(self) -> None:
-        """Delete it, and the temporary folder that it may be a link to."""
-        import shutil
+    def environment(self) -> dict[str, str]:
+        """What the processes of a run see: temporary files, vLLM's sockets too, are ours alone.
 
-        folder = self.sockets
-        shutil.rmtree(folder.resolve(), ignore_errors=True)
-        if folder.is_symlink():
-            folder.unlink()
+        What PyTorch compiles is meant to outlast a run, so it stays where it would be without us.
+        """
+        import getpass
+        import tempfile
+
+        compiled = Path(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
+        return {
+            "TMPDIR": str(self._sockets / "tmp"),
+            "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(compiled)),
+        }
+
+    def clear_sockets(self) -> None:
+        """Delete the sockets and temporary files, and the temporary folder that is linked to."""
+        import tempfile
+
+        target = self._sockets
+        _remove(self.sockets)
+        # Any other that a link points to is somebody else's.
+        if target.parent == Path(tempfile.gettempdir()).resolve() and _TEMPORARY in target.name:
+            _remove(target)
+
+    def clear_processes(self) -> None:
+        """Delete what the processes of the run before have left."""
+        self.clear_sockets()
+        _remove(self.failures)
+        _remove(self.statuses)
 
     def model(self) -> Path:
         """The local folder of the model that the run starts from."""
@@ -182,7 +207,8 @@ class RunFolder:
 
     def complete_checkpoints(self) -> list[Path]:
         """Complete checkpoints, oldest first (incomplete ones have another name)."""
-        return sorted(self.checkpoints.glob("step_[0-9]*"))
+        complete = self.checkpoints.glob("step_[0-9]*")
+        return sorted(complete, key=lambda path: int(path.name.removeprefix("step_")))
 
     def resumed(self) -> ResumePoint | None:
         """The newest complete checkpoint, None for a fresh run."""
@@ -191,3 +217,13 @@ class RunFolder:
             return None
         state = json.loads(self.state_of(complete[-1]).read_text())
         return ResumePoint(step=state["step"], folder=complete[-1], rollouts=state["rollouts"])
+
+
+def _remove(path: Path) -> None:
+    """Delete a folder, a file or a link, never what a link points to."""
+    import shutil
+
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)  # which follows no links inside either

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from rl.run.failure import printable
 from rl.run.folder import RunFolder
 
 PROGRESS_INTERVAL_S = 0.2  # at most five writes a second while the phase stays the same
@@ -84,7 +85,7 @@ def read_statuses(run_folder: RunFolder) -> dict[str, PartStatus]:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             content = json.loads(path.read_text())
             statuses[path.stem] = PartStatus(
-                str(content["doing"]), float(content["since"]), int(content["pid"])
+                printable(str(content["doing"])), float(content["since"]), int(content["pid"])
             )
     return statuses
 

@@ -57,6 +57,7 @@ class Children:
 
     def _start(self, name: str, command: list[str], env: dict[str, str]) -> None:
         log = self._run_folder.log_of(name)
+        env = {**self._run_folder.environment(), **env}
         child = Child(name, command, log=log, reaper=self._reaper, env=env)
         self._children[name] = child
         child.start()

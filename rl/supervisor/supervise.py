@@ -22,10 +22,12 @@ import yaml
 from envs.cache import cache_folder
 from rl.config.build import build, construct
 from rl.config.check import check
-from rl.config.schema import Run
+from rl.config.resume_rules import run_folder_problems
+from rl.config.schema import ConfigError, Run
 from rl.report.screen import Screen, final_summary
 from rl.run.child import Reaper, stopped_by_signals
 from rl.run.folder import RunFolder
+from rl.run.lock import ensure_free, locked
 from rl.run.metrics import column, read_metrics
 from rl.supervisor.children import Children
 from rl.supervisor.warm_start import keep_result, warm_start_key, warm_start_run
@@ -53,15 +55,17 @@ def supervise(
 
     Raises:
         ConfigError: the configuration cannot work; nothing was started.
+        FolderUnusable: another process has the run's folder, or it cannot be written.
         RunFailed: the run ended early; the message is for the user.
 
     """
+    run_folder = RunFolder(Path(str(config.get("output_dir")), str(config.get("run_name"))))
+    ensure_free(run_folder)
     check(config, choices=choices)
     main = Run(**config)
     construct(main, CONSTRUCTED)
-    with stopped_by_signals(), Reaper() as reaper:
-        run_folder = RunFolder(main.folder)
-        run_folder.path.mkdir(parents=True, exist_ok=True)
+    with stopped_by_signals(), locked(run_folder), Reaper() as reaper:
+        _check_folder(config)
         record = {"overrides": overrides, "choices": choices}
         run_folder.overrides.write_text(yaml.safe_dump(record, sort_keys=False))
         model = _prepare_model(main, run_folder, reaper, compose)
@@ -69,6 +73,12 @@ def supervise(
         _say(final_summary(run_folder))
     rewards = column(read_metrics(run_folder), "train/reward")[-10:]
     return sum(rewards) / len(rewards) if rewards else None
+
+
+def _check_folder(config: dict[str, Any]) -> None:
+    """Look once more, now that it is locked: another run may have come and gone meanwhile."""
+    if problems := list(run_folder_problems(config)):
+        raise ConfigError(problems)
 
 
 def _prepare_model(
@@ -98,12 +108,11 @@ def _execute(run: Run, model: Path, reaper: Reaper) -> None:
     run.folder.mkdir(parents=True, exist_ok=True)
     run.save(run_folder.config)
     run_folder.versions.write_text(json.dumps(_versions(), indent=1))
-    for stale in (run_folder.failures, run_folder.statuses, run_folder.sockets):
-        _remove(stale)
+    run_folder.clear_processes()
     run_folder.make_sockets_folder()
     run_folder.set_model(model)
     with ExitStack() as stack:
-        stack.callback(_remove, run_folder.sockets)
+        stack.callback(run_folder.clear_sockets)
         parts = Children(run, run_folder, reaper)
         stack.callback(parts.end)
         parts.start()
@@ -117,12 +126,3 @@ def _say(text: str) -> None:
 
 def _versions() -> dict[str, str]:
     return dict(sorted((d.metadata["Name"], d.version) for d in distributions()))
-
-
-def _remove(path: Path) -> None:
-    """Delete a folder; for a link, the folder it points to as well."""
-    if path.is_symlink():
-        shutil.rmtree(path.resolve(), ignore_errors=True)
-        path.unlink()
-    else:
-        shutil.rmtree(path, ignore_errors=True)

@@ -8,38 +8,27 @@ of everything it depends on.
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from rl.config.annotations import Node
 from rl.config.schema import Run
 from rl.run.folder import RunFolder
+from rl.supervisor.sources import module_files, package_files
 
-# Changing one of these changes what a warm start yields.
-_SOURCES = (
-    "losses.cross_entropy",
-    "rl.model.lora",
-    "rl.model.loading",
-    "rl.sampling.demonstrations",
-    "rl.learner.deepspeed_engine",
-    "rl.learner.logprobs",
-    "rl.model.loading",
-    "rl.model.folder",
-    "rl.learner.optim",
-    "rl.learner.policy",
-    "rl.model.tiny",
-)
+# What learns, from what, in which batches: a change to any file may be one to the result.
+_PACKAGES = ("rl.learner", "rl.model", "rl.sampling", "rl.rollouts", "losses")
 # The groups that say what is learned and how: those of supervised fine-tuning.
 _LEARNING = (
     *("loss", "reward", "truncation", "advantage", "aggregation"),
     *("reference", "kl", "correction", "sampler", "buffer"),
 )
 _LONGEST_PATH = 4096
-_PACKAGES = ("torch", "transformers", "deepspeed", "renderers")
+_LIBRARIES = ("torch", "transformers", "deepspeed", "renderers")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +41,11 @@ class WarmStart:
     corruption_rate: float
 
 
-def warm_start_key(first: Run) -> str:
-    """Return 16 hex digits that change with anything the supervised run's result depends on."""
+def warm_start_key(first: Run, read: Callable[[Path], bytes] = Path.read_bytes) -> str:
+    """Return 16 hex digits that change with anything the supervised run's result depends on.
+
+    `read` returns what is in a source file.
+    """
     content = asdict(first)
     for group in ("output_dir", "run_name", "inference", "client", "sync", "logger", "trainer"):
         del content[group]
@@ -61,10 +53,11 @@ def warm_start_key(first: Run) -> str:
     content["model"] = _without(first.model, "learning_rate", "max_tokens")
     content["env"] = _without(first.env, "reward_weights")
     parts = [*_nodes(first.env)]
-    sources = [*_SOURCES, *(node["_target_"].rpartition(".")[0] for node in parts)]
-    content["sources"] = [_source(name) for name in sources]
+    modules = [node["_target_"].rpartition(".")[0] for node in parts]
+    files = [*package_files(_PACKAGES), *module_files(modules, apart_from=("rl", "losses"))]
+    content["sources"] = [hashlib.sha256(read(path)).hexdigest() for path in files]
     content["files"] = [_content(value) for node in parts for value in node.values()]
-    content["versions"] = [version(name) for name in _PACKAGES]
+    content["versions"] = [version(name) for name in _LIBRARIES]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -138,16 +131,14 @@ def warm_start_run(run: Run, supervised: dict[str, Any], folder: Path) -> Run:
 
 
 def keep_result(run_folder: RunFolder, target: Path) -> None:
-    """Move the model that a finished supervised run exported to `target`, whole or not at all."""
+    """Keep the model that a finished supervised run exported as `target`, whole or not at all."""
     (exported,) = run_folder.exports()
-    try:
-        exported.rename(target)
-    except OSError:  # another run was faster; its result is the same
-        if not target.is_dir():
-            raise
+    # Beside the target, since a rename works within one file system only.
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as aside:
+        copy = shutil.copytree(exported, Path(aside) / "model")
+        try:
+            copy.rename(target)
+        except OSError:  # another run was faster; its result is the same
+            if not target.is_dir():
+                raise
     shutil.rmtree(run_folder.path)
-
-
-def _source(module: str) -> str:
-    spec = find_spec(module)
-    return Path(spec.origin).read_text() if spec and spec.origin else ""

@@ -15,6 +15,22 @@ SMALL = ["batch_size=32", "group_size=8", "trainer.wait_timeout=400"]
 WARM = ["model.warm_start.steps=8"]
 
 
+def train(
+    *arguments: str, output_dir: Path, program: str = "train.py", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """python train.py ..., from another folder than the repository's; for starts that fail soon."""
+    command = [sys.executable, str(ROOT / program), *arguments, f"output_dir={output_dir}"]
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        cwd=output_dir,
+        env={**os.environ, **environment},
+        timeout=60,
+        check=False,
+    )
+
+
 @dataclass
 class Result:
     """How a run of train.py ended."""

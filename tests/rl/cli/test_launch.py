@@ -10,14 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.composing import REPO
-
-
-def train(*arguments: str, output_dir: Path) -> subprocess.CompletedProcess[str]:
-    """python train.py ..., from another folder than the repository's."""
-    command = [sys.executable, str(REPO / "train.py"), *arguments, f"output_dir={output_dir}"]
-    return subprocess.run(
-        command, capture_output=True, text=True, cwd=output_dir, timeout=60, check=False
-    )
+from tests.support.launching import train
 
 
 @pytest.mark.parametrize(
@@ -85,7 +78,7 @@ def main(job: Job):
         case "refuse":
             raise ConfigError(["one", "two"])
         case "fail":
-            raise RunFailed("vLLM ended\\nits last line")
+            raise RunFailed("vLLM \x1b[31mended\\nits\x07 last line")
         case "crash":
             raise ZeroDivisionError("a bug")
         case "sleep":

@@ -88,3 +88,17 @@ def test_a_written_model_does_not_name_it(folder, tmp_path):
     model = load_model(folder, torch.bfloat16, 0)
     write_model(model, model.state_dict(), tmp_path, folder)
     assert "float32" not in json.dumps(json.loads((tmp_path / "config.json").read_text()))
+
+
+@pytest.mark.parametrize("with_weights", [False, True])
+def test_code_of_a_model_is_refused_without_a_question(tmp_path, monkeypatch, with_weights):
+    monkeypatch.setattr("builtins.input", pytest.fail)
+    monkeypatch.setattr("sys.stdin", None)
+    names = {"AutoConfig": "theirs.Config", "AutoModelForCausalLM": "theirs.Model"}
+    config = {"model_type": "a-model-of-theirs", "auto_map": names}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "theirs.py").write_text("raise SystemExit('their code ran')")
+    if with_weights:
+        (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        load_model(tmp_path, torch.float32, 0)

@@ -34,7 +34,7 @@ def folder(tmp_path):
     folder.mkdir()
     (folder / "config.json").write_text('{"max_position_embeddings": 4096}')
     (folder / "tokenizer.json").write_text("{}")
-    (folder / "model.safetensors").write_bytes(b"")
+    (folder / "model.safetensors").write_bytes(b"\2" + bytes(7) + b"{}")
     return folder
 
 

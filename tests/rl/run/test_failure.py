@@ -70,3 +70,9 @@ def test_being_told_to_stop_is_no_failure(tmp_path, error):
         raise error
 
     assert first_failure(RunFolder(tmp_path)) is None
+
+
+def test_control_characters_of_a_servers_text_do_not_reach_the_terminal(tmp_path):
+    failing(tmp_path, RunFailed("it said \x1b[31mred\x1b]0;title\x07\x00 and\ttab\nline \x9b2J."))
+
+    assert reported(tmp_path) == "rollouts: it said red and\ttab\nline 2J."

@@ -3,6 +3,9 @@
 import json
 import socket
 import stat
+import tempfile
+import uuid
+from pathlib import Path
 
 import pytest
 
@@ -74,3 +77,51 @@ def test_a_run_resumes_from_its_newest_complete_checkpoint(tmp_path):
         run_folder.checkpoint(100),
         {"n": 100},
     )
+
+
+def test_checkpoints_are_in_the_order_of_their_steps_beyond_a_million(tmp_path):
+    run_folder = RunFolder(tmp_path)
+    for step in (1_000_000, 999_950):
+        folder = run_folder.checkpoint(step)
+        folder.mkdir(parents=True)
+        run_folder.state_of(folder).write_text(json.dumps({"step": step, "rollouts": {}}))
+    assert run_folder.resumed().step == 1_000_000
+
+
+@pytest.mark.parametrize("name", ["status", "failures", "sockets"])
+def test_clean_up_does_not_follow_links_to_what_is_not_ours(tmp_path, name):
+    precious = tmp_path / "precious" / "file"
+    precious.parent.mkdir()
+    precious.touch()
+    run_folder = RunFolder(tmp_path / "run")
+    run_folder.path.mkdir()
+    (run_folder.path / name).symlink_to(precious.parent)
+
+    run_folder.clear_processes()
+
+    assert precious.exists()
+    assert not (run_folder.path / name).is_symlink()
+
+
+def test_clean_up_of_a_link_that_points_to_a_file_or_nowhere(tmp_path):
+    run_folder = RunFolder(tmp_path)
+    run_folder.sockets.symlink_to(tmp_path / "nowhere")
+    run_folder.statuses.write_text("a file")
+    run_folder.clear_processes()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("run", ["run", "x" * 90], ids=["short", "deep"])
+def test_the_private_folder_of_temporary_files_goes_with_the_sockets(tmp_path, run):
+    before = {*Path(tempfile.gettempdir()).glob("offbyone-*")}
+    run_folder = RunFolder(tmp_path / run)
+    run_folder.make_sockets_folder()
+    scratch = Path(run_folder.environment()["TMPDIR"])
+    assert stat.S_IMODE(scratch.stat().st_mode) == 0o700
+    with socket.socket(socket.AF_UNIX) as listener:  # as vLLM names its own
+        listener.bind(str(scratch / str(uuid.uuid4())))
+
+    run_folder.clear_processes()
+
+    assert not scratch.exists()
+    assert {*Path(tempfile.gettempdir()).glob("offbyone-*")} == before

@@ -1,0 +1,77 @@
+"""One process at a time in the folder of a run: a lock of the kernel's, which ends with its holder.
+
+The file stays behind, for removing it would let two processes lock two files of one name; what it
+says (the holder's process id) means something only while it is locked.
+"""
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import IO
+
+from rl.run.folder import RunFolder
+
+_PATIENCE_S = 0.5  # whoever asks `holder` has the lock for a moment
+_TICK_S = 0.02
+
+
+class FolderUnusable(RuntimeError):
+    """Nothing can run in this folder; the message is for the user."""
+
+
+class FolderInUse(FolderUnusable):
+    """Another process runs in this folder."""
+
+    def __init__(self, run_folder: RunFolder, pid: str) -> None:
+        super().__init__(
+            f"{run_folder} is running (pid {pid}): wait for its end, stop it (kill {pid}), or "
+            "choose another run_name"
+        )
+
+
+def ensure_free(run_folder: RunFolder) -> None:
+    """Raise FolderInUse if another process runs in this folder; touches nothing."""
+    with suppress(OSError), run_folder.lock.open("rb") as file:
+        _take(run_folder, file, fcntl.LOCK_SH)
+
+
+@contextmanager
+def locked(run_folder: RunFolder) -> Iterator[None]:
+    """Have the folder to ourselves for as long as the block lasts; it is made if need be.
+
+    Raises:
+        FolderUnusable: another process has it, or nothing can be written there.
+
+    """
+    try:
+        run_folder.path.mkdir(parents=True, exist_ok=True)
+        file = run_folder.lock.open("a+b")
+    except OSError as error:
+        raise FolderUnusable(
+            f"{run_folder} cannot be written ({error.strerror}): choose another output_dir"
+        ) from error
+    with file:
+        _take(run_folder, file, fcntl.LOCK_EX)
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n".encode())
+        file.flush()
+        yield
+
+
+def _take(run_folder: RunFolder, file: IO[bytes], kind: int) -> None:
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                file.seek(0)
+                pid = file.read(32).decode(errors="replace").strip()
+                raise FolderInUse(run_folder, pid or "unknown") from None
+            time.sleep(_TICK_S)
+        except OSError:  # a file system without locks: nothing can be known
+            return
+        else:
+            return

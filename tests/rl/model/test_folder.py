@@ -1,0 +1,79 @@
+"""A model's folder, looked at without loading it: links, damage, a fingerprint."""
+
+import json
+import struct
+
+import pytest
+
+from rl.model.folder import copy_tokenizer, damaged_weights, fingerprint
+
+
+def safetensors(path, values=b"\x00\x01\x02\x03"):
+    header = {"w.weight": {"dtype": "U8", "shape": [len(values)], "data_offsets": [0, len(values)]}}
+    data = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(data)) + data + values)
+    return path
+
+
+@pytest.fixture
+def model(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "tokenizer.json").write_text("{}")
+    safetensors(folder / "model.safetensors")
+    return folder
+
+
+def test_links_out_of_the_folder_are_not_copied(model, tmp_path):
+    (tmp_path / "secret.json").write_text("key")
+    (model / "leak.json").symlink_to(tmp_path / "secret.json")
+    (model / "vocab.json").symlink_to(model / "tokenizer.json")
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    copy_tokenizer(model, copy)
+    assert sorted(path.name for path in copy.iterdir()) == ["tokenizer.json", "vocab.json"]
+    assert not (copy / "vocab.json").is_symlink()
+
+
+def test_the_links_of_the_hubs_cache_are_followed(tmp_path):
+    repository = tmp_path / "models--org--name"
+    snapshot = repository / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (repository / "blobs").mkdir()
+    (repository / "blobs" / "123").write_text("{}")
+    (snapshot / "tokenizer.json").symlink_to("../../blobs/123")
+    copy_tokenizer(snapshot, tmp_path)
+    assert (tmp_path / "tokenizer.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content[:-1],
+        lambda content: content[:20],
+        lambda content: content[:3],
+        lambda content: b"",
+        lambda content: struct.pack("<Q", 2**62) + content[8:],
+        lambda content: content.replace(b'"w', b"\xff\xff"),
+        lambda content: b"<html>not found</html>" * 9,
+    ],
+)
+def test_a_file_that_was_cut_off_or_is_no_safetensors_is_named(damage, model):
+    assert damaged_weights(model) is None
+    path = model / "model.safetensors"
+    path.write_bytes(damage(path.read_bytes()))
+    assert damaged_weights(model) == "model.safetensors"
+
+
+def test_the_fingerprint_is_that_of_weights_config_and_tokenizer_wherever_they_lie(model, tmp_path):
+    before = fingerprint(model)
+    elsewhere = model.rename(tmp_path / "elsewhere")
+    (elsewhere / "README.txt").write_text("x")
+    assert fingerprint(elsewhere) == before
+    safetensors(elsewhere / "model.safetensors", b"\x00\x01\x02\x04")
+    assert fingerprint(elsewhere) != before
+    safetensors(elsewhere / "model.safetensors")
+    assert fingerprint(elsewhere) == before
+    (elsewhere / "config.json").write_text('{"a": 1}')
+    assert fingerprint(elsewhere) != before

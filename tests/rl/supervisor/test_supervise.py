@@ -1,0 +1,50 @@
+"""What the supervisor refuses before it touches anything (each test starts a real train.py)."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rl.config.schema import Run
+from rl.run.folder import RunFolder
+from rl.run.lock import locked
+from tests.support.composing import composed
+from tests.support.launching import train
+
+
+def a_run(folder: Path, *overrides: str) -> RunFolder:
+    """A folder as a run leaves it that has done two steps and no checkpoint."""
+    run_folder = RunFolder(folder)
+    run_folder.path.mkdir(parents=True)
+    names = [f"output_dir={folder.parent}", f"run_name={folder.name}"]
+    Run(**composed(*names, *overrides)).save(run_folder.config)
+    run_folder.metrics.write_text('{"step": 0}\n{"step": 1}\n')
+    run_folder.make_sockets_folder()
+    run_folder.vllm_socket.touch()
+    return run_folder
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("overrides", [[], ["resume=true"]])
+def test_a_run_that_lives_is_left_alone_by_whoever_comes_second(overrides, tmp_path):
+    run_folder = a_run(tmp_path / "live")
+    with locked(run_folder):
+        before = contents(run_folder.path)
+        result = train("run_name=live", *overrides, output_dir=tmp_path)
+        assert contents(run_folder.path) == before
+    assert result.stderr.startswith("this run cannot start:\n- ")
+    assert f"live is running (pid {os.getpid()}): wait for its end, stop it" in result.stderr
+    assert len(result.stderr.splitlines()) == 2
+    assert result.returncode == 2
+
+
+def test_an_evaluation_leaves_a_living_one_alone(tmp_path):
+    run_folder = RunFolder(tmp_path / "live")
+    with locked(run_folder):
+        arguments = ["run_name=live", "client=messages", "client.url=http://localhost:1/v1"]
+        result = train(*arguments, "client.model=x", output_dir=tmp_path, program="evaluate.py")
+    assert f"live is running (pid {os.getpid()})" in result.stderr
+    assert result.returncode == 2
