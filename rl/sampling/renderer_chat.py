@@ -16,13 +16,14 @@ from typing import Any, ClassVar, Literal, Self, cast
 
 from renderers import ParsedToolCall, Renderer
 
-from envs.messages import Message
+from envs.messages import Message, assistant, well_formed
 from rl.inference.client import Client, Completion, VLLMClient
 from rl.inference.live_version import LiveVersion
-from rl.model.tokenizer import load_renderer
+from rl.model.tokenizer import decoded, load_renderer
 from rl.sampling.chat import ChatSetting, Prompt, ToolSpecs
 from rl.sampling.prefix_probe import report_rewriting, rewrites
 from rl.sampling.sampler import PolicySampler
+from rl.sampling.tool_calls import checked_call, mistaken_call
 
 _MISTAKES = {  # of a tool call, by the renderer's status
     "invalid_json": "the tool call is not valid JSON",
@@ -60,30 +61,44 @@ class RendererChat:
 
     def message(self, prompt: Prompt, done: Completion) -> Message:
         """Parse the sampled tokens; calls that cannot be parsed keep their text and say why."""
-        parsed = self.renderer.parse_response(
-            done.token_ids, tools=cast("Any", prompt.tools), prompt_ids=prompt.token_ids
-        )
-        message: Message = {"role": "assistant", "content": parsed.content}
+        try:
+            parsed = self.renderer.parse_response(
+                done.token_ids, tools=cast("Any", prompt.tools), prompt_ids=prompt.token_ids
+            )
+        except Exception as error:  # noqa: BLE001 twenty parsers, none ours, and any text
+            return self._unreadable(done, error)
+        message: Message = {"role": "assistant", "content": well_formed(parsed.content)}
         if parsed.reasoning_content:
-            message["reasoning_content"] = parsed.reasoning_content
+            message["reasoning_content"] = well_formed(parsed.reasoning_content)
         if parsed.tool_calls:
             message["tool_calls"] = [_call(i, c) for i, c in enumerate(parsed.tool_calls)]
         return message
+
+    def _unreadable(self, done: Completion, error: Exception) -> Message:
+        """A turn that the parser itself fell over: its text, and a call that says so."""
+        mistake = f"the turn cannot be read ({type(error).__name__}): nest less, shorten numbers"
+        content = well_formed(decoded(self.renderer, done.token_ids))
+        return {**assistant(content), "tool_calls": [mistaken_call("call_0", "", mistake)]}
 
     async def follow(
         self, prompt: Prompt, done: Completion, message: Message, reply: list[Message]
     ) -> Prompt:
         """Extend the tokens so far; where the format forbids it, render everything anew."""
-        messages = [*prompt.messages, message, *reply]
         bridged = self.renderer.bridge_to_next_turn(
             prompt.token_ids,
             done.token_ids,
             cast("list[Any]", reply),
             tools=cast("Any", prompt.tools),
         )
+        messages = [*prompt.messages, message, *reply]
         if bridged is not None:
             return Prompt(messages, prompt.tools, bridged.token_ids)
-        return Prompt(messages, prompt.tools, render(self.renderer, messages, prompt.tools))
+        try:
+            return Prompt(messages, prompt.tools, render(self.renderer, messages, prompt.tools))
+        except Exception:  # noqa: BLE001 a format may have no form for what the policy wrote
+            text = assistant(well_formed(decoded(self.renderer, done.token_ids)))
+            messages = [*prompt.messages, text, *reply]  # what raises now is the reply's fault
+            return Prompt(messages, prompt.tools, render(self.renderer, messages, prompt.tools))
 
     def room(self, prompt: Prompt) -> int:
         """The turn's limit, or what the row still holds."""
@@ -99,12 +114,11 @@ class RendererChat:
 
 
 def _call(index: int, parsed: ParsedToolCall) -> Message:
-    call: Message = {"id": parsed.id or f"call_{index}", "type": "function"}
+    call_id = parsed.id or f"call_{index}"
     if parsed.status == "ok":
-        return call | {"function": {"name": parsed.name, "arguments": parsed.arguments}}
+        return checked_call(call_id, parsed.name, parsed.arguments, parsed.raw)
     mistake = _MISTAKES.get(parsed.status, str(parsed.status))
-    function = {"name": parsed.name or "", "arguments": parsed.raw}
-    return call | {"function": function, "error": mistake}
+    return mistaken_call(call_id, parsed.raw, mistake, parsed.name)
 
 
 def render(

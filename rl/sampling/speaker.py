@@ -7,13 +7,12 @@ it repeats what the policy said last, the tokens that were sampled are extended;
 anything before that, the conversation is rendered anew and the rollout forks.
 """
 
-import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from envs.episode import Episode, StopReason
-from envs.messages import Message
+from envs.messages import Message, parse_json
 from envs.protocol import ContextFull, Spoken
 from rl.inference.client import Completion, GenerationError
 from rl.sampling.chat import Chat, Prompt, ToolSpecs
@@ -101,6 +100,6 @@ def _arguments(given: object) -> object:
     if not isinstance(given, str):
         return given
     try:
-        return json.loads(given or "{}")
-    except json.JSONDecodeError:
+        return parse_json(given or "{}")
+    except ValueError:
         return given
