@@ -57,7 +57,7 @@ def _setting(
     return ChatSetting(
         sampler=sampler,
         max_seq_len=run.max_seq_len,
-        max_turns=env.max_turns,
+        has_turns=env.has_turns,
         version=version,
         socket=run_folder.vllm_socket,
         served_as=SERVED_AS[transport(run.sync, run.adapter, run.model)],

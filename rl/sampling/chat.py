@@ -34,6 +34,15 @@ class Prompt:
 class Chat(Protocol):
     """One way of talking to an engine."""
 
+    async def ready(self) -> None:
+        """Find out what only the engine can tell, once: called before each group is played.
+
+        Raises:
+            ValueError: client.on_rewrite=refuse, and history would be rewritten.
+
+        """
+        ...
+
     async def open(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:
         """Return the first prompt of a conversation."""
         ...
@@ -70,7 +79,7 @@ class ChatSetting:
     """What the rest of the run decides.
 
     Attributes:
-        max_turns: of the environment; history can be rewritten only in a second turn.
+        has_turns: the environment's; history can be rewritten only in a second turn.
         version: the newest policy version known to be live; the probe of a chat may wait for it.
         socket: where our vLLM listens.
         served_as: the name that it knows the policy by.
@@ -81,7 +90,7 @@ class ChatSetting:
 
     sampler: PolicySampler
     max_seq_len: int
-    max_turns: int
+    has_turns: bool
     version: LiveVersion
     socket: Path
     served_as: str

@@ -78,6 +78,9 @@ class MessagesChat:
     endpoint: MessagesClient
     session: aiohttp.ClientSession
 
+    async def ready(self) -> None:
+        """Nothing: words have no history of tokens."""
+
     async def open(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:
         """The messages as they are."""
         return Prompt(messages, tools)

@@ -47,6 +47,7 @@ class Player:
         In a single-turn environment all share one request: the prompt is the same and the engine
         is some 20 % faster that way.
         """
+        await self.chat.ready()
         env = self.env.environment_of(example)
         clock = _Clock(asyncio.get_running_loop().time() + self.sampler.rollout_timeout)
         start = _Start(env, example, clock)

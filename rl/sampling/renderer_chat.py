@@ -49,6 +49,9 @@ class RendererChat:
     max_seq_len: int
     version: LiveVersion
 
+    async def ready(self) -> None:
+        """Nothing: `connect` renders by itself, and knows."""
+
     async def open(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:
         """Render the opening messages."""
         return Prompt(messages, tools, render(self.renderer, messages, tools))
@@ -150,7 +153,7 @@ class RendererClient:
             chat = RendererChat(
                 setting.sampler, renderer, client, setting.max_seq_len, setting.version
             )
-            if setting.max_turns > 1 and await rewrites(chat, renderer):
+            if setting.has_turns and await rewrites(chat, renderer):
                 choices = "extend (keep it, one row), fork (drop it as the format does) or refuse"
                 report_rewriting(self.on_rewrite, choices)
                 if self.on_rewrite == "extend":

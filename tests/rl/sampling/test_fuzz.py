@@ -14,6 +14,7 @@ from envs.tools import ToolError
 from rl.evaluation.page import page
 from rl.evaluation.play import write_rollouts
 from rl.evaluation.summary import Played, summarise
+from rl.inference.live_version import LiveVersion
 from rl.records import Credit, Group, Rollout
 from rl.rollouts.service import trained_line
 from rl.sampling.player import Player
@@ -69,7 +70,7 @@ class Fuzzed(Environment):
 def played(completions: list[list[int]]) -> tuple[Rollout, ...]:
     """As many rollouts as it takes to say each of them."""
     client, rollouts = TokenClient(completions), ()
-    chat = RendererChat(LONG, tiny_renderer(), client, 10**7, lambda: 7)
+    chat = RendererChat(LONG, tiny_renderer(), client, 10**7, LiveVersion(7))
     player = Player(LONG, Fuzzed(), chat)
     while client.given < len(completions):
         rollouts += run_virtually(player.play_group(0, EXAMPLE, min(len(completions), 500)))
