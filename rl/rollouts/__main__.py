@@ -58,6 +58,7 @@ def _setting(
         sampler=sampler,
         max_seq_len=run.max_seq_len,
         has_turns=env.has_turns,
+        num_seqs=run.inference["args"].get("max_num_seqs"),
         version=version,
         socket=run_folder.vllm_socket,
         served_as=SERVED_AS[transport(run.sync, run.adapter, run.model)],

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Protocol
 from envs.messages import Message
 from rl.inference.client import Completion
 from rl.inference.live_version import LiveVersion
+from rl.sampling.clock import Seats
 from rl.sampling.sampler import PolicySampler
 
 ToolSpecs = list[dict[str, Any]]
@@ -65,6 +66,15 @@ class Chat(Protocol):
         """Return how many tokens may follow the prompt."""
         ...
 
+    def shares(self, prompt: Prompt) -> bool:
+        """Whether a group's completions of the prompt come faster in one request, at no risk."""
+        ...
+
+    @property
+    def seats(self) -> Seats:
+        """As many completions as the engine samples at once."""
+        ...
+
     def full(self, done: Completion) -> bool:
         """Whether a completion that was cut off filled the whole context."""
         ...
@@ -80,6 +90,7 @@ class ChatSetting:
 
     Attributes:
         has_turns: the environment's; history can be rewritten only in a second turn.
+        num_seqs: completions that the server samples at once; None: not known.
         version: the newest policy version known to be live; the probe of a chat may wait for it.
         socket: where our vLLM listens.
         served_as: the name that it knows the policy by.
@@ -96,6 +107,7 @@ class ChatSetting:
     served_as: str
     model: Path
     renderer: str
+    num_seqs: int | None = None
 
 
 class ChatClient(Protocol):

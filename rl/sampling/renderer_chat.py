@@ -11,7 +11,7 @@ found out at the start, by a probe, and `on_rewrite` says what to do.
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Self, cast
 
 from renderers import ParsedToolCall, Renderer
@@ -21,10 +21,12 @@ from rl.inference.client import Client, Completion, VLLMClient
 from rl.inference.live_version import LiveVersion
 from rl.model.tokenizer import decoded, load_renderer
 from rl.sampling.chat import ChatSetting, Prompt, ToolSpecs
+from rl.sampling.clock import Seats
 from rl.sampling.prefix_probe import report_rewriting, rewrites
 from rl.sampling.sampler import PolicySampler
 from rl.sampling.tool_calls import checked_call, mistaken_call
 
+_SLOWEST = 1.0  # tokens a second of one completion
 _MISTAKES = {  # of a tool call, by the renderer's status
     "invalid_json": "the tool call is not valid JSON",
     "unclosed_block": "the tool call is not closed",
@@ -48,6 +50,7 @@ class RendererChat:
     client: Client
     max_seq_len: int
     version: LiveVersion
+    seats: Seats = field(default_factory=Seats)  # shared by copies
 
     async def ready(self) -> None:
         """Nothing: `connect` renders by itself, and knows."""
@@ -107,6 +110,10 @@ class RendererChat:
         """The turn's limit, or what the row still holds."""
         return min(self.sampler.max_tokens, self.max_seq_len - len(prompt.token_ids))
 
+    def shares(self, prompt: Prompt) -> bool:
+        """Whether the longest completion is done in time even at a crawl: so no group is lost."""
+        return 0 < self.room(prompt) <= self.sampler.rollout_timeout * _SLOWEST
+
     def full(self, done: Completion) -> bool:
         """Whether prompt and completion fill max_seq_len."""
         return len(done.prompt_ids) + len(done.token_ids) >= self.max_seq_len
@@ -151,7 +158,12 @@ class RendererClient:
         renderer = load_renderer(setting.model, setting.renderer)
         async with vllm_client(setting) as client:
             chat = RendererChat(
-                setting.sampler, renderer, client, setting.max_seq_len, setting.version
+                setting.sampler,
+                renderer,
+                client,
+                setting.max_seq_len,
+                setting.version,
+                Seats(setting.num_seqs),
             )
             if setting.has_turns and await rewrites(chat, renderer):
                 choices = "extend (keep it, one row), fork (drop it as the format does) or refuse"

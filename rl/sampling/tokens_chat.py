@@ -19,6 +19,7 @@ from envs.messages import Message
 from rl.inference.client import Completion, VLLMClient
 from rl.model.tokenizer import parser
 from rl.sampling.chat import ChatSetting, Prompt, ToolSpecs
+from rl.sampling.clock import Seats
 from rl.sampling.prefix_probe import report_rewriting, rewrites
 from rl.sampling.renderer_chat import RendererChat, vllm_client
 
@@ -79,6 +80,8 @@ class TokensClient:
         renderer: Renderer = parser(setting.model, setting.renderer)
         async with vllm_client(setting) as client:
             on_rewrite = self.on_rewrite if setting.has_turns else None
+            seats = Seats(setting.num_seqs)
             yield TokensChat(
-                setting.sampler, renderer, client, setting.max_seq_len, setting.version, on_rewrite
+                *(setting.sampler, renderer, client, setting.max_seq_len, setting.version, seats),
+                on_rewrite,
             )
