@@ -21,6 +21,7 @@ from rl.records import Rollout
 from rl.sampling.chat import Chat, Prompt
 from rl.sampling.clock import Clock
 from rl.sampling.environment_errors import EnvironmentFailed, as_environment_error
+from rl.sampling.reward_names import check_names, weighted_sum
 from rl.sampling.rows import Rows
 from rl.sampling.sampler import PolicySampler
 from rl.sampling.speaker import Speaker
@@ -33,6 +34,7 @@ class Player:
     sampler: PolicySampler
     env: Environment
     chat: Chat
+    _checked: set[str] = field(default_factory=set)  # environments that score what is weighted
     _places: dict[str, asyncio.Semaphore] = field(default_factory=dict)  # by environment
 
     async def play_group(
@@ -99,9 +101,9 @@ class Player:
         finally:
             with suppress(EnvironmentFailed), as_environment_error(env, "close"):
                 env.close(episode)
-        reward = _weighted(env, rewards) if not error else None
+        reward = weighted_sum(env, rewards) if not error else None
         if reward is None and not error:
-            broken = [name for name, value in rewards.items() if not math.isfinite(value)]
+            broken = [name for name in rewards if not math.isfinite(rewards[name])]
             error = f"{type(env).__name__}.score returned NaN or infinity for {broken}"
         return Rollout(
             sequences=rows.freeze(),
@@ -161,12 +163,11 @@ class Player:
     async def _score(self, env: Environment, episode: Episode) -> dict[str, float]:
         with as_environment_error(env, "score"):
             scored = await threads.call(env.score, episode)
-            return {name: float(value) for name, value in scored.items()}
-
-
-def _weighted(env: Environment, rewards: dict[str, float]) -> float | None:
-    total = sum(weight * rewards.get(name, 0.0) for name, weight in env.reward_weights.items())
-    return total if math.isfinite(total) else None
+            rewards = {name: float(value) for name, value in scored.items()}
+        if rewards and env.name not in self._checked:  # the first rollout that it scores
+            check_names(env, rewards)
+            self._checked.add(env.name)
+        return rewards
 
 
 @dataclass

@@ -134,6 +134,29 @@ def test_a_score_that_is_not_finite_is_unscorable_and_named(value):
     assert broken.stop_reason == StopReason.STOP
 
 
+@pytest.mark.parametrize(
+    ("scored", "hint"),
+    [
+        ({"goood": 1.0}, "did you mean 'goood'? It returns 'goood'"),
+        ({"other": 1.0}, "score does not return: It returns 'other'"),
+    ],
+)
+def test_a_reward_that_is_weighted_and_never_scored_ends_the_run_at_once(scored, hint):
+    with pytest.raises(ValueError, match="names 'good', which its score does not") as caught:
+        play(scoring(lambda *_: scored), ScriptedClient("good"))
+
+    assert hint in str(caught.value)
+
+
+def test_what_has_no_weight_may_be_anything():
+    env = scoring(lambda *_: {"good": 1.0, "off": float("nan"), "log": float("inf")})
+    env.reward_weights = {"good": 2.0, "off": 0.0, "missing": 0.0}
+
+    (rollout,) = play(env, ScriptedClient("good"))
+
+    assert (rollout.reward, rollout.error) == (2.0, "")
+
+
 @pytest.mark.parametrize("reply", [[{"content": "no role"}], 5], ids=["no role", "no list"])
 def test_a_malformed_reply_is_an_error_of_the_environment(reply):
     class Malformed(ScriptedEnv):
