@@ -68,7 +68,7 @@ async def ours(
     setting = ChatSetting(
         sampler=sampler,
         max_seq_len=run.max_seq_len,
-        max_turns=env.max_turns,
+        has_turns=env.has_turns,
         version=LiveVersion(VERSION),
         socket=run_folder.vllm_socket,
         served_as="policy",

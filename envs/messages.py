@@ -1,5 +1,9 @@
 """Chat messages, as plain dicts in OpenAI form."""
 
+import json
+import math
+import re
+import sys
 from typing import Any
 
 Message = dict[str, Any]
@@ -9,6 +13,10 @@ A tool call is {"id", "type": "function", "function": {"name", "arguments"}}, ar
 or JSON text as remote endpoints send it. One that could not be parsed also has `error`, a sentence,
 and its text as arguments.
 """
+
+_DEEPEST = 64  # levels of nesting: far below what Python's own readers and writers survive
+_LARGEST = sys.float_info.max
+_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def assistant(content: str) -> Message:
@@ -26,3 +34,46 @@ def tool_call(name: str, call_id: str = "call_0", content: str = "", **arguments
     function = {"name": name, "arguments": arguments}
     calls = [{"id": call_id, "type": "function", "function": function}]
     return {"role": "assistant", "content": content, "tool_calls": calls}
+
+
+def parse_json(text: str) -> Any:
+    """Return the value of JSON that a policy or a server wrote.
+
+    Raises:
+        ValueError: it is no JSON, or none that can be used (see `plain_json`).
+
+    """
+    try:
+        value = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    return plain_json(value)
+
+
+def plain_json(value: Any, levels: int = _DEEPEST) -> Any:
+    """Return a value that can be written, sent, rendered and given to float(), whoever made it.
+
+    Raises:
+        ValueError: it is nested too deeply, a number is too large, or it is no JSON.
+
+    """
+    if isinstance(value, str):
+        return well_formed(value)
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int | float):
+        if not math.isfinite(value) if isinstance(value, float) else abs(value) > _LARGEST:
+            raise ValueError("it holds a number that is too large, or none")
+        return value
+    if levels == 0:
+        raise ValueError("it is nested too deeply")
+    if isinstance(value, list):
+        return [plain_json(item, levels - 1) for item in value]
+    if isinstance(value, dict):
+        return {well_formed(str(k)): plain_json(item, levels - 1) for k, item in value.items()}
+    raise ValueError(f"{type(value).__name__} is no JSON")
+
+
+def well_formed(text: str) -> str:
+    """Return the text without lone surrogates, which no tokenizer, file or socket takes."""
+    return _SURROGATES.sub("\ufffd", text)

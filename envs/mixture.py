@@ -41,6 +41,11 @@ class Mixture(Environment):
         self._envs, self._weights = dict(envs), dict(weights)
         self.max_turns = max(env.max_turns for env in envs.values())
 
+    @property
+    def has_turns(self) -> bool:
+        """Whether one of them has."""
+        return any(env.has_turns for env in self._envs.values())
+
     def environment_of(self, example: Example) -> Environment:
         """The environment that the example came from."""
         return self._envs[example.env]

@@ -119,6 +119,11 @@ class Environment:
         """The examples of a split, by environment: one pool, but for a mixture."""
         return [Pool(1.0, self.examples(split))]
 
+    @property
+    def has_turns(self) -> bool:
+        """Whether a conversation may have a second turn, so that history may be rewritten."""
+        return self.max_turns > 1 or self.holds_conversation
+
     @cached_property
     def toolbox(self) -> Toolbox:
         """The tools, ready to be called."""

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from docstring_parser import parse as parse_docstring
 
-from envs.messages import Message
+from envs.messages import Message, parse_json, plain_json, well_formed
 from envs.threads import call as call_function
 
 if TYPE_CHECKING:
@@ -153,21 +153,22 @@ class Toolbox:
             episode.tool_errors += 1
             content = f"Error: {error}"
         episode.tool_calls += 1
+        # A tool repeats what it was asked, or what the policy's own program printed.
+        content = well_formed(content)
         return {"role": "tool", "tool_call_id": tool_call.get("id", ""), "content": content}
 
     async def _answer(self, tool_call: Message, episode: "Episode") -> str:
         if problem := tool_call.get("error"):
             raise ToolError(f"{problem}. {self._names}")
-        function = tool_call["function"]
-        tool = self._tools.get(function["name"])
+        name, arguments = tool_call["function"]["name"], tool_call["function"]["arguments"]
+        tool = self._tools.get(name) if isinstance(name, str) else None
         if tool is None:
-            raise ToolError(f"there is no tool {function['name']!r}. {self._names}")
-        arguments = function["arguments"]
-        if isinstance(arguments, str):
-            try:
-                arguments = json.loads(arguments or "{}")
-            except json.JSONDecodeError as error:
-                raise ToolError(f"the arguments are not JSON: {error}") from error
+            raise ToolError(f"there is no tool {name!r}. {self._names}")
+        try:
+            is_text = isinstance(arguments, str)
+            arguments = parse_json(arguments or "{}") if is_text else plain_json(arguments)
+        except ValueError as error:
+            raise ToolError(f"the arguments are not JSON: {error}") from error
         deadline = asyncio.timeout(self._timeout)
         try:
             async with deadline:

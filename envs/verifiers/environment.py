@@ -70,9 +70,9 @@ class Verifiers(Environment):
         outcome = episode.memory.get("outcome")
         if outcome is None:  # the context was full and their code did not mind
             return {}
-        listed = sum(w * outcome.rewards.get(name, 0.0) for name, w in self.reward_weights.items())
-        rest = outcome.reward - listed
-        return outcome.rewards if abs(rest) < 1e-9 else {**outcome.rewards, UNLISTED: rest}
+        rewards = {**dict.fromkeys(self.reward_weights, 0.0), **outcome.rewards}
+        rest = outcome.reward - sum(w * rewards[name] for name, w in self.reward_weights.items())
+        return {**rewards, UNLISTED: 0.0 if abs(rest) < 1e-9 else rest}
 
     @cached_property
     def _world(self) -> World:

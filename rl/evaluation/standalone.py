@@ -131,7 +131,8 @@ async def _play(
     setting = ChatSetting(
         sampler=sampler,
         max_seq_len=evaluation.max_seq_len,
-        max_turns=env.max_turns,
+        has_turns=env.has_turns,
+        num_seqs=(evaluation.inference or {}).get("args", {}).get("max_num_seqs"),
         version=LiveVersion(_VERSION),
         socket=run_folder.vllm_socket,
         served_as=SERVED_AS[transport],

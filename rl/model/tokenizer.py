@@ -100,6 +100,12 @@ def load_renderer(folder: Path, name: str, *, keep_thinking: bool = False) -> Re
         ) from error
 
 
+def decoded(renderer: Renderer, token_ids: Sequence[int]) -> str:
+    """Return the text of sampled tokens, stop token left out: for turns that no parser reads."""
+    tokenizer: Tokenizer = cast("Any", renderer)._tokenizer  # where every family keeps ours
+    return tokenizer.decode(token_ids, skip_special_tokens=True)
+
+
 def hub_name(folder: Path) -> str | None:
     """Return `organisation/model` of a folder in the hub's cache, or as its config remembers it."""
     for part in reversed(folder.parts):

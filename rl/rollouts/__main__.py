@@ -57,7 +57,8 @@ def _setting(
     return ChatSetting(
         sampler=sampler,
         max_seq_len=run.max_seq_len,
-        max_turns=env.max_turns,
+        has_turns=env.has_turns,
+        num_seqs=run.inference["args"].get("max_num_seqs"),
         version=version,
         socket=run_folder.vllm_socket,
         served_as=SERVED_AS[transport(run.sync, run.adapter, run.model)],

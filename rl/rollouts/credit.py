@@ -81,6 +81,7 @@ class Crediting:
         columns = [
             (weight, [rollout.rewards.get(name, 0.0) for rollout in rollouts])
             for name, weight in weights.items()
+            if weight  # 0 x NaN is NaN
         ]
         changes = [
             (standing.reward or 0.0) - (rollout.reward or 0.0)

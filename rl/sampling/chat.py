@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Protocol
 from envs.messages import Message
 from rl.inference.client import Completion
 from rl.inference.live_version import LiveVersion
+from rl.sampling.clock import Seats
 from rl.sampling.sampler import PolicySampler
 
 ToolSpecs = list[dict[str, Any]]
@@ -33,6 +34,15 @@ class Prompt:
 
 class Chat(Protocol):
     """One way of talking to an engine."""
+
+    async def ready(self) -> None:
+        """Find out what only the engine can tell, once: called before each group is played.
+
+        Raises:
+            ValueError: client.on_rewrite=refuse, and history would be rewritten.
+
+        """
+        ...
 
     async def open(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:
         """Return the first prompt of a conversation."""
@@ -56,6 +66,15 @@ class Chat(Protocol):
         """Return how many tokens may follow the prompt."""
         ...
 
+    def shares(self, prompt: Prompt) -> bool:
+        """Whether a group's completions of the prompt come faster in one request, at no risk."""
+        ...
+
+    @property
+    def seats(self) -> Seats:
+        """As many completions as the engine samples at once."""
+        ...
+
     def full(self, done: Completion) -> bool:
         """Whether a completion that was cut off filled the whole context."""
         ...
@@ -70,7 +89,8 @@ class ChatSetting:
     """What the rest of the run decides.
 
     Attributes:
-        max_turns: of the environment; history can be rewritten only in a second turn.
+        has_turns: the environment's; history can be rewritten only in a second turn.
+        num_seqs: completions that the server samples at once; None: not known.
         version: the newest policy version known to be live; the probe of a chat may wait for it.
         socket: where our vLLM listens.
         served_as: the name that it knows the policy by.
@@ -81,12 +101,13 @@ class ChatSetting:
 
     sampler: PolicySampler
     max_seq_len: int
-    max_turns: int
+    has_turns: bool
     version: LiveVersion
     socket: Path
     served_as: str
     model: Path
     renderer: str
+    num_seqs: int | None = None
 
 
 class ChatClient(Protocol):

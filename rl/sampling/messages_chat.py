@@ -17,6 +17,7 @@ import aiohttp
 from envs.messages import Message, assistant
 from rl.inference.client import Completion, GenerationError
 from rl.sampling.chat import ChatSetting, Prompt, ToolSpecs
+from rl.sampling.clock import Seats
 from rl.sampling.sampler import PolicySampler
 
 _LONGEST_PAUSE_S = 60.0
@@ -77,6 +78,10 @@ class MessagesChat:
     sampler: PolicySampler
     endpoint: MessagesClient
     session: aiohttp.ClientSession
+    seats: Seats = field(default_factory=Seats)  # the server queues as it likes
+
+    async def ready(self) -> None:
+        """Nothing: words have no history of tokens."""
 
     async def open(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:
         """The messages as they are."""
@@ -112,6 +117,10 @@ class MessagesChat:
     def room(self, prompt: Prompt) -> int:  # noqa: ARG002 the server knows how long it is
         """The turn's limit."""
         return self.sampler.max_tokens
+
+    def shares(self, prompt: Prompt) -> bool:  # noqa: ARG002
+        """Never: it is a request a completion anyway."""
+        return False
 
     def full(self, done: Completion) -> bool:
         """Whether the server said so."""

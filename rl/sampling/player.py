@@ -10,9 +10,7 @@ on without it.
 
 import asyncio
 import math
-import time
-from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 
 from envs import threads
@@ -21,7 +19,9 @@ from envs.protocol import ContextFull, Environment
 from rl.inference.client import Completion
 from rl.records import Rollout
 from rl.sampling.chat import Chat, Prompt
+from rl.sampling.clock import Clock
 from rl.sampling.environment_errors import EnvironmentFailed, as_environment_error
+from rl.sampling.reward_names import check_names, weighted_sum
 from rl.sampling.rows import Rows
 from rl.sampling.sampler import PolicySampler
 from rl.sampling.speaker import Speaker
@@ -34,6 +34,7 @@ class Player:
     sampler: PolicySampler
     env: Environment
     chat: Chat
+    _checked: set[str] = field(default_factory=set)  # environments that score what is weighted
     _places: dict[str, asyncio.Semaphore] = field(default_factory=dict)  # by environment
 
     async def play_group(
@@ -44,20 +45,21 @@ class Player:
     ) -> tuple[Rollout, ...]:
         """Return `group_size` rollouts of one example, played concurrently.
 
-        In a single-turn environment all share one request: the prompt is the same and the engine
-        is some 20 % faster that way.
+        In a single-turn environment short completions share one request: the engine is some 20 %
+        faster that way. Long ones do not, for the slowest would cost all of them (`Chat.shares`).
         """
+        await self.chat.ready()
         env = self.env.environment_of(example)
-        clock = _Clock(asyncio.get_running_loop().time() + self.sampler.rollout_timeout)
+        clock = Clock(self.sampler.rollout_timeout)
         start = _Start(env, example, clock)
         openings: list[Completion | None] = [None] * group_size
         # A broken example, or no time left: each rollout finds that out for itself.
         with suppress(EnvironmentFailed, TimeoutError):
             if not env.holds_conversation:
-                async with asyncio.timeout_at(clock.deadline):
+                async with clock.running():
                     prompt = start.prompt = await self._open(env, example)
-                    if env.max_turns == 1 and self.chat.room(prompt) > 0:
-                        with clock.waiting():
+                    if env.max_turns == 1 and self.chat.shares(prompt):
+                        async with clock.seated(self.chat.seats, group_size):
                             openings = [*await self.chat.generate(prompt, group_size)]
         starts = (replace(start, clock=replace(clock), opening=o) for o in openings)
         return tuple(await asyncio.gather(*map(self._play, starts)))
@@ -84,7 +86,7 @@ class Player:
         rewards: dict[str, float] = {}
         error = ""
         try:
-            async with asyncio.timeout_at(clock.deadline):
+            async with clock.running():
                 if env.holds_conversation:
                     episode.stop_reason = await self._listen(env, episode, rows, clock)
                 else:
@@ -99,9 +101,9 @@ class Player:
         finally:
             with suppress(EnvironmentFailed), as_environment_error(env, "close"):
                 env.close(episode)
-        reward = _weighted(env, rewards) if not error else None
+        reward = weighted_sum(env, rewards) if not error else None
         if reward is None and not error:
-            broken = [name for name, value in rewards.items() if not math.isfinite(value)]
+            broken = [name for name in rewards if not math.isfinite(rewards[name])]
             error = f"{type(env).__name__}.score returned NaN or infinity for {broken}"
         return Rollout(
             sequences=rows.freeze(),
@@ -110,7 +112,7 @@ class Player:
             rewards=rewards,
             stop_reason=episode.stop_reason or StopReason.ENV_ERROR,
             turns=episode.turns,
-            generation_time=clock.seconds,
+            generation_time=clock.engine_time,
             tool_calls=episode.tool_calls,
             tool_errors=episode.tool_errors,
             error=error,
@@ -124,7 +126,7 @@ class Player:
             if self.chat.room(prompt) <= 0:
                 return StopReason.CONTEXT
             if opening is None:
-                with start.clock.waiting():
+                async with start.clock.seated(self.chat.seats):
                     opening = (await self.chat.generate(prompt, 1))[0]
             done, opening = opening, None
             rows.turn(done)
@@ -144,9 +146,9 @@ class Player:
                 prompt = await self.chat.follow(prompt, done, message, reply)
 
     async def _listen(
-        self, env: Environment, episode: Episode, rows: Rows, clock: "_Clock"
+        self, env: Environment, episode: Episode, rows: Rows, clock: Clock
     ) -> StopReason:
-        speaker = Speaker(self.chat, rows, episode, clock.waiting)
+        speaker = Speaker(self.chat, rows, episode, lambda: clock.seated(self.chat.seats))
         try:
             with as_environment_error(env, "play"), suppress(ContextFull):
                 await env.play(episode, speaker)
@@ -161,28 +163,11 @@ class Player:
     async def _score(self, env: Environment, episode: Episode) -> dict[str, float]:
         with as_environment_error(env, "score"):
             scored = await threads.call(env.score, episode)
-            return {name: float(value) for name, value in scored.items()}
-
-
-def _weighted(env: Environment, rewards: dict[str, float]) -> float | None:
-    total = sum(weight * rewards.get(name, 0.0) for name, weight in env.reward_weights.items())
-    return total if math.isfinite(total) else None
-
-
-@dataclass
-class _Clock:
-    """When a rollout must be done, and how long it has waited for the engine."""
-
-    deadline: float  # in the loop's time
-    seconds: float = 0.0
-
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            self.seconds += time.monotonic() - began
+            rewards = {name: float(value) for name, value in scored.items()}
+        if rewards and env.name not in self._checked:  # the first rollout that it scores
+            check_names(env, rewards)
+            self._checked.add(env.name)
+        return rewards
 
 
 @dataclass
@@ -191,6 +176,6 @@ class _Start:
 
     env: Environment
     example: Example
-    clock: _Clock
+    clock: Clock
     prompt: Prompt | None = None  # None: not opened yet
     opening: Completion | None = None  # the first answer, where the group asked for all at once

@@ -11,19 +11,22 @@ found out at the start, by a probe, and `on_rewrite` says what to do.
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Self, cast
 
 from renderers import ParsedToolCall, Renderer
 
-from envs.messages import Message
+from envs.messages import Message, assistant, well_formed
 from rl.inference.client import Client, Completion, VLLMClient
 from rl.inference.live_version import LiveVersion
-from rl.model.tokenizer import load_renderer
+from rl.model.tokenizer import decoded, load_renderer
 from rl.sampling.chat import ChatSetting, Prompt, ToolSpecs
+from rl.sampling.clock import Seats
 from rl.sampling.prefix_probe import report_rewriting, rewrites
 from rl.sampling.sampler import PolicySampler
+from rl.sampling.tool_calls import checked_call, mistaken_call
 
+_SLOWEST = 1.0  # tokens a second of one completion
 _MISTAKES = {  # of a tool call, by the renderer's status
     "invalid_json": "the tool call is not valid JSON",
     "unclosed_block": "the tool call is not closed",
@@ -47,6 +50,10 @@ class RendererChat:
     client: Client
     max_seq_len: int
     version: LiveVersion
+    seats: Seats = field(default_factory=Seats)  # shared by copies
+
+    async def ready(self) -> None:
+        """Nothing: `connect` renders by itself, and knows."""
 
     async def open(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:
         """Render the opening messages."""
@@ -60,34 +67,52 @@ class RendererChat:
 
     def message(self, prompt: Prompt, done: Completion) -> Message:
         """Parse the sampled tokens; calls that cannot be parsed keep their text and say why."""
-        parsed = self.renderer.parse_response(
-            done.token_ids, tools=cast("Any", prompt.tools), prompt_ids=prompt.token_ids
-        )
-        message: Message = {"role": "assistant", "content": parsed.content}
+        try:
+            parsed = self.renderer.parse_response(
+                done.token_ids, tools=cast("Any", prompt.tools), prompt_ids=prompt.token_ids
+            )
+        except Exception as error:  # noqa: BLE001 twenty parsers, none ours, and any text
+            return self._unreadable(done, error)
+        message: Message = {"role": "assistant", "content": well_formed(parsed.content)}
         if parsed.reasoning_content:
-            message["reasoning_content"] = parsed.reasoning_content
+            message["reasoning_content"] = well_formed(parsed.reasoning_content)
         if parsed.tool_calls:
             message["tool_calls"] = [_call(i, c) for i, c in enumerate(parsed.tool_calls)]
         return message
+
+    def _unreadable(self, done: Completion, error: Exception) -> Message:
+        """A turn that the parser itself fell over: its text, and a call that says so."""
+        mistake = f"the turn cannot be read ({type(error).__name__}): nest less, shorten numbers"
+        content = well_formed(decoded(self.renderer, done.token_ids))
+        return {**assistant(content), "tool_calls": [mistaken_call("call_0", "", mistake)]}
 
     async def follow(
         self, prompt: Prompt, done: Completion, message: Message, reply: list[Message]
     ) -> Prompt:
         """Extend the tokens so far; where the format forbids it, render everything anew."""
-        messages = [*prompt.messages, message, *reply]
         bridged = self.renderer.bridge_to_next_turn(
             prompt.token_ids,
             done.token_ids,
             cast("list[Any]", reply),
             tools=cast("Any", prompt.tools),
         )
+        messages = [*prompt.messages, message, *reply]
         if bridged is not None:
             return Prompt(messages, prompt.tools, bridged.token_ids)
-        return Prompt(messages, prompt.tools, render(self.renderer, messages, prompt.tools))
+        try:
+            return Prompt(messages, prompt.tools, render(self.renderer, messages, prompt.tools))
+        except Exception:  # noqa: BLE001 a format may have no form for what the policy wrote
+            text = assistant(well_formed(decoded(self.renderer, done.token_ids)))
+            messages = [*prompt.messages, text, *reply]  # what raises now is the reply's fault
+            return Prompt(messages, prompt.tools, render(self.renderer, messages, prompt.tools))
 
     def room(self, prompt: Prompt) -> int:
         """The turn's limit, or what the row still holds."""
         return min(self.sampler.max_tokens, self.max_seq_len - len(prompt.token_ids))
+
+    def shares(self, prompt: Prompt) -> bool:
+        """Whether the longest completion is done in time even at a crawl: so no group is lost."""
+        return 0 < self.room(prompt) <= self.sampler.rollout_timeout * _SLOWEST
 
     def full(self, done: Completion) -> bool:
         """Whether prompt and completion fill max_seq_len."""
@@ -99,12 +124,11 @@ class RendererChat:
 
 
 def _call(index: int, parsed: ParsedToolCall) -> Message:
-    call: Message = {"id": parsed.id or f"call_{index}", "type": "function"}
+    call_id = parsed.id or f"call_{index}"
     if parsed.status == "ok":
-        return call | {"function": {"name": parsed.name, "arguments": parsed.arguments}}
+        return checked_call(call_id, parsed.name, parsed.arguments, parsed.raw)
     mistake = _MISTAKES.get(parsed.status, str(parsed.status))
-    function = {"name": parsed.name or "", "arguments": parsed.raw}
-    return call | {"function": function, "error": mistake}
+    return mistaken_call(call_id, parsed.raw, mistake, parsed.name)
 
 
 def render(
@@ -134,9 +158,14 @@ class RendererClient:
         renderer = load_renderer(setting.model, setting.renderer)
         async with vllm_client(setting) as client:
             chat = RendererChat(
-                setting.sampler, renderer, client, setting.max_seq_len, setting.version
+                setting.sampler,
+                renderer,
+                client,
+                setting.max_seq_len,
+                setting.version,
+                Seats(setting.num_seqs),
             )
-            if setting.max_turns > 1 and await rewrites(chat, renderer):
+            if setting.has_turns and await rewrites(chat, renderer):
                 choices = "extend (keep it, one row), fork (drop it as the format does) or refuse"
                 report_rewriting(self.on_rewrite, choices)
                 if self.on_rewrite == "extend":

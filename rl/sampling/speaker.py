@@ -7,13 +7,12 @@ it repeats what the policy said last, the tokens that were sampled are extended;
 anything before that, the conversation is rendered anew and the rollout forks.
 """
 
-import json
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
 from envs.episode import Episode, StopReason
-from envs.messages import Message
+from envs.messages import Message, parse_json
 from envs.protocol import ContextFull, Spoken
 from rl.inference.client import Completion, GenerationError
 from rl.sampling.chat import Chat, Prompt, ToolSpecs
@@ -25,7 +24,7 @@ class Speaker:
     """Answers one episode's environment; every turn is recorded in `rows` and in the episode.
 
     Attributes:
-        waiting: entered while the engine is waited for.
+        engine: entered while the engine works.
         stop_reason: why the newest turn ended, or that there was no room for another.
 
     """
@@ -33,7 +32,7 @@ class Speaker:
     chat: Chat
     rows: Rows
     episode: Episode
-    waiting: Callable[[], AbstractContextManager[None]]
+    engine: Callable[[], AbstractAsyncContextManager[None]]
     stop_reason: StopReason = StopReason.STOP
     _last: tuple[list[Message], Prompt, Completion] | None = None  # what led to the newest turn
     _failure: GenerationError | None = field(default=None, repr=False)
@@ -50,7 +49,7 @@ class Speaker:
             self.stop_reason = StopReason.CONTEXT
             raise ContextFull("the conversation fills max_seq_len")
         try:
-            with self.waiting():
+            async with self.engine():
                 (done,) = await self.chat.generate(prompt, 1)
         except GenerationError as error:
             self._failure = error
@@ -101,6 +100,6 @@ def _arguments(given: object) -> object:
     if not isinstance(given, str):
         return given
     try:
-        return json.loads(given or "{}")
-    except json.JSONDecodeError:
+        return parse_json(given or "{}")
+    except ValueError:
         return given

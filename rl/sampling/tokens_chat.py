@@ -7,9 +7,10 @@ rendered anew, so a rollout stays one row only while the template repeats what w
 where it does not, the rollout forks (rows.py) and nothing is trained that was not sampled.
 """
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from renderers import Renderer
@@ -18,15 +19,37 @@ from envs.messages import Message
 from rl.inference.client import Completion, VLLMClient
 from rl.model.tokenizer import parser
 from rl.sampling.chat import ChatSetting, Prompt, ToolSpecs
+from rl.sampling.clock import Seats
 from rl.sampling.prefix_probe import report_rewriting, rewrites
 from rl.sampling.renderer_chat import RendererChat, vllm_client
 
 
 @dataclass
 class TokensChat(RendererChat):
-    """The server renders; the renderer only parses."""
+    """The server renders; the renderer only parses.
+
+    Attributes:
+        on_rewrite: what to do where the template rewrites history; None: it has no occasion to.
+
+    """
 
     client: VLLMClient  # pyright: ignore[reportIncompatibleVariableOverride] it is set once
+    on_rewrite: Literal["fork", "refuse"] | None = None
+    # Of the template: one, shared with copies. Not at `connect`: vLLM is not up yet, and knows no
+    # adapter's name before the first push.
+    _probe: list[asyncio.Task[None]] = field(default_factory=list)
+
+    async def ready(self) -> None:
+        """Probe the server's template, once."""
+        if self.on_rewrite is not None:
+            if not self._probe:
+                self._probe.append(asyncio.create_task(self._probed(self.on_rewrite)))
+            await asyncio.shield(self._probe[0])  # one group that is given up is not all of them
+
+    async def _probed(self, on_rewrite: str) -> None:
+        if await rewrites(self, self.renderer):
+            choices = "fork or refuse; client=renderer client.on_rewrite=extend keeps it"
+            report_rewriting(on_rewrite, choices)
 
     async def open(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:
         """Let the server render the opening messages."""
@@ -53,13 +76,12 @@ class TokensClient:
 
     @asynccontextmanager
     async def connect(self, setting: ChatSetting) -> AsyncIterator[TokensChat]:
-        """Open the connections and probe the server's template (see RendererClient.connect)."""
+        """Open the connections; nothing is asked before the first group (`TokensChat.ready`)."""
         renderer: Renderer = parser(setting.model, setting.renderer)
         async with vllm_client(setting) as client:
-            chat = TokensChat(
-                setting.sampler, renderer, client, setting.max_seq_len, setting.version
+            on_rewrite = self.on_rewrite if setting.has_turns else None
+            seats = Seats(setting.num_seqs)
+            yield TokensChat(
+                *(setting.sampler, renderer, client, setting.max_seq_len, setting.version, seats),
+                on_rewrite,
             )
-            if setting.max_turns > 1 and await rewrites(chat, renderer):
-                choices = "fork or refuse; client=renderer client.on_rewrite=extend keeps it"
-                report_rewriting(self.on_rewrite, choices)
-            yield chat

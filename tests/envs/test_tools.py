@@ -107,6 +107,11 @@ USAGE = 'look_up(word: string, limit?: integer, order?: "a-z" or "z-a")'
             raw("lookup", {}),
             f"Error: there is no tool 'lookup'. Tools: {USAGE}, count(step?: integer)",
         ),
+        (raw(["look_up"], {}), "Error: there is no tool ['look_up']. Tools: "),
+        (raw("count", f"{'[' * 5000}"), "Error: the arguments are not JSON: it is nested too deep"),
+        (raw("count", "9" * 5000), "Error: the arguments are not JSON: Exceeds the limit (4300"),
+        (raw("count", {"step": 10**400}), "Error: the arguments are not JSON: it holds a number"),
+        (raw("count", {"step": float("nan")}), "Error: the arguments are not JSON: it holds a num"),
         (
             raw("", "{bad", error="the tool call is not valid JSON"),
             f"Error: the tool call is not valid JSON. Tools: {USAGE}, ",
@@ -117,6 +122,14 @@ def test_a_mistake_of_the_policy_gets_an_answer_that_it_can_use(call, answer):
     held = episode()
     assert ask(call, episode=held)["content"].startswith(answer)
     assert (held.tool_calls, held.tool_errors) == (1, 1)
+
+
+def test_what_a_tool_says_is_text_that_any_file_and_tokenizer_takes():
+    async def echo(code: str) -> str:
+        """Run."""
+        return f"{code}\ud800"
+
+    assert ask(raw("echo", {"code": "\udfff1"}), [echo])["content"] == "\ufffd1\ufffd"
 
 
 def test_a_fault_of_the_tool_is_a_fault_of_the_environment():

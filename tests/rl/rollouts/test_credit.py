@@ -131,6 +131,12 @@ def test_normalised_each_a_reward_without_spread_teaches_nothing():
     assert advantages(EACH, {"b": 1.0}, *rollouts) == [0.0, 0.0, 0.0]
 
 
+def test_normalised_each_a_reward_of_weight_0_may_be_anything():
+    rollouts = [rollout(a, a=a, b=math.nan) for a in (0.0, 0.0, 3.0)]
+    found = advantages(EACH, {"a": 1.0, "b": 0.0}, *rollouts)
+    assert found == pytest.approx([-1 / ROOT3, -1 / ROOT3, 2 / ROOT3], abs=1e-12)
+
+
 def test_normalised_each_an_unscorable_rollout_stays_out_of_every_reward():
     # a of the other two is 1 off its mean, b 10: each one standard deviation times 1 / sqrt(2).
     rollouts = [rollout(10.0, a=0.0, b=10.0), rollout(None), rollout(-8.0, a=2.0, b=-10.0)]

@@ -22,7 +22,7 @@ from tests.support.scripted import SAMPLER, ScriptedEnv
 SETTING = ChatSetting(
     sampler=SAMPLER,
     max_seq_len=256,
-    max_turns=1,
+    has_turns=False,
     version=LiveVersion(0),
     socket=Path(),
     served_as="",

@@ -9,9 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from envs.episode import StopReason
+from envs.episode import Example, StopReason
 from rl.inference.client import GenerationError
-from tests.support.scripted import SAMPLER, ScriptedClient, ScriptedEnv, play, scoring
+from rl.inference.live_version import LiveVersion
+from rl.sampling.clock import Seats
+from rl.sampling.player import Player
+from rl.sampling.renderer_chat import RendererChat
+from tests.support.scripted import (
+    HI,
+    SAMPLER,
+    ScriptedClient,
+    ScriptedEnv,
+    play,
+    scoring,
+    tiny_renderer,
+)
+from tests.support.virtual_time import run_virtually
 
 
 def test_a_hanging_environment_costs_one_rollout_and_keeps_its_tokens():
@@ -121,6 +134,29 @@ def test_a_score_that_is_not_finite_is_unscorable_and_named(value):
     assert broken.stop_reason == StopReason.STOP
 
 
+@pytest.mark.parametrize(
+    ("scored", "hint"),
+    [
+        ({"goood": 1.0}, "did you mean 'goood'? It returns 'goood'"),
+        ({"other": 1.0}, "score does not return: It returns 'other'"),
+    ],
+)
+def test_a_reward_that_is_weighted_and_never_scored_ends_the_run_at_once(scored, hint):
+    with pytest.raises(ValueError, match="names 'good', which its score does not") as caught:
+        play(scoring(lambda *_: scored), ScriptedClient("good"))
+
+    assert hint in str(caught.value)
+
+
+def test_what_has_no_weight_may_be_anything():
+    env = scoring(lambda *_: {"good": 1.0, "off": float("nan"), "log": float("inf")})
+    env.reward_weights = {"good": 2.0, "off": 0.0, "missing": 0.0}
+
+    (rollout,) = play(env, ScriptedClient("good"))
+
+    assert (rollout.reward, rollout.error) == (2.0, "")
+
+
 @pytest.mark.parametrize("reply", [[{"content": "no role"}], 5], ids=["no role", "no list"])
 def test_a_malformed_reply_is_an_error_of_the_environment(reply):
     class Malformed(ScriptedEnv):
@@ -213,6 +249,76 @@ def test_an_environment_plays_no_more_episodes_at_once_than_it_allows():
     play(Narrow(max_turns=2), ScriptedClient("good"), 6)
 
     assert Narrow.most == 2
+
+
+def test_waiting_for_a_place_of_the_environment_is_no_time_of_the_rollout():
+    class Narrow(ScriptedEnv):
+        max_concurrent = 1
+
+        async def score(self, episode):
+            await asyncio.sleep(50)  # of 60
+            return {"good": 1.0}
+
+    rollouts = play(Narrow(), ScriptedClient("good"), 12)
+
+    assert [rollout.stop_reason for rollout in rollouts] == [StopReason.STOP] * 12
+
+
+@pytest.mark.parametrize("max_turns", [1, 2])
+def test_waiting_for_a_seat_in_vllm_is_no_time_of_the_rollout(max_turns):
+    client = ScriptedClient("good", seconds=50)
+    most = [0, 0]
+
+    class Counting(RendererChat):
+        async def generate(self, prompt, n):
+            most[0] += n
+            most[1] = max(most)
+            completions = await super().generate(prompt, n)
+            most[0] -= n
+            return completions
+
+    chat = Counting(SAMPLER, tiny_renderer(), client, 256, LiveVersion(7), Seats(4))
+    player = Player(SAMPLER, ScriptedEnv(max_turns=max_turns), chat)
+    example = Example(id=3, env="scripted", messages=list(HI))
+
+    async def groups():
+        return await asyncio.gather(*(player.play_group(i, example, 3) for i in range(5)))
+
+    rollouts = [rollout for group in run_virtually(groups()) for rollout in group]
+
+    assert [rollout.stop_reason for rollout in rollouts] == [StopReason.STOP] * 15
+    assert most[1] == (3 if max_turns == 1 else 4)
+
+
+def test_a_slow_completion_costs_only_itself_where_completions_may_be_long():
+    class Uneven(ScriptedClient):
+        async def generate(self, prompt_ids, sampling, *, n, version):
+            completions = await super().generate(prompt_ids, sampling, n=n, version=version)
+            if any(len(completion.token_ids) > 50 for completion in completions):
+                await asyncio.sleep(61)
+            return completions
+
+    long = replace(SAMPLER, max_tokens=100)
+    slow, fine = play(ScriptedEnv(), Uneven("x" * 99, "good"), 2, sampler=long)
+
+    assert (slow.stop_reason, fine.stop_reason) == (StopReason.TIMEOUT, StopReason.STOP)
+    assert fine.reward == 2.0
+
+
+def test_the_turns_of_an_environment_that_asks_for_two_at_once_are_timed_once():
+    class Twofold(ScriptedEnv):
+        holds_conversation = True
+
+        async def play(self, episode, speak):
+            await asyncio.gather(speak(list(HI), None), speak(list(HI), None))
+            await asyncio.sleep(30)
+
+    client = ScriptedClient("good", seconds=20)
+    (fine,) = play(Twofold(), client)
+    assert fine.stop_reason is StopReason.STOP
+    client.seconds = 31
+    (late,) = play(Twofold(), client)
+    assert late.stop_reason is StopReason.TIMEOUT
 
 
 def test_an_episode_is_closed_however_it_ended():

@@ -89,18 +89,22 @@ def play(server: Server, client: Any, folder: Path, renderer: str = "qwen3") -> 
     return asyncio.run(_played(server, client, folder, renderer, ScriptedEnv(("b?", "c?"), 3)))
 
 
-async def _played(server, client, folder, renderer, env) -> Rollout:
-    socket = folder / "vllm.sock"
-    setting = ChatSetting(
+def setting_of(folder: Path, renderer: str, env: ScriptedEnv) -> ChatSetting:
+    return ChatSetting(
         sampler=SAMPLER,
         max_seq_len=256,
-        max_turns=env.max_turns,
+        has_turns=env.has_turns,
         version=LiveVersion(7),
-        socket=socket,
+        socket=folder / "vllm.sock",
         served_as="policy",
         model=folder,
         renderer=renderer,
     )
+
+
+async def _played(server, client, folder, renderer, env) -> Rollout:
+    setting = setting_of(folder, renderer, env)
+    socket = setting.socket
 
     async def talk() -> Rollout:
         async with client.connect(setting) as chat:
@@ -156,6 +160,23 @@ def test_a_template_that_drops_thinking_forks_once_a_turn_and_trains_what_was_sa
     rows = [row.token_ids.tolist() for row in rollout.sequences]
     assert rows == [p + s for p, s in zip(server.prompts, server.sampled, strict=True)]
     assert_sampled(rollout, server)
+
+
+async def test_the_servers_template_is_asked_when_the_first_group_is_played_not_before(model):
+    server, env = Server(dropping(model), PLAIN), ScriptedEnv(("b?", "c?"), 3)
+    setting = setting_of(model, "qwen3", env)
+    async with TokensClient(on_rewrite="fork").connect(setting) as chat:  # vLLM is not up yet
+        player = Player(SAMPLER, env, chat)
+        (rollout,) = await serving(server, setting.socket, player.play_group(0, HI, 1))
+    assert rollout.reward == 2.0
+
+
+@pytest.mark.parametrize("kind", [RendererClient, TokensClient])
+def test_an_environment_that_holds_the_conversation_can_refuse_rewriting_too(kind, model):
+    env = type("Holding", (ScriptedEnv,), {"holds_conversation": True})()
+    server = Server(dropping(model), SAID)
+    with pytest.raises(ValueError, match=r"client\.on_rewrite=refuse: choose "):
+        asyncio.run(_played(server, kind(on_rewrite="refuse"), model, "qwen3", env))
 
 
 def test_thinking_that_is_kept_makes_one_row_in_spite_of_the_template(model):

@@ -1,0 +1,117 @@
+"""Whatever the policy writes, no run ends by it and nobody else is blamed: 10,000 completions."""
+
+import json
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from random import Random
+
+from envs.episode import Episode, Example, StopReason
+from envs.maths.grading import final_answer, marked_answer, normalised, number
+from envs.protocol import Environment
+from envs.rewards import contains, exact_match, matches, number_match, token_f1
+from envs.tools import ToolError
+from rl.evaluation.page import page
+from rl.evaluation.play import write_rollouts
+from rl.evaluation.summary import Played, summarise
+from rl.inference.live_version import LiveVersion
+from rl.records import Credit, Group, Rollout
+from rl.rollouts.service import trained_line
+from rl.sampling.player import Player
+from rl.sampling.renderer_chat import RendererChat
+from tests.support.fuzz import TokenClient, large_texts, texts, tokens
+from tests.support.scripted import HI, SAMPLER, tiny_renderer
+from tests.support.virtual_time import run_virtually
+
+COUNT = 10_000
+LONG = replace(SAMPLER, max_tokens=10**6)
+EXAMPLE = Example(0, "fuzzed", list(HI), {"answer": "12", "reversed": "olleh"})
+
+
+async def look(word: str) -> str:
+    """Look a word up.
+
+    Args:
+        word: which one.
+    """
+    return f"{word} is a word: {chr(0xD800)}" if "漢" in word else word
+
+
+async def count(times: int, parts: list[float] | None = None, *, episode: Episode) -> dict:
+    """Count."""
+    if times > 10**6:
+        raise ToolError(f"{times} is too many")
+    return {"times": times, "share": float(times), "parts": parts, "before": episode.tool_calls}
+
+
+class Fuzzed(Environment):
+    """Two tools, and every way to read an answer that ships."""
+
+    name = "fuzzed"
+    tools = (look, count)
+    max_turns = 2
+    describe_tools = False  # short prompts: the fuzz takes seconds
+    reward_weights = {"exact": 1.0}  # noqa: RUF012 as environments write it
+
+    async def score(self, episode):
+        answer = normalised((final_answer(episode.text) or "")[:500])
+        value = number(answer)
+        return {
+            "exact": await exact_match(episode),
+            "f1": await token_f1(episode),
+            "contains": await contains(episode),
+            "number": await number_match(episode, tolerance=0.1),
+            "form": await matches(episode, pattern=r"\s*<b>.*</b>\s*"),
+            "marked": float(marked_answer(episode.text) is not None),
+            "value": float(value == 12) if value is not None else 0.0,
+        }
+
+
+def played(completions: list[list[int]]) -> tuple[Rollout, ...]:
+    """As many rollouts as it takes to say each of them."""
+    client, rollouts = TokenClient(completions), ()
+    chat = RendererChat(LONG, tiny_renderer(), client, 10**7, LiveVersion(7))
+    player = Player(LONG, Fuzzed(), chat)
+    while client.given < len(completions):
+        rollouts += run_virtually(player.play_group(0, EXAMPLE, min(len(completions), 500)))
+    return rollouts
+
+
+def assert_nobody_is_blamed(rollouts: tuple[Rollout, ...]) -> None:
+    assert {rollout.error for rollout in rollouts} == {""}
+    assert StopReason.ENV_ERROR not in {rollout.stop_reason for rollout in rollouts}
+    assert None not in {rollout.reward for rollout in rollouts}
+
+
+def assert_written(rollouts: tuple[Rollout, ...], folder: Path) -> None:
+    """Files and pages hold it, as JSON and UTF-8 that any program reads."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    credit = Credit(0.0, 0.0)
+    group = Group(0, EXAMPLE, 0, rollouts, (credit,) * len(rollouts))
+    for rollout in rollouts:
+        line = trained_line(group, rollout, credit, used=True)
+        json.loads(json.dumps(line), parse_constant=refuse)
+        json.dumps(line, ensure_ascii=False).encode()
+    one = [Played(EXAMPLE, rollouts)]
+    write_rollouts(folder / "rollouts.jsonl", one)
+    (folder / "page.html").write_text(page("fuzz", one, summarise(one, 1.0)), encoding="utf-8")
+
+
+def test_ten_thousand_odd_completions_end_no_run_and_blame_nobody(tmp_path):
+    rng = Random("fuzz")
+    completions = [tokens(text, rng) for text in islice(texts(rng), COUNT)]
+    rollouts = played(completions)
+    assert_nobody_is_blamed(rollouts)
+    assert_written(rollouts, tmp_path)
+    assert sum(rollout.tool_calls for rollout in rollouts) > COUNT / 4  # the tools were reached
+    assert 0 < sum(r.tool_errors for r in rollouts) < sum(r.tool_calls for r in rollouts)
+
+
+def test_large_completions_end_no_run_and_blame_nobody(tmp_path):
+    rng = Random("large")
+    rollouts = played([tokens(text, rng) for text in large_texts()])
+    assert_nobody_is_blamed(rollouts)
+    assert_written(rollouts, tmp_path)
