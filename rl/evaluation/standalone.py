@@ -30,6 +30,7 @@ from rl.run.child import stopped_by_signals
 from rl.run.failure import RunFailed
 from rl.run.folder import RunFolder
 from rl.run.metrics import finite
+from rl.run.open_files import raise_open_files
 from rl.sampling.chat import ChatSetting
 from rl.sampling.player import Player
 
@@ -51,6 +52,7 @@ def evaluate(config: dict[str, Any], *, overrides: list[str], choices: dict[str,
     """
     evaluation = checked(config)
     construct(evaluation, ("model", "env", "sampler", "client", "inference"))
+    raise_open_files()  # a connection for every rollout in flight
     console, run_folder = Console(), RunFolder(evaluation.folder)
     env: Environment = build(evaluation.env)()
     with stopped_by_signals(), _failing(), ExitStack() as stack:

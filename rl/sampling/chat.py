@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from envs.messages import Message
-from rl.inference.client import Completion
+from rl.inference.client import Completion, RequestTally
 from rl.inference.live_version import LiveVersion
 from rl.sampling.sampler import PolicySampler
 
@@ -76,6 +76,7 @@ class ChatSetting:
         served_as: the name that it knows the policy by.
         model: local folder with the tokenizer.
         renderer: name of the chat format's family, or auto.
+        tally: counts the requests that failed; shared with whoever logs it.
 
     """
 
@@ -87,6 +88,7 @@ class ChatSetting:
     served_as: str
     model: Path
     renderer: str
+    tally: RequestTally = field(default_factory=RequestTally)
 
 
 class ChatClient(Protocol):
