@@ -18,6 +18,7 @@ class StopReason(StrEnum):
     MAX_TURNS = "max_turns"
     TIMEOUT = "timeout"  # sampler.rollout_timeout
     ENV_ERROR = "env_error"  # the environment raised
+    ENGINE_ERROR = "engine_error"  # vLLM did not answer, or broke off
 
     @property
     def truncated(self) -> bool:

@@ -31,6 +31,7 @@ from rl.run.failure import RunFailed
 from rl.run.folder import RunFolder
 from rl.run.lock import ensure_free, locked
 from rl.run.metrics import finite
+from rl.run.open_files import raise_open_files
 from rl.sampling.chat import ChatSetting
 from rl.sampling.player import Player
 
@@ -54,6 +55,7 @@ def evaluate(config: dict[str, Any], *, overrides: list[str], choices: dict[str,
     ensure_free(run_folder)
     evaluation = checked(config, choices)
     construct(evaluation, ("model", "env", "sampler", "client", "inference"))
+    raise_open_files()  # a connection for every rollout in flight
     console = Console()
     env: Environment = build(evaluation.env)()
     with stopped_by_signals(), locked(run_folder), _failing(), ExitStack() as stack:

@@ -1,21 +1,50 @@
 """Token ids in, token ids out: the asyncio side of vLLM's generate route."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import aiohttp
+import msgspec
 
 from rl.run.failure import RunFailed
+from rl.run.open_files import open_files
 
+T = TypeVar("T")
 _RETRIES = 3
+_FIRST_PAUSE_S = 0.5  # before the first retry; then twice as long each time
+_KEEP_ALIVE_S = 2.0  # vLLM closes idle connections after 5 s, and a request must not meet that
+_MOST_FAILED_IN_A_ROW = 32  # requests, each with its retries
+_BROKEN_OFF = ("abort", "error")  # finish reasons that are the engine's, not the policy's
+_PASSING = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)  # and all of 5xx
 
 
 class GenerationError(RunFailed):
-    """The engine refused a request or cannot be reached; the message is for the user."""
+    """The engine cannot be used; the message is for the user."""
+
+
+class RequestFailed(GenerationError):
+    """One request failed in spite of its retries: that costs its rollout, not the run."""
+
+
+class _Failed(Exception):
+    """One attempt at a request failed; `passing`: the next one may do better."""
+
+    def __init__(self, message: str, *, passing: bool = True) -> None:
+        super().__init__(message)
+        self.passing = passing
+
+
+@dataclass
+class RequestTally:
+    """How the requests of a run went; shared with whoever logs it."""
+
+    num_retried: int = 0
+    num_failed_in_a_row: int = 0
 
 
 @dataclass(frozen=True)
@@ -48,20 +77,26 @@ class VLLMClient:
     """Talks to vLLM over its Unix socket. An async context manager.
 
     Raises:
-        GenerationError: refused, or out of reach after three tries.
+        RequestFailed: one request failed, after three retries where they might have helped.
+        GenerationError: many failed in a row: there is no point in going on.
 
     """
 
-    def __init__(self, socket: Path, *, model: str, timeout: float) -> None:
-        """`model`: the name that vLLM knows the policy by."""
+    def __init__(
+        self, socket: Path, *, model: str, timeout: float, tally: RequestTally | None = None
+    ) -> None:
+        """`model`: the name that vLLM knows the policy by; `timeout`: seconds of its silence."""
         self._socket, self._model, self._timeout = socket, model, timeout
+        self._tally = tally or RequestTally()
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(
-            base_url="http://vllm",
-            connector=aiohttp.UnixConnector(path=str(self._socket), limit=0),
-            timeout=aiohttp.ClientTimeout(total=self._timeout),
+        # Half of what may be open: the environments want files, too, and vLLM has our limits.
+        connector = aiohttp.UnixConnector(
+            path=str(self._socket), limit=max(open_files() // 2, 1), keepalive_timeout=_KEEP_ALIVE_S
         )
+        # No limit in all: a request may wait for its connection, which is no fault of vLLM's.
+        timeout = aiohttp.ClientTimeout(total=None, sock_read=self._timeout)
+        self._session = aiohttp.ClientSession("http://vllm", connector=connector, timeout=timeout)
         return self
 
     async def __aexit__(
@@ -82,8 +117,11 @@ class VLLMClient:
             "cache_salt": f"v{version}",
             "sampling_params": {**sampling, "n": n, "logprobs": 0, "detokenize": False},
         }
-        answer = await self._post("/inference/v1/generate", body)
-        return [_completion(choice, list(prompt_ids)) for choice in answer["choices"]]
+
+        def read(answer: Any) -> list[Completion]:
+            return [_completion(choice, list(prompt_ids)) for choice in answer["choices"]]
+
+        return await self._ask("/inference/v1/generate", body, read)
 
     async def tokenize(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
@@ -97,36 +135,61 @@ class VLLMClient:
         body: dict[str, Any] = {"model": self._model, "messages": messages}
         if tools:
             body["tools"] = [{"type": "function", "function": spec} for spec in tools]
-        return (await self._post("/tokenize", body))["tokens"]
+        return await self._ask("/tokenize", body, lambda answer: list(answer["tokens"]))
 
-    async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        for attempt in range(_RETRIES):
+    async def _ask(self, path: str, body: dict[str, Any], read: Callable[[Any], T]) -> T:
+        """Return what `read` makes of the answer; what fails is tried again where that may help."""
+        for attempt in range(_RETRIES + 1):
             try:
-                async with self._session.post(path, json=body) as response:
-                    if response.status == 200:
-                        return await response.json()
-                    text = (await response.text())[:500]
-                    if response.status == 400 and path == "/tokenize":
-                        raise ValueError(f"the chat template refuses it: {text}")
-                    raise GenerationError(f"vLLM answered {response.status} to {path}: {text}")
-            except aiohttp.ClientConnectionError as error:
-                if attempt == _RETRIES - 1:
+                answer = await self._post(path, body, read)
+            except _Failed as failure:
+                if failure.passing and attempt < _RETRIES:
+                    self._tally.num_retried += 1
+                    await asyncio.sleep(_FIRST_PAUSE_S * 2**attempt)
+                    continue
+                self._tally.num_failed_in_a_row += 1
+                if self._tally.num_failed_in_a_row >= _MOST_FAILED_IN_A_ROW:
                     raise GenerationError(
-                        f"vLLM is out of reach at {self._socket}: {error}"
-                    ) from error
-                await asyncio.sleep(0.5 * 2**attempt)
+                        f"{_MOST_FAILED_IN_A_ROW} requests to vLLM failed in a row, the last one "
+                        f"because {failure}; see logs/inference.log"
+                    ) from failure
+                raise RequestFailed(str(failure)) from failure
+            self._tally.num_failed_in_a_row = 0
+            return answer
         raise AssertionError("unreachable")
+
+    async def _post(self, path: str, body: dict[str, Any], read: Callable[[Any], T]) -> T:
+        try:
+            async with self._session.post(path, json=body) as response:
+                status, content = response.status, await response.read()
+        except TimeoutError as error:  # another attempt would take as long
+            raise _Failed(f"vLLM was silent for {self._timeout:g} s", passing=False) from error
+        except aiohttp.ClientError as error:
+            raise _Failed(f"vLLM is out of reach at {self._socket} ({error!r})") from error
+        text = content[:500].decode(errors="replace")
+        if status == HTTPStatus.BAD_REQUEST and path == "/tokenize":
+            raise ValueError(f"the chat template refuses it: {text}")
+        if status != HTTPStatus.OK:
+            passing = status in _PASSING or status >= HTTPStatus.INTERNAL_SERVER_ERROR
+            raise _Failed(f"vLLM answered {status} to {path}: {text}", passing=passing)
+        try:
+            return read(msgspec.json.decode(content))
+        except (msgspec.DecodeError, KeyError, TypeError) as error:
+            raise _Failed(f"vLLM's answer to {path} makes no sense ({error!r}): {text}") from error
 
 
 def _completion(choice: dict[str, Any], prompt_ids: list[int]) -> Completion:
     token_ids: list[int] = choice["token_ids"] or []
     content: list[dict[str, Any]] = (choice["logprobs"] or {}).get("content") or []
+    if choice["finish_reason"] in _BROKEN_OFF:
+        # The engine's fault: to train on it would blame the policy for where it was cut.
+        raise _Failed(f"vLLM ended a completion with finish_reason={choice['finish_reason']}")
     versions = [-1] * len(token_ids)
     for span in choice["weight_versions"] or []:
         count = span["end"] - span["start"]
         versions[span["start"] : span["end"]] = [int(span["version"])] * count
     if len(content) != len(token_ids) or -1 in versions:
-        raise GenerationError(
+        raise _Failed(
             f"vLLM returned {len(token_ids)} tokens with {len(content)} logprobs and weight "
             f"versions {choice['weight_versions']}: every token needs both"
         )

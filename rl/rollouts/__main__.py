@@ -15,6 +15,7 @@ from rl.config.build import build
 from rl.config.schema import Run
 from rl.config.transport import transport
 from rl.evaluation.periodic import Evaluator, evaluator_of
+from rl.inference.client import RequestTally
 from rl.inference.live_version import LiveVersion
 from rl.inference.server import SERVED_AS
 from rl.model.tokenizer import load_renderer
@@ -25,6 +26,7 @@ from rl.rollouts.example_order import ExampleOrder
 from rl.rollouts.service import RolloutService
 from rl.run.failure import reporting
 from rl.run.folder import RunFolder
+from rl.run.open_files import raise_open_files
 from rl.run.status import Status
 from rl.sampling.chat import ChatSetting
 from rl.sampling.demonstrations import Imitator
@@ -52,6 +54,7 @@ def _setting(
     env: Environment,
     sampler: PolicySampler,
     version: LiveVersion,
+    tally: RequestTally,
 ) -> ChatSetting:
     """What a client needs to know of this run."""
     return ChatSetting(
@@ -64,6 +67,7 @@ def _setting(
         served_as=SERVED_AS[transport(run.sync, run.adapter, run.model)],
         model=run_folder.model(),
         renderer=build(run.model)().renderer,
+        tally=tally,
     )
 
 
@@ -74,11 +78,11 @@ async def main(run_folder: RunFolder) -> None:
     env: Environment = build(run.env)()
     examples = ExampleOrder(env.pools("train"), run.seed)
     sampler = build(run.sampler)()
-    start, version = run_folder.resumed(), LiveVersion()
+    start, version, tally = run_folder.resumed(), LiveVersion(), RequestTally()
     async with AsyncExitStack() as stack:
         evaluator: Evaluator | None = None
         if sampler.uses_vllm:
-            setting = _setting(run, run_folder, env, sampler, version)
+            setting = _setting(run, run_folder, env, sampler, version, tally)
             chat = await stack.enter_async_context(build(run.client)().connect(setting))
             player = Player(sampler, env, chat)
             play_group = player.play_group
@@ -104,7 +108,7 @@ async def main(run_folder: RunFolder) -> None:
             version=version,
             state=msgspec.convert(start.rollouts, DispatcherState) if start else DispatcherState(),
         )
-        service = RolloutService(run, run_folder, dispatcher, status, evaluator)
+        service = RolloutService(run, run_folder, dispatcher, status, tally, evaluator)
         server = await asyncio.start_unix_server(service.serve, run_folder.rollouts_socket)
         await stack.enter_async_context(server)
         async with asyncio.TaskGroup() as tasks:
@@ -117,4 +121,5 @@ async def main(run_folder: RunFolder) -> None:
 if __name__ == "__main__":
     run_folder = RunFolder(Path(sys.argv[1]))
     with reporting(run_folder, "rollouts"):
+        raise_open_files()  # a connection to vLLM for every rollout in flight
         asyncio.run(main(run_folder))

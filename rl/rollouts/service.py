@@ -14,6 +14,7 @@ from dataclasses import asdict
 from rl.config.build import build
 from rl.config.schema import Run
 from rl.evaluation.periodic import Evaluator
+from rl.inference.client import RequestTally
 from rl.records import Credit, Group, RankBatch, Rollout
 from rl.rollouts.batch_metrics import batch_metrics
 from rl.rollouts.dispatcher import Dispatcher
@@ -32,15 +33,17 @@ class RolloutService:
         run_folder: RunFolder,
         dispatcher: Dispatcher,
         status: Status,
+        tally: RequestTally,
         evaluator: Evaluator | None = None,
     ) -> None:
+        """`tally`: of the requests to vLLM; those since the last batch are logged with the next."""
         self._run, self._run_folder, self._dispatcher, self._status = (
             run,
             run_folder,
             dispatcher,
             status,
         )
-        self._evaluator = evaluator
+        self._evaluator, self._tally, self._num_retried = evaluator, tally, tally.num_retried
         self._aggregation = build(run.aggregation)
         self._plans: dict[int, asyncio.Task[list[RankBatch]]] = {}
         self._rejected: list[Group] = []
@@ -75,9 +78,14 @@ class RolloutService:
 
     async def _plan(self, step: int) -> list[RankBatch]:
         groups = await self._dispatcher.batch(step)
-        metrics = batch_metrics(groups, step) | {
-            f"buffer/rejected_{reason}": float(count)
-            for reason, count in self._dispatcher.buffer.rejected.items()
+        before, self._num_retried = self._num_retried, self._tally.num_retried
+        metrics = {
+            **batch_metrics(groups, step),
+            "rollout/retried_requests": float(self._num_retried - before),
+            **{
+                f"buffer/rejected_{reason}": float(count)
+                for reason, count in self._dispatcher.buffer.rejected.items()
+            },
         }
         self._write(step, groups)
         trainer = self._run.trainer

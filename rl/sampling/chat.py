@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from envs.messages import Message
-from rl.inference.client import Completion
+from rl.inference.client import Completion, RequestTally
 from rl.inference.live_version import LiveVersion
 from rl.sampling.clock import Seats
 from rl.sampling.sampler import PolicySampler
@@ -96,6 +96,7 @@ class ChatSetting:
         served_as: the name that it knows the policy by.
         model: local folder with the tokenizer.
         renderer: name of the chat format's family, or auto.
+        tally: counts the requests that failed; shared with whoever logs it.
 
     """
 
@@ -108,6 +109,7 @@ class ChatSetting:
     model: Path
     renderer: str
     num_seqs: int | None = None
+    tally: RequestTally = field(default_factory=RequestTally)
 
 
 class ChatClient(Protocol):

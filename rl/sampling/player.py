@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from envs import threads
 from envs.episode import Episode, Example, StopReason
 from envs.protocol import ContextFull, Environment
-from rl.inference.client import Completion
+from rl.inference.client import Completion, RequestFailed
 from rl.records import Rollout
 from rl.sampling.chat import Chat, Prompt
 from rl.sampling.clock import Clock
@@ -53,8 +53,8 @@ class Player:
         clock = Clock(self.sampler.rollout_timeout)
         start = _Start(env, example, clock)
         openings: list[Completion | None] = [None] * group_size
-        # A broken example, or no time left: each rollout finds that out for itself.
-        with suppress(EnvironmentFailed, TimeoutError):
+        # A broken example, no time left, a failed request: each rollout finds out for itself.
+        with suppress(EnvironmentFailed, TimeoutError, RequestFailed):
             if not env.holds_conversation:
                 async with clock.running():
                     prompt = start.prompt = await self._open(env, example)
@@ -69,7 +69,7 @@ class Player:
         while True:
             async with self._place(start.env):
                 rollout = await self._attempt(start)
-            broken = rollout.stop_reason is StopReason.ENV_ERROR
+            broken = rollout.stop_reason in (StopReason.ENV_ERROR, StopReason.ENGINE_ERROR)
             if not broken or retries == self.sampler.max_retries:
                 return replace(rollout, retries=retries)
             retries, start = retries + 1, replace(start, opening=None)
@@ -97,6 +97,9 @@ class Player:
             error = f"took longer than sampler.rollout_timeout={self.sampler.rollout_timeout:g} s"
         except EnvironmentFailed as failure:
             episode.stop_reason = StopReason.ENV_ERROR
+            error = str(failure)
+        except RequestFailed as failure:
+            episode.stop_reason = StopReason.ENGINE_ERROR
             error = str(failure)
         finally:
             with suppress(EnvironmentFailed), as_environment_error(env, "close"):

@@ -184,4 +184,4 @@ class RendererClient:
 def vllm_client(setting: ChatSetting) -> VLLMClient:
     """Return the connections to our vLLM, still closed."""
     timeout = setting.sampler.rollout_timeout
-    return VLLMClient(setting.socket, model=setting.served_as, timeout=timeout)
+    return VLLMClient(setting.socket, model=setting.served_as, timeout=timeout, tally=setting.tally)

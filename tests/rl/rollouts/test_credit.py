@@ -14,6 +14,7 @@ import pytest
 from envs.episode import Example, StopReason
 from losses.advantages import group_mean, group_zscore
 from losses.aggregation import constant_length, prompt_mean, sequence_mean, token_mean
+from rl.inference.client import RequestTally
 from rl.records import Credit, Group, Rollout, Sequence
 from rl.rollouts import truncation
 from rl.rollouts.credit import Crediting, RewardShaping
@@ -211,7 +212,7 @@ def test_the_trainer_gets_what_advantages_were_made_from_and_which_are_compared(
 def test_the_rollouts_file_says_what_became_of_the_reward_and_whether_it_trained(tmp_path):
     run = SimpleNamespace(aggregation={"_target_": "losses.aggregation.token_mean"})
     dispatcher = SimpleNamespace(on_rejected=None)
-    service = RolloutService(run, RunFolder(tmp_path), dispatcher, None)
+    service = RolloutService(run, RunFolder(tmp_path), dispatcher, None, RequestTally())
     dispatcher.on_rejected(GROUPS[0])
     service._write(3, GROUPS[:2])
     lines = RunFolder(tmp_path).rollouts_of(3).read_text().splitlines()

@@ -1,0 +1,200 @@
+"""What the client makes of vLLM's answers and of its failures; the scripted server plays vLLM."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from rl.inference import client as module
+from rl.inference.client import GenerationError, RequestFailed, RequestTally, VLLMClient
+from rl.sampling.renderer_chat import render
+from tests.support.engine_faults import (
+    Abort,
+    CutShort,
+    Fault,
+    Hang,
+    Status,
+    TwoVersions,
+    middleware,
+)
+from tests.support.scripted import HI, IM_END, tiny_model, tiny_renderer
+from tests.support.scripted_vllm import Engine
+
+PROMPT = render(tiny_renderer(), list(HI))
+SAMPLING = {"temperature": 1.0, "max_tokens": 32, "stop_token_ids": [IM_END]}
+REPO = Path(__file__).parents[3]
+
+
+class VLLM:
+    """A scripted vLLM behind a socket, its version, and the bodies that were posted to it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.socket, self.bodies = folder / "vllm.sock", []
+        self.engine = Engine(tiny_model(folder), 256)
+        self.tally = RequestTally()
+
+    async def generate(self, request: web.Request) -> web.Response:
+        self.bodies.append(await request.json())
+        return await self.engine.generate(request)
+
+    def client(self, timeout: float = 5.0) -> VLLMClient:
+        return VLLMClient(self.socket, model="policy", timeout=timeout, tally=self.tally)
+
+
+@asynccontextmanager
+async def serving(folder: Path, *faults: Fault) -> AsyncIterator[VLLM]:
+    vllm = VLLM(folder)
+    app = web.Application(middlewares=[middleware(faults)])
+    app.router.add_post("/inference/v1/generate", vllm.generate)
+    app.router.add_post("/tokenize", vllm.engine.tokenize)
+    app.router.add_post("/{path:.*}", vllm.engine.control)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.UnixSite(runner, str(vllm.socket)).start()
+    try:
+        yield vllm
+    finally:
+        await runner.cleanup()
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_FIRST_PAUSE_S", 0.001)
+
+
+async def ask(client: VLLMClient, *, n: int = 1, **sampling: Any) -> list[module.Completion]:
+    return await client.generate(PROMPT, {**SAMPLING, **sampling}, n=n, version=7)
+
+
+async def test_every_token_has_the_version_of_its_own_span(tmp_path):
+    async with serving(tmp_path, TwoVersions()) as vllm, vllm.client() as client:
+        vllm.engine._push("7")
+        (pushed,) = await ask(client)  # while it was sampled
+        (whole,) = await ask(client)
+    half = len(pushed.token_ids) // 2
+    assert half
+    assert pushed.versions == [6] * half + [7] * (len(pushed.token_ids) - half)
+    assert whole.versions == [7] * len(whole.token_ids)
+    assert len(pushed.logprobs) == len(pushed.token_ids)
+
+
+async def test_the_prefix_cache_is_salted_with_the_version(tmp_path):
+    async with serving(tmp_path) as vllm, vllm.client() as client:
+        for version in (7, 8):
+            await client.generate(PROMPT, SAMPLING, n=2, version=version)
+    assert [body["cache_salt"] for body in vllm.bodies] == ["v7", "v8"]
+    assert [body["sampling_params"]["n"] for body in vllm.bodies] == [2, 2]
+
+
+async def test_a_completion_is_cut_off_where_a_limit_ended_it_and_only_there(tmp_path):
+    async with serving(tmp_path) as vllm, vllm.client() as client:
+        (short,), (whole,) = await ask(client, max_tokens=1), await ask(client)
+    assert (short.cut_off, len(short.token_ids)) == (True, 1)
+    assert (whole.cut_off, whole.token_ids[-1]) == (False, IM_END)
+    assert whole.prompt_ids == PROMPT
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [Status(status=500, times=2), Status(status=429), CutShort(times=2), Abort(), Abort(times=3)],
+)
+async def test_what_may_pass_is_tried_again_and_counted(fault, tmp_path):
+    async with serving(tmp_path, fault) as vllm, vllm.client() as client:
+        completions = await ask(client, n=2)
+    assert [c.token_ids[-1] for c in completions] == [IM_END] * 2  # whole ones
+    assert vllm.tally == RequestTally(num_retried=fault.times)
+
+
+@pytest.mark.parametrize(
+    ("fault", "retried", "sentence"),
+    [
+        (Status(status=500, times=99), 3, r"vLLM answered 500 to /inference/v1/generate: .*scri"),
+        (Status(status=400, times=99), 0, r"vLLM answered 400"),
+        (CutShort(times=99), 3, r"vLLM is out of reach at .*vllm\.sock"),
+        (Hang(seconds=2, times=99), 0, r"vLLM was silent for 0\.2 s"),
+        (Abort(times=99), 3, r"vLLM ended a completion with finish_reason=abort"),
+    ],
+)
+async def test_what_does_not_pass_costs_one_request_and_says_why(
+    fault, retried, sentence, tmp_path
+):
+    async with serving(tmp_path, fault) as vllm, vllm.client(timeout=0.2) as client:
+        with pytest.raises(RequestFailed, match=sentence):
+            await ask(client)
+    assert vllm.tally == RequestTally(num_retried=retried, num_failed_in_a_row=1)
+
+
+async def test_many_failures_in_a_row_end_it_and_one_answer_between_them_does_not(tmp_path):
+    faults = Status(status=404, times=31), Status(status=404, at=32, times=32)
+    async with serving(tmp_path, *faults) as vllm, vllm.client() as client:
+        for answered in (True, False):
+            for _ in range(31):
+                with pytest.raises(RequestFailed):
+                    await ask(client)
+            if answered:
+                await ask(client)
+        with pytest.raises(GenerationError, match="32 requests to vLLM failed in a row") as end:
+            await ask(client)
+    assert not isinstance(end.value, RequestFailed)
+
+
+async def test_an_answer_that_makes_no_sense_costs_a_request_and_not_the_run(tmp_path):
+    answers = iter(['{"choices": [{}]}', '{"choi', "[]", '{"choices": null}', "[1]" * 9] * 9)
+
+    async def nonsense(request: web.Request) -> web.Response:
+        return web.Response(text=next(answers))
+
+    runner = web.AppRunner(app := web.Application())
+    app.router.add_post("/{path:.*}", nonsense)
+    await runner.setup()
+    await web.UnixSite(runner, str(tmp_path / "vllm.sock")).start()
+    async with VLLMClient(tmp_path / "vllm.sock", model="policy", timeout=5) as client:
+        for _ in range(5):
+            with pytest.raises(RequestFailed, match="makes no sense"):
+                await ask(client)
+        with pytest.raises(RequestFailed, match="makes no sense"):
+            await client.tokenize(list(HI), None)
+    await runner.cleanup()
+
+
+MANY = """
+import asyncio, json, resource, sys
+from pathlib import Path
+soft, hard = int(sys.argv[2]), int(sys.argv[3])
+from rl.inference.client import VLLMClient
+from rl.run.open_files import raise_open_files
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+raise_open_files()
+
+async def main():
+    async with VLLMClient(Path(sys.argv[1]), model="policy", timeout=60) as client:
+        prompt, sampling = map(json.loads, sys.argv[4:])
+        requests = (client.generate(prompt, sampling, n=1, version=0) for _ in range(300))
+        print(len(await asyncio.gather(*requests)), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(("soft", "hard", "raised"), [(64, 64, 64), (64, 1000, 1000)])
+async def test_more_requests_than_files_may_be_open_wait_for_each_other(
+    soft, hard, raised, tmp_path
+):
+    async with serving(tmp_path, Hang(seconds=0.02, times=9999)) as vllm:
+        arguments = [str(vllm.socket), str(soft), str(hard), json.dumps(PROMPT)]
+        done = await asyncio.to_thread(
+            subprocess.run,
+            [sys.executable, "-c", MANY, *arguments, json.dumps(SAMPLING)],
+            cwd=REPO,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.stdout.split() == ["300", str(raised)], done.stderr[-2000:]
