@@ -1,15 +1,18 @@
-"""Token weights: how much one completion token of each sequence counts in the objective. No torch.
+"""Token weights: how much one completion token of each rollout counts in the objective. No torch.
 
     objective = sum over all tokens t of the global batch of  w_t * loss_t
 
     token_mean         w = 1 / sum_j L_j                      every token counts the same
-    sequence_mean      w = 1 / (S * L_i)                      every sequence counts the same
+    sequence_mean      w = 1 / (S * L_i)                      every rollout counts the same
     constant_length    w = 1 / (S * length)                   as token_mean, but for a constant
     prompt_mean        w = 1 / (G * tokens of i's prompt)     every prompt counts the same
 
-L_i: completion tokens of sequence i, S: sequences, G: prompts, each of the *global* batch and
+L_i: completion tokens of rollout i, S: rollouts, G: prompts, each of the *global* batch and
 before it is split: value and gradient cannot depend on the micro-batches and ranks it is split
-into. A sequence without tokens (masked by truncation=mask, say) has weight 0 and leaves S and G.
+into. The "sequence" of the papers is one sampled episode, a rollout here: where its conversation
+forked into several rows, L_i counts the tokens of all of them and all have weight w_i, so that an
+episode does not count more for having forked. A rollout without tokens (masked by truncation=mask,
+say) has weight 0 and leaves S and G.
 A token that a correction or a loss masks keeps its place: the others' weights stay as they are.
 """
 
@@ -24,7 +27,7 @@ def token_mean(
     lengths: Sequence[int],
     group_ids: Sequence[int],  # noqa: ARG001 - one signature for every aggregation
 ) -> list[float]:
-    """Weight [S] of each sequence's tokens: the mean over tokens. DAPO, arXiv:2503.14476."""
+    """Weight [S] of each rollout's tokens: the mean over tokens. DAPO, arXiv:2503.14476."""
     num_tokens = sum(lengths)
     return [1 / num_tokens if length else 0.0 for length in lengths]
 
@@ -33,9 +36,9 @@ def sequence_mean(
     lengths: Sequence[int],
     group_ids: Sequence[int],  # noqa: ARG001 - one signature for every aggregation
 ) -> list[float]:
-    """Weight [S]: the mean over sequences of the mean over their tokens. GRPO, arXiv:2402.03300."""
-    num_sequences = _num_with_tokens(lengths)
-    return [1 / (num_sequences * length) if length else 0.0 for length in lengths]
+    """Weight [S]: the mean over rollouts of the mean over their tokens. GRPO, arXiv:2402.03300."""
+    num_rollouts = _num_with_tokens(lengths)
+    return [1 / (num_rollouts * length) if length else 0.0 for length in lengths]
 
 
 def constant_length(
@@ -47,8 +50,8 @@ def constant_length(
     """Weight [S]: sums over tokens, divided by a fixed length. Dr.GRPO, arXiv:2503.20783."""
     if length <= 0:
         raise ValueError(f"aggregation.length must be positive, got {length}")
-    num_sequences = _num_with_tokens(lengths)
-    return [1 / (num_sequences * length) if num_tokens else 0.0 for num_tokens in lengths]
+    num_rollouts = _num_with_tokens(lengths)
+    return [1 / (num_rollouts * length) if num_tokens else 0.0 for num_tokens in lengths]
 
 
 def prompt_mean(lengths: Sequence[int], group_ids: Sequence[int]) -> list[float]:

@@ -1,6 +1,7 @@
 """DeepSpeed, and what it must be told so that a step is the step that was asked for.
 
-gradients      add up over any number of backward passes, until step()
+gradients      add up over any number of backward passes, until step(), and in float32: in bfloat16
+               what a micro-batch adds would be lost in the sum of those before it
 clipping       alike in every stage, and a gradient that is not finite changes nothing
 first step     Adam's is the first, though DeepSpeed takes one without gradients on its way
 """
@@ -47,8 +48,12 @@ def start_engine(
         "zero_allow_untested_optimizer": True,
     }
     set_rate(optimizer, 0.0)  # DeepSpeed may take a step of its own on the way
+    split = config.get("zero_optimization", {}).get("stage", 0) > 0  # else it refuses the key
+    sums = {"data_types": {"grad_accum_dtype": "fp32"}} if half and split else {}
     engine: Any
-    engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config={**config, **ours})
+    engine, *_ = deepspeed.initialize(
+        model=module, optimizer=optimizer, config={**sums, **config, **ours}
+    )
     stage = engine.zero_optimization_stage()
     if stage == 3:
         # Used outside of the head's own forward (rl/learner/logprobs.py): gathered once for a pass.
@@ -57,6 +62,7 @@ def start_engine(
     if stage == 0 and half:
         # DeepSpeed has taken a step without gradients, which would make Adam's first too short.
         engine.optimizer.state.clear()
+        _sum_in_float32(module)
     elif stage == 0:
         # Here DeepSpeed keeps the norm to itself, and steps on gradients that are not finite.
         engine.clip_fp32_gradients = partial(_clip, engine, max_grad_norm)
@@ -76,6 +82,16 @@ def set_rate(optimizer: Any, rate: float) -> None:
         group["lr"] = rate * group.get("lr_ratio", 1.0)
 
 
+def take_step(engine: Any, rate: float) -> None:
+    """Step at this learning rate; a gradient that is not finite is forgotten instead."""
+    set_rate(engine.optimizer, rate)
+    for parameter in engine.module.parameters():
+        # DeepSpeed would give one that no token reached a gradient of the parameter's own dtype.
+        if parameter.grad is None and parameter.grad_dtype not in (None, parameter.dtype):
+            parameter.grad = torch.zeros_like(parameter, dtype=parameter.grad_dtype)
+    engine.step()
+
+
 def moves(value: Tensor, slopes: Sequence[Tensor]) -> bool:
     """Whether a backward pass from these slopes of `value` could change any weight."""
     return not value.isfinite() or any(bool(slope.any()) for slope in slopes)
@@ -90,6 +106,16 @@ def linearised(value: Tensor, slopes: Sequence[Tensor], outputs: Sequence[Tensor
     """
     share = sum(((s * o).sum() for s, o in zip(slopes, outputs, strict=True)), value.new_zeros(()))
     return share if value.isfinite() else share * float("nan")
+
+
+def _sum_in_float32(module: nn.Module) -> None:
+    """Let autograd itself keep the sums of bfloat16 parameters in float32.
+
+    No more memory at the step, where DeepSpeed would copy the sums to float32 anyway.
+    """
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            parameter.grad_dtype = torch.float32
 
 
 def _clip(engine: Any, max_grad_norm: float) -> None:

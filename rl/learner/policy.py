@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rl.learner.deepspeed_engine import linearised, moves, set_rate, start_engine, whole
+from rl.learner.deepspeed_engine import linearised, moves, start_engine, take_step, whole
 from rl.learner.logprobs import PolicyModule
 from rl.learner.objective import Batch, Objective
 from rl.learner.optim import AdamW
@@ -105,8 +105,7 @@ class Policy:
         return {**sums.means(self.ranks.device), **self._step(rate)}
 
     def _step(self, rate: float) -> dict[str, float]:
-        set_rate(self.engine.optimizer, rate)
-        self.engine.step()  # skips, and forgets the gradient, if its norm is not finite
+        take_step(self.engine, rate)  # not if the norm of the gradient is not finite
         norm = float(self.engine.get_global_grad_norm())
         return {
             "train/learning_rate": rate,

@@ -33,21 +33,28 @@ class WeightedRow:
 
 
 def weigh(groups: Sequence[Group], aggregation: Aggregation) -> list[WeightedRow]:
-    """Return the rows of a batch that train, with advantage and token weight."""
-    rollouts = [
+    """Return the rows of a batch that train, with advantage and token weight.
+
+    What the aggregation weighs is the rollout, however many rows its episode forked into: all of
+    them have one weight, made from the tokens of all of them.
+    """
+    credited = [
         (rollout, credit, position)
         for position, group in enumerate(groups)
         for rollout, credit in zip(group.rollouts, group.credits, strict=True)
     ]
-    rows = [
-        (row, credit.advantage, position, i)
-        for i, (rollout, credit, position) in enumerate(rollouts)
+    training = [
+        (rollout.sequences, credit.advantage, position, i)
+        for i, (rollout, credit, position) in enumerate(credited)
         if credit.trains
-        for row in rollout.sequences
     ]
-    lengths = [row.num_completion for row, *_ in rows]
-    weights = aggregation(lengths, [position for _, _, position, _ in rows])
-    return [WeightedRow(row, a, w, i) for (row, a, _, i), w in zip(rows, weights, strict=True)]
+    lengths = [sum(row.num_completion for row in rows) for rows, *_ in training]
+    weights = aggregation(lengths, [position for _, _, position, _ in training])
+    return [
+        WeightedRow(row, advantage, weight, i)
+        for (rows, advantage, _, i), weight in zip(training, weights, strict=True)
+        for row in rows
+    ]
 
 
 def rewards_of(groups: Sequence[Group]) -> tuple[Floats, Ints]:

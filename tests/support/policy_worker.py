@@ -89,6 +89,7 @@ def _run(world: int, module: str) -> tuple[dict[str, Any] | None, str]:
 def main(folder: Path) -> None:
     # Imported by the ranks only: the tests that read results need none of it.
     from rl.learner.ranks import Ranks
+    from tests.support.split_cases import SPLIT_MODES, splits
     from tests.support.update_cases import UPDATE_MODES, around, learner
 
     torch.set_num_threads(1)
@@ -100,6 +101,7 @@ def main(folder: Path) -> None:
         **{f"gradient {mode}": cases.gradients(mode) for mode in GRADIENTS[ranks.world]},
         **{f"muon {dtype}": cases.muon(dtype) for dtype in ("float32", "bfloat16")},
         **{f"around {mode}": around(cases, mode) for mode in UPDATE_MODES[ranks.world]},
+        **{f"sums {mode}": splits(cases, mode) for mode in SPLIT_MODES[ranks.world]},
         "learner": learner(cases) if ranks.world == 1 else {},
         "checkpoints": cases.checkpoints(),
     }
@@ -218,13 +220,16 @@ class Cases:
         return AdamW(**{**knobs, **changes})
 
     def batch(self, rows: Any, split: str = "several", step: int = 0) -> Any:
+        return self.split(rows, BUDGETS.get(split, 1), step)
+
+    def split(self, rows: Any, budget: int, step: int = 0) -> Any:
         from rl.rollouts.plan import plan
 
         shares = plan(
             rows,
             step=step,
             ranks=self.ranks.world,
-            tokens_per_micro_batch=BUDGETS.get(split, 1),
+            tokens_per_micro_batch=budget,
             metrics={},
         )
         return shares[self.ranks.rank]

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.support.policy_worker import BUDGETS, GRADIENTS, RATE, STEPS, measurements
+from tests.support.split_cases import SPLIT_MODES
 from tests.support.update_cases import UPDATE_MODES
 
 torch.set_num_threads(1)
@@ -38,6 +39,15 @@ def test_the_update_is_the_gradient_of_the_whole_batch_however_it_is_split(ranks
         assert result["grad_norm"] == pytest.approx(result["norm"], rel=1e-5)
         assert result["loss"] == pytest.approx(result["value"], rel=1e-4)
         assert result["steps"] == 1
+
+
+@pytest.mark.parametrize(
+    ("ranks", "mode"), [(ranks, mode) for ranks in (1, 2) for mode in SPLIT_MODES[ranks]]
+)
+def test_gradients_of_many_bfloat16_micro_batches_lose_nothing_in_their_sum(ranks, mode):
+    found = measurements(ranks)[f"sums {mode}"]
+    assert found["micro_batches"] == 64
+    assert found["error"] < 1e-5  # added up in bfloat16: about 1e-2
 
 
 @gradients

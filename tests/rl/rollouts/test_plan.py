@@ -171,12 +171,13 @@ rollouts_of_groups = st.lists(
 @given(rollouts_of_groups, st.sampled_from(AGGREGATIONS), st.integers(1, 4))
 @splits
 def test_token_weights_are_those_of_the_aggregation_over_the_whole_batch(groups, how, ranks):
-    number, made, expected = 0, [], {}
+    number, made, expected, units = 0, [], {}, []
     for g, group in enumerate(groups):
         rollouts = []
         for completions in group:
             rows = [row(number + i, n + 2, prompt=2) for i, n in enumerate(completions)]
-            expected |= {number + i: (n, g) for i, n in enumerate(completions)}
+            expected |= {number + i: (len(units), g) for i in range(len(rows))}
+            units.append((sum(completions), g))  # however many rows: a rollout is one unit
             number += len(rows)
             rollouts.append(Rollout(tuple(rows), [], 0.0, {}, StopReason.STOP, 1, 0.0))
         credits = tuple(Credit(0.0, 10.0 * g + i) for i in range(len(rollouts)))
@@ -185,7 +186,7 @@ def test_token_weights_are_those_of_the_aggregation_over_the_whole_batch(groups,
     rows = weigh(made, how)
     batches = plan(rows, step=0, ranks=ranks, tokens_per_micro_batch=BUDGET, metrics={})
 
-    weights = how([n for n, _ in expected.values()], [g for _, g in expected.values()])
+    weights = how([n for n, _ in units], [g for _, g in units])
     got = {
         int(micro.token_ids[i, 0]) - 1: (weight, micro.advantages[i] // 10)
         for batch in batches
@@ -194,6 +195,29 @@ def test_token_weights_are_those_of_the_aggregation_over_the_whole_batch(groups,
         if micro.token_ids[i, 0] > 0
     }
     assert got == {
-        i: (np.float32(weight), g)
-        for (i, (_, g)), weight in zip(expected.items(), weights, strict=True)
+        i: (np.float32(weights[unit]), g) for i, (unit, g) in expected.items()
     }
+
+
+FORKED = [[1, 1, 1, 1, 1, 1], [6]]  # completion tokens: an episode in six rows and one in one
+
+
+@pytest.mark.parametrize(
+    ("how", "forked", "whole"),
+    [
+        (token_mean, 1 / 12, 1 / 12),
+        (sequence_mean, 1 / 12, 1 / 12),  # half the batch each, over six tokens
+        (partial(constant_length, length=7), 1 / 14, 1 / 14),
+        (prompt_mean, 1 / 12, 1 / 12),
+    ],
+    ids=["token_mean", "sequence_mean", "constant_length", "prompt_mean"],
+)
+def test_an_episode_counts_the_same_in_however_many_rows_it_came(how, forked, whole):
+    rollouts = [
+        Rollout(tuple(row(i, n + 2, prompt=2) for i, n in enumerate(rows)), [], 0.0, {},
+                StopReason.STOP, 1, 0.0)
+        for rows in FORKED
+    ]  # fmt: skip
+    credits = (Credit(0.0, 1.0), Credit(0.0, -1.0))
+    rows = weigh([Group(0, Example(0, "e", []), 0, tuple(rollouts), credits)], how)
+    assert [r.token_weight for r in rows] == pytest.approx([forked] * 6 + [whole], rel=1e-12)
