@@ -41,6 +41,11 @@ class Mixture(Environment):
         self._envs, self._weights = dict(envs), dict(weights)
         self.max_turns = max(env.max_turns for env in envs.values())
 
+    def check_machine(self) -> None:
+        """Let every environment find out."""
+        for env in self._envs.values():
+            env.check_machine()
+
     def environment_of(self, example: Example) -> Environment:
         """The environment that the example came from."""
         return self._envs[example.env]
