@@ -46,6 +46,11 @@ class Mixture(Environment):
         """Whether one of them has."""
         return any(env.has_turns for env in self._envs.values())
 
+    def check_machine(self) -> None:
+        """Let every environment find out."""
+        for env in self._envs.values():
+            env.check_machine()
+
     def environment_of(self, example: Example) -> Environment:
         """The environment that the example came from."""
         return self._envs[example.env]

@@ -74,6 +74,12 @@ class Environment:
     max_concurrent: int | None = None
     holds_conversation: bool = False
 
+    def check_machine(self) -> None:
+        """Raise where this machine cannot play it: called once, before a run starts anything.
+
+        Here: nothing to find out. A second at most, and nothing may be left running.
+        """
+
     def examples(self, split: Split) -> Sequence[Example]:
         """All examples of a split, in an order that does not change between runs."""
         raise NotImplementedError

@@ -40,6 +40,10 @@ class Maths(Environment):
             for i, question in enumerate(self._questions.load(split))
         ]
 
+    def check_machine(self) -> None:
+        """Start a grader's process and end it."""
+        self._grader.check_machine()
+
     async def score(self, episode: Episode) -> dict[str, float]:
         r"""Return three numbers, each 0 or 1.
 

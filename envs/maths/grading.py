@@ -10,7 +10,7 @@ import asyncio
 import re
 from fractions import Fraction
 
-from envs.sandbox.sandbox import Limits, Sandbox
+from envs.sandbox.sandbox import Limits, Sandbox, try_out
 from envs.tools import ToolError
 
 PATIENCE = 20  # seconds on the clock per second of processor time
@@ -95,19 +95,26 @@ def number(answer: str) -> Fraction | None:
 class Grader:
     """Judges answers. Its processes start when they are first needed."""
 
-    def __init__(self, *, workers: int, cpu_seconds: int, memory_mb: int) -> None:
+    def __init__(
+        self, *, workers: int, cpu_seconds: int, memory_mb: int, allow_without_landlock: bool
+    ) -> None:
         """`workers`: processes of `memory_mb` MiB; `cpu_seconds`: of one judgement."""
         if workers < 1:
             raise ValueError(f"workers={workers}: grading takes at least one process")
-        limits = Limits(
+        self._limits = Limits(
             cpu_seconds=cpu_seconds,
             call_timeout=PATIENCE * cpu_seconds,
             memory_mb=memory_mb,
             max_output_chars=100,
             site_packages=True,
+            allow_without_landlock=allow_without_landlock,
         )
-        self._idle = [Sandbox(limits, _PRELOAD) for _ in range(workers)]
+        self._idle = [Sandbox(self._limits, _PRELOAD) for _ in range(workers)]
         self._free = asyncio.Semaphore(workers)
+
+    def check_machine(self) -> None:
+        """Start one process and end it. ValueError where that cannot be done here."""
+        try_out(self._limits, _PRELOAD)
 
     async def same(self, gold: str, said: str) -> bool | None:
         """Whether `said` means `gold`; None where that takes more than the limits."""

@@ -15,7 +15,7 @@ from envs.maths.environment import Maths, boxed
 from envs.maths.grading import Grader
 from envs.maths.questions import Questions
 from envs.messages import Message, assistant, tool_call
-from envs.sandbox.sandbox import START_TIMEOUT, Limits, Sandbox
+from envs.sandbox.sandbox import START_TIMEOUT, Limits, Sandbox, try_out
 
 
 class MathPython(Maths):
@@ -48,6 +48,11 @@ class MathPython(Maths):
         self.tools = [self.python]
         self.tool_timeout = START_TIMEOUT + sandbox.call_timeout
         self._limits = sandbox
+
+    def check_machine(self) -> None:
+        """Start a grader's process and an interpreter, and end them."""
+        super().check_machine()
+        try_out(self._limits)
 
     async def python(self, code: str, episode: Episode) -> str:
         """Run Python code and return what it prints and the value of its last line.

@@ -1,5 +1,6 @@
 """Shuts the calling process in: from here on it can compute, and read Python's own library.
 
+    out of memory     the kernel ends this process first, and nobody else's for its sake
     resource limits   memory; no core dump, no byte to any file, no child
     capabilities      none, for a process of root
     Landlock          reads Python's library and the system's, no other file; traces no process
@@ -7,8 +8,9 @@
                       no signal to others, no change to any file or descriptor elsewhere
 
 None of it asks for root, a namespace or a daemon, so it holds in an unprivileged container and on a
-laptop. Seccomp is required. Landlock needs Linux 5.13 and may be switched off; an audit hook then
-holds reading back, which stops accidents and not someone who means it.
+laptop. Seccomp is required, and so is Landlock (Linux 5.13, not switched off), unless its absence
+is accepted in so many words; an audit hook then holds reading back, which stops accidents and not
+someone who means it: readline, sqlite3 and the C library, once found, read files.
 
 Imports nothing but the standard library: it runs in the sandbox's own process.
 """
@@ -23,6 +25,7 @@ import struct
 import sys
 import sysconfig
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 # Name, number on x86_64, number on aarch64. On x86_64 older C libraries use the last line, too.
@@ -56,6 +59,11 @@ PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 22, 38
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # Landlock, on every machine
 READ_FILE, READ_DIR = 4, 8
 RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}  # of files, known to each version of Landlock; then 16
+
+NO_LANDLOCK = (
+    "this kernel has no Landlock (Linux 5.13 or newer, not switched off), so code could read your "
+    "files: use another machine, or accept that by allow_without_landlock=true beside memory_mb"
+)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -93,6 +101,15 @@ def readable(packages: Sequence[str]) -> list[str]:
     python = [sysconfig.get_path("stdlib"), os.path.join(sys.base_prefix, "lib")]
     paths = [*python, *system, "/etc/ld.so.cache", *packages]
     return sorted({os.path.realpath(path) for path in paths if os.path.exists(path)})
+
+
+def offer_to_the_oom_killer() -> None:
+    """Let the kernel end this process before any other when memory runs out.
+
+    Where /proc cannot be written to, the limit of memory has to do.
+    """
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
 
 
 def drop_capabilities() -> None:
@@ -182,12 +199,16 @@ def seccomp() -> None:
     _call("prctl", PR_SET_SECCOMP, 2, pointer, 0, 0)
 
 
-def confine(*, memory_mb: int, packages: Sequence[str]) -> None:
+def confine(*, memory_mb: int, packages: Sequence[str], allow_without_landlock: bool) -> None:
     """All of the above, in an order that works. OSError where the kernel does not play along."""
     die_with_parent()
+    offer_to_the_oom_killer()
     limit_resources(memory_mb)
     drop_capabilities()
     paths = readable(packages)
-    if not landlock(paths):
-        guard_reading(paths)
+    landlocked = landlock(paths)
+    if not landlocked and not allow_without_landlock:
+        raise OSError(NO_LANDLOCK)
     seccomp()
+    if not landlocked:
+        guard_reading(paths)  # last: it takes ctypes away, which all of the above is made of

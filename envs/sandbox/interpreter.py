@@ -129,7 +129,11 @@ def main() -> None:
     knobs = json.loads(sys.argv[-1])
     fd, packages = knobs["fd"], knobs["packages"]
     try:
-        confine(memory_mb=knobs["memory_mb"], packages=packages)
+        confine(
+            memory_mb=knobs["memory_mb"],
+            packages=packages,
+            allow_without_landlock=knobs["allow_without_landlock"],
+        )
     except OSError as error:
         send(fd, READY, str(error))
         return

@@ -11,15 +11,14 @@ read more than Python's library; confinement.py says how. Code that breaks a lim
 own process, and the policy is told.
 
 This guards against a policy's accidents and crude attacks on a machine that is ours. It is no
-boundary for code that brings exploits: the kernel's remaining calls are reachable, timing can be
-measured, and without Landlock (before Linux 5.13, or switched off) files are guarded by Python
-alone. For code that strangers write, run the rollouts in a virtual machine of their own.
+boundary for code that brings exploits: the kernel's remaining calls are reachable and timing can be
+measured. Where the kernel lacks Landlock (before Linux 5.13, or switched off) nothing starts,
+unless it is accepted that Python alone guards files. For code that strangers write, run the
+rollouts in a virtual machine of their own.
 """
 
 import asyncio
 import json
-import math
-import resource
 import secrets
 import signal
 import socket
@@ -27,6 +26,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +51,8 @@ class Limits:
         memory_mb: address space of the process; Python itself takes about 30.
         max_output_chars: of the answer to one call; what is longer loses its middle.
         site_packages: whether installed packages (sympy, numpy) can be imported.
+        allow_without_landlock: whether code may run where nothing but Python's own hooks keeps it
+            from reading files.
 
     """
 
@@ -59,6 +61,7 @@ class Limits:
     memory_mb: int
     max_output_chars: int
     site_packages: bool
+    allow_without_landlock: bool
 
     def __post_init__(self) -> None:
         for name, least in (("cpu_seconds", 1), ("memory_mb", 64), ("max_output_chars", 2)):
@@ -72,6 +75,21 @@ class _Lost(Exception):
     """The process ended, or answered as it never does; the message says which."""
 
 
+def try_out(limits: Limits, preload: str = "") -> None:
+    """Start one sandbox and end it. ValueError, for the user, where this machine has none."""
+
+    async def start() -> None:
+        sandbox = Sandbox(limits, preload)
+        try:
+            await sandbox.run("")
+        except RuntimeError as error:
+            raise ValueError(str(error)) from error
+        finally:
+            sandbox.close()
+
+    asyncio.run(start())
+
+
 class Sandbox:
     """A Python interpreter behind bars. Starts when it is first used."""
 
@@ -80,6 +98,8 @@ class Sandbox:
         self._limits, self._preload = limits, preload
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
+        self._watch: asyncio.TimerHandle | None = None  # of the process's clock
+        self._spent = False  # its processor time, so we killed it
 
     async def run(self, code: str) -> str:
         """Return what `code` prints, the value of its last expression, and its exception.
@@ -97,6 +117,8 @@ class Sandbox:
 
     def close(self) -> None:
         """Kill the process, without waiting for its end."""
+        if self._watch:
+            self._watch.cancel()
         if self._socket:
             self._socket.close()
         if self._process:
@@ -125,21 +147,33 @@ class Sandbox:
         )
 
     def _allow_processor_time(self) -> None:
-        """Let the process be stopped after cpu_seconds from now, by the kernel."""
+        """Kill the process when it has used cpu_seconds from now, be it after its answer.
+
+        The kernel's own limit sends a signal, which code can ignore.
+        """
         assert self._process
-        pid = self._process.pid
-        used = time.clock_gettime((~pid << 3) | 2)  # the kernel's name of a process's own clock
-        until = math.ceil(used + self._limits.cpu_seconds)
-        _, hard = resource.prlimit(pid, resource.RLIMIT_CPU)  # only root may raise it
-        until = until if hard == resource.RLIM_INFINITY else min(until, hard)
-        resource.prlimit(pid, resource.RLIMIT_CPU, (until, hard))
+        process, loop = self._process, asyncio.get_running_loop()
+        until = _processor_time(process) + self._limits.cpu_seconds
+
+        def look() -> None:
+            with suppress(OSError):
+                left = until - _processor_time(process)
+                if left > 0:  # it has one thread: it cannot spend that any sooner
+                    self._watch = loop.call_later(left, look)
+                else:
+                    self._spent = True
+                    process.kill()
+
+        if self._watch:
+            self._watch.cancel()
+        self._watch = loop.call_later(self._limits.cpu_seconds, look)
 
     async def _cause(self) -> str:
         """Why the process has ended, or is about to."""
         assert self._process
         self._process.kill()
         status = await threads.call(self._process.wait)
-        if status == -signal.SIGXCPU:
+        if self._spent:
             return f"used up {self._limits.cpu_seconds} s of processor time"
         if status < 0 and status != -signal.SIGKILL:
             return f"crashed the interpreter ({signal.Signals(-status).name})"
@@ -147,6 +181,7 @@ class Sandbox:
 
     async def _start(self) -> None:
         _reap()
+        self._spent = False
         limits = self._limits
         self._socket, theirs = socket.socketpair()
         self._socket.setblocking(False)
@@ -157,6 +192,7 @@ class Sandbox:
             "packages": sorted(paths) if limits.site_packages else [],
             "memory_mb": limits.memory_mb,
             "max_output_chars": limits.max_output_chars,
+            "allow_without_landlock": limits.allow_without_landlock,
         }
         # Here and not in a thread: the process dies with the thread that starts it.
         with theirs:
@@ -203,6 +239,11 @@ class Sandbox:
                 raise ConnectionResetError("the process has closed its end")
             data += part
         return data
+
+
+def _processor_time(process: subprocess.Popen[bytes]) -> float:
+    """Seconds that it has used. OSError where it has ended."""
+    return time.clock_gettime((~process.pid << 3) | 2)  # the kernel's name of its clock
 
 
 _ending: list[subprocess.Popen[bytes]] = []  # killed, not yet collected

@@ -43,6 +43,8 @@ def _built(node: Node, _path: str) -> Any:
 def construct(run: Any, groups: Iterable[str]) -> None:
     """Build the nodes of these groups, those that are there, and drop them; they are cheap.
 
+    An environment is asked as well whether this machine can play it.
+
     Raises:
         ConfigError: what every constructor had to say.
 
@@ -51,7 +53,9 @@ def construct(run: Any, groups: Iterable[str]) -> None:
     for group in groups:
         try:
             if (node := getattr(run, group)) is not None:
-                build(node)()
+                part = build(node)()
+                if group == "env":
+                    part.check_machine()
         except Exception as error:  # noqa: BLE001 an environment is user code and may raise anything
             kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
             problems.append(f"{group}: {kind}{error}")

@@ -12,6 +12,7 @@ KNOBS = {
     "memory_mb": 256,
     "max_output_chars": 1000,
     "site_packages": False,
+    "allow_without_landlock": False,
 }
 
 

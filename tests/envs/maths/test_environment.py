@@ -23,7 +23,7 @@ class Given(Questions):
         return self._questions
 
 
-GRADER = Grader(workers=1, cpu_seconds=5, memory_mb=1024)
+GRADER = Grader(workers=1, cpu_seconds=5, memory_mb=1024, allow_without_landlock=False)
 KNOBS = {
     "name": "maths",
     "questions": WordProblems(min_steps=1, max_steps=3, num_train=50, num_eval=20),
@@ -79,7 +79,7 @@ def test_rewards_of_a_transcript(answer, said, correct, form):
 
 
 def test_an_answer_that_takes_too_long_to_judge_is_wrong_and_counted():
-    grader = Grader(workers=1, cpu_seconds=1, memory_mb=1024)
+    grader = Grader(workers=1, cpu_seconds=1, memory_mb=1024, allow_without_landlock=False)
     example = Example(id=0, env="maths", messages=[], info={"answer": "1"})
     messages = [{"role": "assistant", "content": r"\boxed{10^{10^{10}}}"}]
     scored = asyncio.run(make(grader=grader).score(Episode(example, messages)))

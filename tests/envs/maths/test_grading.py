@@ -8,7 +8,7 @@ import pytest
 from envs.maths.grading import Grader, final_answer, marked_answer, normalised, number
 from tests.support.sandboxes import interpreters, settled
 
-KNOBS = {"workers": 1, "cpu_seconds": 3, "memory_mb": 1024}
+KNOBS = {"workers": 1, "cpu_seconds": 3, "memory_mb": 1024, "allow_without_landlock": False}
 
 
 @pytest.fixture(scope="module")

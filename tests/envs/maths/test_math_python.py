@@ -22,7 +22,7 @@ KNOBS = {
         kinds=["product", "sum", "power", "binomial"], digits=4, num_train=30, num_eval=10
     ),
     "instruction": "Use the tool.",
-    "grader": Grader(workers=1, cpu_seconds=5, memory_mb=1024),
+    "grader": Grader(workers=1, cpu_seconds=5, memory_mb=1024, allow_without_landlock=False),
     "reward_weights": {"correct": 1.0},
     "max_turns": 4,
     "max_concurrent": 8,
@@ -32,6 +32,7 @@ KNOBS = {
         memory_mb=128,
         max_output_chars=200,
         site_packages=False,
+        allow_without_landlock=False,
     ),
 }
 

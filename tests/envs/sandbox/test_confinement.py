@@ -59,6 +59,29 @@ except OSError as error:
     assert "Operation not permitted" in python(code)
 
 
+@pytest.mark.parametrize(
+    "flags", ["O_TRUNC", "O_CREAT", "O_ASYNC", "O_WRONLY", "O_RDWR", "O_RDWR | os.O_TMPFILE"]
+)
+def test_the_filter_alone_refuses_to_open_what_would_be_changed(flags, tmp_path):
+    """Landlock is not on here: it would hide a flag that the filter forgets."""
+    file = tmp_path / "file"
+    file.write_text("untouched")
+    path = tmp_path if "TMPFILE" in flags else file
+    code = f"""
+import os
+from envs.sandbox.confinement import drop_capabilities, seccomp
+drop_capabilities()
+seccomp()
+print(os.read(os.open({str(file)!r}, os.O_RDONLY), 99))
+try:
+    os.open({str(path)!r}, os.{flags})
+except PermissionError:
+    print("refused")
+"""
+    assert python(code).splitlines() == ["b'untouched'", "refused"]
+    assert file.read_text() == "untouched"
+
+
 def test_a_machine_without_a_list_of_calls_is_refused():
     code = """
 import platform

@@ -3,11 +3,18 @@
 import asyncio
 import re
 import time
+from pathlib import Path
 
 import pytest
 
 from envs.sandbox.sandbox import Limits
 from tests.support.sandboxes import KNOBS, interpreters, make, said, settled
+
+FORGE = (
+    "import os, sys, struct\nf = sys._getframe()\n"
+    "while 'ticket' not in f.f_locals: f = f.f_back\n"
+    "os.write(f.f_locals['fd'], struct.pack('>I8s', 2, f.f_locals['ticket']) + b'hi')\n"
+)
 
 
 @pytest.fixture
@@ -87,6 +94,44 @@ def test_processor_time_is_counted_call_by_call():
     box.close()
 
 
+DEAF = "import signal, time; signal.signal(signal.SIGXCPU, signal.SIG_IGN)\n"
+BURN = "end = time.process_time() + 60\nwhile time.process_time() < end: pass"
+
+
+def test_processor_time_is_bounded_for_code_that_does_not_listen():
+    box = make(cpu_seconds=1)
+    assert "used up 1 s of processor time; the interp" in asyncio.run(said(box, DEAF + BURN))
+    assert asyncio.run(box.run("1")) == "1\n"
+    box.close()
+
+
+def test_processor_time_is_bounded_between_calls_as_well(box):
+    async def answer_and_burn():
+        limited = make(cpu_seconds=1)
+        assert await limited.run(DEAF + FORGE + BURN) == "hi"
+        (pid,) = interpreters()
+        for _ in range(3000):
+            if not interpreters():
+                break
+            await asyncio.sleep(0.01)
+        assert pid not in interpreters()
+        told = await said(limited, "1")
+        limited.close()
+        return told
+
+    assert "used up 1 s of processor time; the interp" in asyncio.run(answer_and_burn())
+
+
+def test_when_memory_runs_out_the_kernel_takes_a_sandbox_first(box):
+    asyncio.run(box.run(""))
+    (pid,) = interpreters()
+    score = Path(f"/proc/{pid}/oom_score_adj")
+    assert score.read_text() == "1000\n"
+    lower = f"open({str(score)!r}, 'w').write('0')"
+    assert "denied" in asyncio.run(box.run(lower))
+    assert score.read_text() == "1000\n"
+
+
 def test_a_call_that_is_given_up_does_not_answer_the_next(box):
     async def give_up():
         await box.run("")
@@ -98,12 +143,7 @@ def test_a_call_that_is_given_up_does_not_answer_the_next(box):
 
 
 def test_an_answer_forged_with_the_true_ticket_spoils_only_its_own_interpreter(box):
-    forge = (
-        "import os, sys, struct\nf = sys._getframe()\n"
-        "while 'ticket' not in f.f_locals: f = f.f_back\n"
-        "os.write(f.f_locals['fd'], struct.pack('>I8s', 2, f.f_locals['ticket']) + b'hi')"
-    )
-    assert asyncio.run(box.run(forge)) == "hi"
+    assert asyncio.run(box.run(FORGE)) == "hi"
     assert "in the interpreter's place" in asyncio.run(said(box, "1"))
     assert asyncio.run(box.run("1")) == "1\n"
 

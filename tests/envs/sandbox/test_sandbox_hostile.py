@@ -60,7 +60,7 @@ ORPHAN = """
 import asyncio
 from envs.sandbox.sandbox import Limits, Sandbox
 box = Sandbox(Limits(call_timeout=60, cpu_seconds=60, memory_mb=256, max_output_chars=9,
-    site_packages=False))
+    site_packages=False, allow_without_landlock=False))
 async def main():
     await box.run("1")
     print("ready", flush=True)

@@ -1,0 +1,112 @@
+"""A kernel without Landlock: refused before anything starts, or accepted in so many words."""
+
+import asyncio
+import re
+import subprocess
+import sys
+
+import pytest
+
+from envs.maths import grading
+from envs.maths.calculations import Calculations
+from envs.maths.environment import Maths
+from envs.maths.grading import Grader
+from envs.maths.math_python import MathPython
+from envs.mixture import Mixture
+from envs.sandbox import sandbox
+from envs.sandbox.sandbox import Limits
+from tests.support.hostile import REFUSED, SNIPPETS
+from tests.support.kernels import FORGET_LANDLOCK
+from tests.support.launching import ROOT
+from tests.support.sandboxes import KNOBS, interpreters, make, said
+
+QUESTIONS = Calculations(kinds=["sum"], digits=2, num_train=2, num_eval=2)
+GRADER = {"workers": 1, "cpu_seconds": 5, "memory_mb": 1024}
+MATHS = {"name": "maths", "questions": QUESTIONS, "instruction": "", "reward_weights": {}}
+
+
+def grader(**changes):
+    return Grader(**{**GRADER, "allow_without_landlock": False, **changes})
+
+
+def math_python(grader, **changes):
+    limits = Limits(**{**KNOBS, **changes})
+    return MathPython(**MATHS, grader=grader, max_turns=2, max_concurrent=2, sandbox=limits)
+
+
+@pytest.fixture
+def old_kernel(monkeypatch):
+    boot = sandbox.BOOT.replace("from envs", f"{FORGET_LANDLOCK}; from envs")
+    monkeypatch.setattr(sandbox, "BOOT", boot)
+
+
+def test_without_landlock_no_sandbox_starts_and_the_sentence_says_what_to_do(old_kernel):
+    with pytest.raises(RuntimeError, match=r"no Landlock.*allow_without_landlock=true"):
+        asyncio.run(make().run("1"))
+
+
+def test_whoever_accepts_it_has_a_sandbox_that_computes_without_landlock(old_kernel):
+    box = make(allow_without_landlock=True)
+    assert asyncio.run(box.run("import math, decimal; math.comb(5, 2)")) == "10\n"
+    box.close()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("write", "read", "read the users", "list the root", "delete", "truncate", "raw disk"),
+        *("tcp", "change the library", "secrets of the parent", "subprocess", "kill the parent"),
+    ],
+)
+def test_without_landlock_crude_attacks_are_stopped_by_the_other_layers(name, old_kernel, tmp_path):
+    outside = tmp_path / "outside"
+    outside.write_text("untouched")
+    box = make(allow_without_landlock=True)
+    answer = asyncio.run(said(box, SNIPPETS[name][0].format(outside=outside, parent=1)))
+    box.close()
+    assert re.search(REFUSED, answer), answer
+    assert outside.read_text() == "untouched"
+
+
+def test_without_landlock_the_c_library_cannot_be_called_from_python(old_kernel):
+    box = make(allow_without_landlock=True)
+    answer = asyncio.run(said(box, "import ctypes; ctypes.CDLL(None).open(b'/etc/passwd', 0)"))
+    box.close()
+    assert "ctypes is not available here" in answer
+
+
+def test_grading_works_without_landlock_where_that_is_accepted(old_kernel):
+    accepted = grader(allow_without_landlock=True)
+    assert asyncio.run(accepted.same("x + 1", "1 + x")) is True
+    accepted.close()
+    with pytest.raises(RuntimeError, match="no Landlock"):
+        asyncio.run(grader().same("x + 1", "1 + x"))
+
+
+def test_an_environment_that_runs_code_tries_a_sandbox_before_the_run(old_kernel):
+    before = interpreters()
+    accepted = grader(allow_without_landlock=True)
+    for env in (Maths(**MATHS, grader=grader()), math_python(accepted)):
+        with pytest.raises(ValueError, match="no Landlock"):
+            env.check_machine()
+        with pytest.raises(ValueError, match="no Landlock"):
+            Mixture(envs={"maths": env}, weights={"maths": 1.0}).check_machine()
+    math_python(accepted, allow_without_landlock=True).check_machine()
+    assert interpreters() == before
+
+
+def test_a_grader_whose_library_cannot_be_loaded_is_noticed_before_the_run(monkeypatch):
+    monkeypatch.setattr(grading, "_PRELOAD", "import math_verify_of_another_world")
+    with pytest.raises(ValueError, match=r"No module named 'math_verify_of_another_world'"):
+        Maths(**MATHS, grader=grader()).check_machine()
+
+
+@pytest.mark.parametrize("program", ["train.py", "evaluate.py model=tiny-wiki"])
+def test_a_run_on_an_old_kernel_ends_in_a_sentence_before_anything_starts(program, tmp_path):
+    command = [sys.executable, *program.split(), "env=math-python", f"output_dir={tmp_path}"]
+    old = [sys.executable, "-m", "tests.support.kernels", *command]
+    ended = subprocess.run(old, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 2, ended.stderr
+    assert "- env: no sandbox for Python code on this machine: this kernel has no" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,161 @@
+"""Runs the mutations and prints a table (see the package)."""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from fnmatch import fnmatch
+from pathlib import Path
+from queue import SimpleQueue
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.mutations.catalogue import MUTATIONS
+from tests.mutations.mutation import REPO, Mutation
+
+NOTICED, UNNOTICED, SERVER, BROKEN = "noticed", "not noticed", "only with vLLM", "no answer"
+Result = dict[str, object]
+
+
+def copy_of(repo: Path, folder: Path) -> Path:
+    """Return a copy of everything that git tracks or would track, with the interpreter's link."""
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listed, cwd=repo, capture_output=True, check=True).stdout
+    for name in filter(None, names.decode().split("\0")):
+        if (repo / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(repo / name, folder / name)
+    if (repo / ".venv").exists():
+        (folder / ".venv").symlink_to((repo / ".venv").resolve())
+    return folder
+
+
+@contextmanager
+def mistaken(mutation: Mutation, root: Path) -> Iterator[None]:
+    """Put the mistake in for as long as the block lasts."""
+    path = root / mutation.file
+    before = path.read_text()
+    path.write_text(mutation.applied(root))
+    try:
+        yield
+    finally:
+        path.write_text(before)
+
+
+def run_tests(root: Path, tests: tuple[str, ...], timeout: float) -> tuple[bool | None, str]:
+    """Return whether they pass, and the first that does not; None where they never started."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    process = subprocess.Popen(
+        [*command, "-m", "not server and not gpu", *tests],
+        cwd=root,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: os.nice(10),
+    )
+    try:
+        output, _ = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, 9)
+        process.communicate()
+        return False, f"still running after {timeout:g} s"
+    failed = [line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    first = failed[0].partition(" - ")[0] if failed else output.strip()[-300:]
+    return {0: True, 1: False, 2: False}.get(process.returncode), first
+
+
+def judged(mutation: Mutation, root: Path, timeout: float) -> Result:
+    """Return what becomes of one mistake."""
+    began = time.monotonic()
+    result: Result = {"name": mutation.name, "file": mutation.file}
+    with mistaken(mutation, root):
+        passed, by = run_tests(root, mutation.tests, timeout) if mutation.tests else (True, "")
+    outcome = {None: BROKEN, False: NOTICED, True: SERVER if mutation.server else UNNOTICED}[passed]
+    by = mutation.server if outcome == SERVER else by if outcome != UNNOTICED else ""
+    return result | {"outcome": outcome, "by": by, "seconds": round(time.monotonic() - began, 1)}
+
+
+def red_without_mistake(root: Path, mutations: list[Mutation], timeout: float) -> list[str]:
+    """Return the test files that fail anyway, and so could notice everything."""
+    files = sorted({test.partition("::")[0] for one in mutations for test in one.tests})
+    passed, first = run_tests(root, tuple(files), timeout)
+    return [] if passed else [first]
+
+
+def table_of(results: list[Result]) -> Table:
+    """Those that need a look first."""
+    table = Table("mistake", "file", "outcome", "by", box=None)
+    order = [BROKEN, UNNOTICED, SERVER, NOTICED]
+    for row in sorted(results, key=lambda row: (order.index(str(row["outcome"])), row["name"])):
+        table.add_row(*(str(row[key]) for key in ("name", "file", "outcome", "by")))
+    return table
+
+
+def arguments() -> argparse.Namespace:
+    """Return what the command line asks for."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutations")
+    parser.add_argument("--select", nargs="*", default=["*"], help="names, with * and ?")
+    parser.add_argument("--results", type=Path, default=Path("outputs/mutations.jsonl"))
+    parser.add_argument("--resume", action="store_true", help="keep the results that are there")
+    parser.add_argument("--jobs", type=int, default=1, help="mistakes tried side by side")
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds a mistake")
+    parser.add_argument("--baseline", action="store_true", help="first see all tests pass without")
+    parser.add_argument("--list", action="store_true")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Return 0 where every mistake was noticed or is named with a test of the real vLLM."""
+    asked, console = arguments(), Console()
+    chosen = [m for m in MUTATIONS if any(fnmatch(m.name, pattern) for pattern in asked.select)]
+    if asked.list:
+        console.print(*(f"{m.file}: {m.name}" for m in chosen), sep="\n", highlight=False)
+        return 0
+    asked.results.parent.mkdir(parents=True, exist_ok=True)
+    lines = (
+        asked.results.read_text().splitlines() if asked.resume and asked.results.exists() else []
+    )
+    results: dict[str, Result] = {row["name"]: row for row in map(json.loads, lines)}
+    waiting = [m for m in chosen if m.name not in results]
+    with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
+        places: SimpleQueue[Path] = SimpleQueue()
+        for number in range(asked.jobs):
+            places.put(copy_of(REPO, Path(folder) / str(number)))
+        if asked.baseline and (red := red_without_mistake(Path(folder) / "0", waiting, 3600)):
+            console.print(f"red without any mistake: {red[0]}", highlight=False)
+            return 2
+
+        def one(mutation: Mutation) -> Result:
+            root = places.get()
+            try:
+                return judged(mutation, root, asked.timeout)
+            finally:
+                places.put(root)
+
+        with ThreadPoolExecutor(asked.jobs) as pool, asked.results.open("w") as file:
+            file.writelines(json.dumps(row) + "\n" for row in results.values())
+            for row in pool.map(one, waiting):
+                results[str(row["name"])] = row
+                file.write(json.dumps(row) + "\n")
+                file.flush()
+                console.print(f"{row['outcome']}: {row['name']} ({row['seconds']} s)")
+    shown = [results[m.name] for m in chosen]
+    console.print(table_of(shown))
+    missed = sum(row["outcome"] in (UNNOTICED, BROKEN) for row in shown)
+    console.print(f"{len(shown) - missed} of {len(shown)} noticed or named with a server test")
+    return int(missed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

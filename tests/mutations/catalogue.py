@@ -1,0 +1,7 @@
+"""All mutations."""
+
+from tests.mutations.learning import LEARNING
+from tests.mutations.playing import PLAYING
+from tests.mutations.running import RUNNING
+
+MUTATIONS = (*LEARNING, *PLAYING, *RUNNING)
