@@ -34,6 +34,7 @@ from rl.run.failure import RunFailed
 from rl.run.folder import RunFolder
 from rl.run.lock import ensure_free, locked
 from rl.run.metrics import column, read_metrics
+from rl.run.status import progress_of, read_statuses
 from rl.supervisor.base_model import model_of
 from rl.supervisor.children import Children
 from rl.supervisor.sources import check_imports
@@ -90,6 +91,9 @@ def supervise(
         except KeyboardInterrupt:
             _say(how_to_go_on(run_folder))
             raise
+        trainer = read_statuses(run_folder).get("trainer.rank0")
+        if reason := progress_of(trainer.doing) if trainer else "":
+            _say(f"ended before max_steps={run.max_steps}: {reason}")
         _say(final_summary(run_folder))
     if stop.asked:
         sys.exit(0)  # nor does a sweep go on
