@@ -17,10 +17,31 @@ HEADER = struct.Struct("<Q")
 class Call(msgspec.Struct, frozen=True, kw_only=True):
     """A trainer rank asks the rollouts process for something."""
 
-    what: str  # next_batch | publish | evaluation | state
+    what: str  # next_batch(step) | publish(version) | evaluation(version) | state
     rank: int = 0
     step: int = 0
     version: int = 0
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What the rollouts process says to a call."""
+
+    value: msgspec.Raw = msgspec.Raw(b"\xc0")  # the record that was asked for, packed
+    over: str = ""  # else: why no further batch will come
+    solved: bool = False  # and whether that is good news
+
+
+class NoMoreBatches(Exception):
+    """Nothing is left to train on; the message says why.
+
+    Attributes:
+        solved: the policy has learned all that there was, a good end; else it learns nothing.
+
+    """
+
+    def __init__(self, message: str, *, solved: bool) -> None:
+        super().__init__(message)
+        self.solved = solved
 
 
 def _encode(value: object) -> object:
@@ -42,6 +63,6 @@ def pack(value: object) -> bytes:
     return _ENCODER.encode(value)
 
 
-def unpack(data: bytes | bytearray, kind: type[T]) -> T:
+def unpack(data: bytes | bytearray | msgspec.Raw, kind: type[T]) -> T:
     """Return the record in `data`; `kind` must be the type that was packed."""
     return msgspec.msgpack.decode(data, type=kind, dec_hook=_decode)

@@ -65,27 +65,27 @@ class Evaluator:
         self._settings, self._player, self._examples = settings, player, examples
         self._run_folder, self._last = run_folder, last
         self._due: asyncio.Queue[int] = asyncio.Queue()
-        self._found: asyncio.Queue[dict[str, float]] = asyncio.Queue()
-        self._open = 0  # evaluations started and not yet asked for
+        self._metrics: dict[int, asyncio.Future[dict[str, float]]] = {}  # by version
 
     def start(self, version: int) -> None:
         """This version is live: evaluate it if it is due."""
         if self._settings.due(version, self._last):
-            self._open += 1
+            self._metrics[version] = asyncio.get_running_loop().create_future()
             self._due.put_nowait(version)
 
-    async def finish(self) -> dict[str, float]:
-        """Wait for the evaluation that was started, if any; return its metrics, once."""
-        if not self._open:
-            return {}
-        self._open -= 1
-        return await self._found.get()
+    async def finish(self, version: int) -> dict[str, float]:
+        """Wait for the evaluation of a version; its metrics, or none where it was not due.
+
+        Every rank asks for it and gets the same.
+        """
+        metrics = self._metrics.get(version)
+        return {} if metrics is None else await asyncio.shield(metrics)
 
     async def run(self) -> None:
         """Evaluate what is due, for ever. Raises what an evaluation raised."""
         while True:
             version = await self._due.get()
-            self._found.put_nowait(await self._evaluate(version))
+            self._metrics[version].set_result(await self._evaluate(version))
 
     async def _evaluate(self, version: int) -> dict[str, float]:
         settings = self._settings

@@ -6,7 +6,6 @@ The examples are the same whatever the seed of a run, so that runs can be compar
 """
 
 import asyncio
-import json
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from envs.episode import Example, Split
 from envs.protocol import Environment, Pool
 from rl.evaluation.summary import Played
 from rl.records import PlayGroup, Rollout
+from rl.run.json_lines import json_line
 
 
 def choose(env: Environment, split: Split, num_examples: int) -> list[Example]:
@@ -75,7 +75,7 @@ async def play(
 
 def write_rollouts(path: Path, played: Sequence[Played]) -> None:
     """Write every rollout, one JSON object a line."""
-    lines = [json.dumps(evaluated_line(one, r)) + "\n" for one in played for r in one.rollouts]
+    lines = [json_line(evaluated_line(one, r)) for one in played for r in one.rollouts]
     path.write_text("".join(lines))
 
 

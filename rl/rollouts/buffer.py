@@ -10,7 +10,7 @@ would leave behind. To wait only for the groups that are due by now would not do
 
 from collections import Counter
 from collections.abc import Collection
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from rl.records import Group
 
@@ -24,6 +24,14 @@ class FifoBuffer:
 
     def __len__(self) -> int:
         return len(self._groups)
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps: plain values. Groups that wait are played again."""
+        return {"rejected": dict(self.rejected)}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` returned; from nothing where the checkpoint holds nothing."""
+        self.rejected = Counter(state.get("rejected", {}))
 
     def add(self, group: Group) -> bool:
         """Take a finished group; False if it is useless and must be replaced by another."""

@@ -13,6 +13,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from envs.episode import Example
 from rl.inference.live_version import LiveVersion
@@ -20,11 +21,13 @@ from rl.records import Credit, Group, PlayGroup, Rollout
 from rl.rollouts.buffer import FifoBuffer
 from rl.rollouts.example_order import ExampleOrder
 from rl.run.failure import RunFailed
+from rl.wire import NoMoreBatches
 
 Crediting = Callable[[Example, Sequence[Rollout]], tuple[Credit, ...]]
 
 _HOPELESS_GROUPS = 16  # without one scorable rollout: not bad luck, however small the batch is
 _HOPELESS_BATCHES = 8  # of rejected groups in a row
+_SOLVED = 0.9  # share of the way from the worst reward of the run to the best
 
 
 def _ignore(group: Group) -> None:
@@ -37,10 +40,12 @@ class RolloutsFailed(RunFailed):
 
 @dataclass
 class DispatcherState:
-    """What a checkpoint keeps: which groups come next."""
+    """What a checkpoint keeps: which groups come next, and what is known of rewards."""
 
     next_index: int = 0
     pending: list[int] = field(default_factory=list)  # started, not yet trained on
+    extremes: list[float] = field(default_factory=list)  # worst and best reward of the run
+    buffer: dict[str, Any] = field(default_factory=dict)  # its own state
 
 
 @dataclass
@@ -70,7 +75,11 @@ class Dispatcher:
         self._again = deque(self.state.pending)  # groups of the interrupted run come first
         self._next = self.state.next_index
         self._started = self.step * self.groups_per_step
-        self._rejected = self._rejected_in_a_row = 0
+        self._rejected = 0
+        self._rejected_in_a_row: list[list[float]] = []  # rewards of each of these groups
+        self._extremes = list(self.state.extremes)
+        self._over: NoMoreBatches | None = None
+        self.buffer.load(self.state.buffer)
         self._next_step = self.step
         self._running: dict[int, int] = {}  # group index -> version it was started under
         self._untrained: set[int] = set(self.state.pending)
@@ -91,11 +100,10 @@ class Dispatcher:
                 tasks.create_task(self._one(index, version))
 
     def _admits(self) -> bool:
-        limit = (
-            self.version.number + 1 + self.max_staleness
-        ) * self.groups_per_step + self._rejected
+        version = self.version.number
+        limit = (version + 1 + self.max_staleness) * self.groups_per_step + self._rejected
         room = (len(self._running) + 1) * self.group_size <= self.max_concurrent
-        live = self.version.number >= 0
+        live = version >= 0 and self._over is None
         return live and self._started < limit and (room or not self._running)
 
     async def _one(self, index: int, version: int) -> None:
@@ -105,10 +113,13 @@ class Dispatcher:
         async with self._changed:
             del self._running[index]
             self._note_failures(group)
+            rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
+            if rewards:
+                self._extremes = [f([*self._extremes, *rewards]) for f in (min, max)]
             if self.buffer.add(group):
-                self._rejected_in_a_row = 0
+                self._rejected_in_a_row.clear()
             else:
-                self._note_rejection()
+                self._note_rejection(rewards)
                 self._untrained.discard(index)
                 self.on_rejected(group)
             self._changed.notify_all()
@@ -122,15 +133,27 @@ class Dispatcher:
                 f"{count} of them: {error}"
             )
 
-    def _note_rejection(self) -> None:
+    def _note_rejection(self, rewards: list[float]) -> None:
         self._rejected += 1
-        self._rejected_in_a_row += 1
-        if self._rejected_in_a_row >= _HOPELESS_BATCHES * max(self.groups_per_step, 8):
-            raise RolloutsFailed(
-                f"the buffer rejected the last {self._rejected_in_a_row} groups (in all: "
-                f"{', '.join(f'{n} {why}' for why, n in self.buffer.rejected.items())}): the task "
-                "is too easy or too hard for this policy. Use buffer=fifo or other examples"
-            )
+        self._rejected_in_a_row.append(rewards)
+        count = len(self._rejected_in_a_row)
+        if self._over is not None or count < _HOPELESS_BATCHES * max(self.groups_per_step, 8):
+            return
+        reasons = ", ".join(f"{n} {why}" for why, n in self.buffer.rejected.items())
+        rejected = f"the buffer rejected the last {count} groups (in all: {reasons})"
+        known = [reward for group in self._rejected_in_a_row for reward in group]
+        mean = sum(known) / len(known) if known else 0.0
+        worst, best = self._extremes or (0.0, 0.0)
+        # Where no reward ever differed from another nobody knows whether it is a good one.
+        if best > worst and mean >= worst + _SOLVED * (best - worst):
+            message = f"the task is solved: {rejected}, whose mean reward is {mean:.3f}"
+            self._over = NoMoreBatches(message, solved=True)
+            return
+        message = (
+            f"{rejected}: the task is too easy or too hard for this policy. Use buffer=fifo or "
+            "other examples"
+        )
+        self._over = NoMoreBatches(message, solved=False)
 
     async def publish(self, version: int) -> None:
         """Weights `version` are live: more groups may start."""
@@ -139,7 +162,12 @@ class Dispatcher:
             self._changed.notify_all()
 
     async def batch(self, step: int) -> list[Group]:
-        """Wait for the groups of a step, and take them."""
+        """Wait for the groups of a step, and take them.
+
+        Raises:
+            NoMoreBatches: the buffer takes nothing any more.
+
+        """
         drawn: list[Group] | None = None
 
         def ready() -> bool:
@@ -147,11 +175,13 @@ class Dispatcher:
             drawn = self.buffer.draw(
                 step, self.groups_per_step, self.max_staleness, self._running.values()
             )
-            return drawn is not None
+            return drawn is not None or self._over is not None
 
         async with self._changed:
             await self._changed.wait_for(ready)
-        assert drawn is not None
+        if drawn is None:
+            assert self._over is not None
+            raise self._over
         self._untrained -= {group.index for group in drawn}
         self._next_step = step + 1
         return drawn
@@ -165,4 +195,9 @@ class Dispatcher:
 
     def checkpoint(self) -> DispatcherState:
         """Return what a resumed run needs to go on with the next examples."""
-        return DispatcherState(next_index=self._next, pending=sorted(self._untrained))
+        return DispatcherState(
+            next_index=self._next,
+            pending=sorted(self._untrained),
+            extremes=self._extremes,
+            buffer=self.buffer.state(),
+        )

@@ -7,9 +7,10 @@ weights are live), `evaluation` (of the last ones that were due), `state` (what 
 """
 
 import asyncio
-import json
 from contextlib import suppress
 from dataclasses import asdict
+
+import msgspec
 
 from rl.config.build import build
 from rl.config.schema import Run
@@ -20,8 +21,9 @@ from rl.rollouts.batch_metrics import batch_metrics
 from rl.rollouts.dispatcher import Dispatcher
 from rl.rollouts.plan import plan_batch
 from rl.run.folder import RunFolder
+from rl.run.json_lines import json_line
 from rl.run.status import Status
-from rl.wire import HEADER, Call, pack, unpack
+from rl.wire import HEADER, Answer, Call, NoMoreBatches, pack, unpack
 
 
 class RolloutService:
@@ -47,6 +49,8 @@ class RolloutService:
         self._aggregation = build(run.aggregation)
         self._plans: dict[int, asyncio.Task[list[RankBatch]]] = {}
         self._rejected: list[Group] = []
+        self._error: Exception | None = None
+        self._broken = asyncio.Event()
         dispatcher.on_rejected = self._rejected.append
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -60,7 +64,19 @@ class RolloutService:
                 await writer.drain()
         writer.close()
 
-    async def _answer(self, call: Call) -> object:
+    async def _answer(self, call: Call) -> Answer:
+        """Return the answer; whatever goes wrong with it ends this process, with its own report."""
+        try:
+            return Answer(value=msgspec.Raw(pack(await self._value(call))))
+        except NoMoreBatches as end:
+            return Answer(over=str(end), solved=end.solved)
+        except Exception as error:
+            self._error = self._error or error
+            self._broken.set()
+            await asyncio.Event().wait()  # the rank keeps waiting until we have ended
+            raise
+
+    async def _value(self, call: Call) -> object:
         if call.what == "next_batch":
             if call.step not in self._plans:
                 self._plans = {call.step: asyncio.create_task(self._plan(call.step))}
@@ -71,7 +87,7 @@ class RolloutService:
                 self._evaluator.start(call.version)
             return {}
         if call.what == "evaluation":
-            return await self._evaluator.finish() if self._evaluator else {}
+            return await self._evaluator.finish(call.version) if self._evaluator else {}
         if call.what == "state":
             return asdict(self._dispatcher.checkpoint())
         raise AssertionError(f"unknown call {call.what}")
@@ -101,18 +117,24 @@ class RolloutService:
     def _write(self, step: int, groups: list[Group]) -> None:
         rejected, self._rejected[:] = list(self._rejected), []
         lines = [
-            json.dumps(trained_line(group, rollout, credit, used))
+            json_line(trained_line(group, rollout, credit, used))
             for chosen, used in ((groups, True), (rejected, False))
             for group in chosen
             for rollout, credit in zip(group.rollouts, group.credits, strict=True)
         ]
-        self._run_folder.rollouts_of(step).write_text("\n".join(lines) + "\n")
+        self._run_folder.rollouts_of(step).write_text("".join(lines))
 
     async def report(self) -> None:
-        """Say on the screen, a few times a second, what is being waited for."""
+        """Say on the screen, a few times a second, what is being waited for.
+
+        Raises what answering a rank raised: nobody else would, asyncio only logs it.
+        """
         while True:
             self._status.set(self._dispatcher.progress())
-            await asyncio.sleep(0.25)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._broken.wait(), 0.25)
+            if self._error:
+                raise self._error
 
 
 def trained_line(group: Group, rollout: Rollout, credit: Credit, used: bool) -> dict[str, object]:

@@ -93,3 +93,8 @@ def read_statuses(run_folder: RunFolder) -> dict[str, PartStatus]:
 def phase_of(doing: str) -> str:
     """The part of a status text before its progress."""
     return doing.partition(": ")[0]
+
+
+def progress_of(doing: str) -> str:
+    """The part of a status text after the name of its phase."""
+    return doing.partition(": ")[2]

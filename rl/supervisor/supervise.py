@@ -29,6 +29,7 @@ from rl.run.child import Reaper, stopped_by_signals
 from rl.run.folder import RunFolder
 from rl.run.lock import ensure_free, locked
 from rl.run.metrics import column, read_metrics
+from rl.run.status import progress_of, read_statuses
 from rl.supervisor.children import Children
 from rl.supervisor.warm_start import keep_result, warm_start_key, warm_start_run
 
@@ -70,6 +71,9 @@ def supervise(
         run_folder.overrides.write_text(yaml.safe_dump(record, sort_keys=False))
         model = _prepare_model(main, run_folder, reaper, compose)
         _execute(main, model, reaper)
+        trainer = read_statuses(run_folder).get("trainer.rank0")
+        if reason := progress_of(trainer.doing) if trainer else "":
+            _say(f"ended before max_steps={main.max_steps}: {reason}")
         _say(final_summary(run_folder))
     rewards = column(read_metrics(run_folder), "train/reward")[-10:]
     return sum(rewards) / len(rewards) if rewards else None

@@ -30,6 +30,7 @@ from rl.run.status import Status
 from rl.trainer.checkpoint import save_checkpoint
 from rl.trainer.rollouts_link import RolloutsLink
 from rl.weights.pusher import WeightPusher
+from rl.wire import NoMoreBatches
 
 
 class Stopwatch:
@@ -59,7 +60,8 @@ class TrainingRun:
         self.status = Status(run_folder, f"trainer.rank{rank}")
         self.status.set("joining the other ranks")
         torch.set_num_threads(self.settings.num_threads or self._spare_cores())
-        self.ranks = Ranks.join(run_folder.rendezvous, self.settings.wait_timeout)
+        # Whoever waits for another rank waits longer than that one does: its sentence comes first.
+        self.ranks = Ranks.join(run_folder.rendezvous, 2 * self.settings.wait_timeout)
         self.status.set("loading the model")
         self.learner = Learner(self.run, self.run_folder, self.ranks)
         self.resumed = self.run_folder.resumed()
@@ -94,7 +96,11 @@ class TrainingRun:
             began = time.monotonic()
             watch = Stopwatch(self.status)
             with watch.phase("wait", f"waiting for batch {step}"):
-                batch = rollouts.next_batch(step, self.settings.wait_timeout)
+                try:
+                    batch = rollouts.next_batch(step, self.settings.wait_timeout)
+                except NoMoreBatches as end:
+                    self._end_early(step, end, rollouts)
+                    return
             with watch.phase("update", f"training step {step}"):
                 stats = self.learner.update(batch)
             self._stop_if_nonfinite(stats)
@@ -140,10 +146,11 @@ class TrainingRun:
     def _evaluation(
         self, rollouts: RolloutsLink, watch: Stopwatch, version: int
     ) -> dict[str, float]:
-        """Wait until the version that is live has been evaluated, if it is due."""
-        if not self.ranks.first or not build(self.run.evaluation)().due(
-            version, self.run.max_steps
-        ):
+        """Wait until the version that is live has been evaluated, if it is due.
+
+        All ranks do, for what comes next wants all of them within trainer.wait_timeout.
+        """
+        if not build(self.run.evaluation)().due(version, self.run.max_steps):
             return {}
         with watch.phase("evaluate", f"waiting for the evaluation of version {version}"):
             return rollouts.evaluation(version)
@@ -158,8 +165,10 @@ class TrainingRun:
 
     def _checkpoint(self, step: int, rollouts: RolloutsLink) -> None:
         every = self.settings.checkpoint_every
-        if step != self.run.max_steps and (not every or step % every):
-            return
+        if step == self.run.max_steps or (every and step % every == 0):
+            self._save(step, rollouts)
+
+    def _save(self, step: int, rollouts: RolloutsLink) -> None:
         save_checkpoint(
             self.learner,
             self.run_folder,
@@ -168,6 +177,22 @@ class TrainingRun:
             model=self.run_folder.model(),
             keep=self.settings.keep_checkpoints,
         )
+
+    def _end_early(self, step: int, end: NoMoreBatches, rollouts: RolloutsLink) -> None:
+        """Keep what was learned; a task that is solved is a good end, one that teaches nothing not.
+
+        Raises:
+            RunFailed: it is not solved.
+
+        """
+        if step > self.start and not self.run_folder.checkpoint(step).exists():
+            self.status.set(f"writing the checkpoint of step {step}")
+            self._save(step, rollouts)
+        if not end.solved:
+            raise RunFailed(str(end))
+        if self.ranks.first:
+            self.logger.finish()
+        self.status.set(f"done: {end}")  # the supervisor repeats it at the end
 
     def _log(
         self,

@@ -7,9 +7,11 @@ from typing import Any, TypeVar
 
 from rl.records import RankBatch
 from rl.run.failure import RunFailed
-from rl.wire import HEADER, Call, pack, unpack
+from rl.wire import HEADER, Answer, Call, NoMoreBatches, pack, unpack
 
 T = TypeVar("T")
+
+_CAUSE_FIRST_S = 1.0  # it has its own report to write, and the oldest report is the one shown
 
 
 class RolloutsLink:
@@ -37,7 +39,12 @@ class RolloutsLink:
                 return
 
     def next_batch(self, step: int, timeout: float) -> RankBatch:
-        """Return this rank's share of a step, waiting at most `timeout` seconds for it."""
+        """Return this rank's share of a step, waiting at most `timeout` seconds for it.
+
+        Raises:
+            NoMoreBatches: there will be none, and whether that is good news.
+
+        """
         self._socket.settimeout(timeout)
         late = (
             f"no batch for step {step} within trainer.wait_timeout={timeout:g} s: rollouts are "
@@ -50,12 +57,15 @@ class RolloutsLink:
         self._call(Call(what="publish", version=version), dict, self._silent)
 
     def evaluation(self, version: int) -> dict[str, float]:
-        """Wait for the evaluation of a version; return its metrics, none where it is not due."""
+        """Wait for the evaluation of a version; return its metrics, none where it is not due.
+
+        Every rank asks, so that none of them counts this wait as another's silence.
+        """
         late = (
             f"the evaluation of version {version} took longer than trainer.wait_timeout="
             f"{self._socket.gettimeout():g} s: lower evaluation.num_examples, or raise that one"
         )
-        return self._call(Call(what="evaluation"), dict, late)
+        return self._call(Call(what="evaluation", version=version), dict, late)
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps of the rollouts process."""
@@ -70,11 +80,15 @@ class RolloutsLink:
         data = pack(call)
         try:
             self._socket.sendall(HEADER.pack(len(data)) + data)
-            return unpack(self._read(HEADER.unpack(self._read(HEADER.size))[0]), kind)
+            answer = unpack(self._read(HEADER.unpack(self._read(HEADER.size))[0]), Answer)
         except TimeoutError as error:
             raise RunFailed(late) from error
         except ConnectionError as error:
+            time.sleep(_CAUSE_FIRST_S)
             raise RunFailed("the rollouts process hung up; see logs/rollouts.log") from error
+        if answer.over:
+            raise NoMoreBatches(answer.over, solved=answer.solved)
+        return unpack(answer.value, kind)
 
     def _read(self, count: int) -> bytearray:
         data = bytearray(count)

@@ -5,14 +5,16 @@ import threading
 from collections.abc import Iterator
 from dataclasses import asdict
 
+import msgspec
 import numpy as np
 import pytest
 
 from rl.records import MicroBatch, RankBatch
 from rl.rollouts.dispatcher import DispatcherState
 from rl.run.failure import RunFailed
+from rl.trainer import rollouts_link
 from rl.trainer.rollouts_link import RolloutsLink
-from rl.wire import HEADER, Call, pack, unpack
+from rl.wire import HEADER, Answer, Call, NoMoreBatches, pack, unpack
 
 
 def batch(height: int = 3, width: int = 5) -> RankBatch:
@@ -107,7 +109,7 @@ def receive(connection: socket.socket) -> Call:
 
 
 def send(connection: socket.socket, answer: object) -> None:
-    data = pack(answer)
+    data = pack(answer if isinstance(answer, Answer) else Answer(value=msgspec.Raw(pack(answer))))
     connection.sendall(HEADER.pack(len(data)) + data)
 
 
@@ -129,6 +131,17 @@ def test_a_rank_asks_for_its_share_and_gets_it(serve):
         Call(what="publish", version=8),
         Call(what="state"),
     ]
+
+
+@pytest.mark.parametrize("solved", [True, False])
+def test_that_no_batch_will_come_arrives_with_its_reason(solved, serve):
+    def behave(connection: socket.socket) -> None:
+        receive(connection)
+        send(connection, Answer(over="the task is solved", solved=solved))
+
+    with pytest.raises(NoMoreBatches, match="the task is solved") as end:
+        serve(behave).next_batch(7, 5.0)
+    assert end.value.solved == solved
 
 
 def test_a_big_batch_comes_in_pieces(serve):
@@ -162,7 +175,8 @@ def test_a_batch_that_is_late_says_for_how_long_it_was_waited_and_where_to_look(
     ],
     ids=["at once, unread", "after the question", "in mid-answer"],
 )
-def test_a_rollouts_process_that_hangs_up_is_said_in_words(serve, behave):
+def test_a_rollouts_process_that_hangs_up_is_said_in_words(serve, behave, monkeypatch):
+    monkeypatch.setattr(rollouts_link, "_CAUSE_FIRST_S", 0.0)
     link = serve(behave)
 
     with pytest.raises(RunFailed, match=r"hung up; see logs/rollouts\.log"):

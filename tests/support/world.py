@@ -30,7 +30,15 @@ class World:
     """Groups take 0.01 to 100 s, a training step about 1 s; some groups cannot be scored."""
 
     def __init__(
-        self, seed, max_staleness, *, rejects=0.0, max_concurrent=1000, step=0, state=None
+        self,
+        seed,
+        max_staleness,
+        *,
+        rejects=0.0,
+        max_concurrent=1000,
+        step=0,
+        state=None,
+        buffer=None,
     ) -> None:
         self.seed, self.max_staleness, self.rejects = seed, max_staleness, rejects
         self.started, self.rejected, self.batches = {}, [], {}  # started: index -> version
@@ -39,7 +47,7 @@ class World:
             play_group=self.play_group,
             examples=ExampleOrder([Pool(1.0, EXAMPLES)], seed),
             credit=_credit,
-            buffer=FifoBuffer(),
+            buffer=FifoBuffer() if buffer is None else buffer,
             group_size=GROUP_SIZE,
             groups_per_step=GROUPS_PER_STEP,
             max_staleness=max_staleness,

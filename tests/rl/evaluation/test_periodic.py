@@ -38,10 +38,10 @@ class Trainer:
         for step in range(self.last):
             self._publish(step)
             await asyncio.sleep(update_s)
-            found[step] = await self.evaluator.finish()
+            found[step] = await self.evaluator.finish(step)
             self.times[step] = loop.time()
         self._publish(self.last)
-        found[self.last] = await self.evaluator.finish()
+        found[self.last] = await self.evaluator.finish(self.last)
         task.cancel()
         return found
 
@@ -73,6 +73,27 @@ def test_the_push_waits_for_an_evaluation_that_is_slower(tmp_path):
     trainer = Trainer(tmp_path, ScriptedClient("good", seconds=25.0), every=2, last=2)
     run_virtually(trainer.train(10.0))
     assert trainer.times == {0: 25.0, 1: 35.0}
+
+
+def test_every_rank_waits_for_the_same_evaluation_and_gets_the_same(tmp_path):
+    trainer = Trainer(tmp_path, ScriptedClient("good", seconds=25.0), every=2, last=2)
+
+    async def rank(version: int, late: float) -> tuple[dict[str, float], float]:
+        await asyncio.sleep(late)
+        metrics = await trainer.evaluator.finish(version)
+        return metrics, asyncio.get_running_loop().time()
+
+    async def main():
+        task = asyncio.ensure_future(trainer.evaluator.run())
+        trainer._publish(0)
+        answers = await asyncio.gather(rank(0, 1.0), rank(0, 2.0), rank(0, 40.0), rank(1, 3.0))
+        task.cancel()
+        return answers
+
+    first, second, slow, other = run_virtually(main())
+    assert first[1] == second[1] == 25.0
+    assert first[0] == second[0] == slow[0] != {}
+    assert (slow[1], other) == (40.0, ({}, 3.0))  # version 1 is not due
 
 
 def test_requests_are_salted_by_the_version_and_have_the_temperature_of_the_evaluation(tmp_path):

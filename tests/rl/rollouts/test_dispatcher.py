@@ -1,16 +1,20 @@
 """The off-policy policy: what is started when, what is trained when, what a resumed run does."""
 
 import asyncio
+import json
 from collections import Counter
+from dataclasses import asdict
 
+import msgspec
 import pytest
 
 from envs.episode import StopReason
 from envs.protocol import Pool
 from rl.records import Rollout
 from rl.rollouts.buffer import DifficultyBuffer
-from rl.rollouts.dispatcher import DispatcherState, RolloutsFailed
+from rl.rollouts.dispatcher import DispatcherState
 from rl.rollouts.example_order import ExampleOrder
+from rl.wire import NoMoreBatches
 from tests.support.virtual_time import run_virtually
 from tests.support.world import EXAMPLES, GROUPS_PER_STEP, World
 
@@ -120,7 +124,8 @@ def test_a_resumed_run_loses_no_example_and_trains_none_twice(seed, max_stalenes
 def test_what_was_interrupted_comes_first():
     state = DispatcherState(next_index=9, pending=[4, 7])
     world = World(0, 1, step=2, state=state)
-    assert world.dispatcher.checkpoint() == state  # interrupted again before it did anything
+    again = world.dispatcher.checkpoint()  # interrupted again before it did anything
+    assert (again.next_index, again.pending) == (9, [4, 7])
 
     assert list(world.run(3).started)[:3] == [4, 7, 9]
 
@@ -164,6 +169,18 @@ async def _batches(world: World, count: int) -> None:
     task.cancel()
 
 
+async def _until_the_end(world: World, steps: list[int]) -> None:
+    """Take batches for ever, noting the steps that had one."""
+    task = asyncio.ensure_future(world.dispatcher.run())
+    try:
+        for step in range(1000):
+            await world.dispatcher.publish(step)
+            await world.dispatcher.batch(step)
+            steps.append(step)
+    finally:
+        task.cancel()
+
+
 def graded(reward_of):
     """Plays groups of two with these rewards; they finish in order."""
 
@@ -192,20 +209,73 @@ def test_groups_that_teach_little_are_replaced_by_the_next_ones():
     assert len(world.rejected) >= 22
 
 
-def test_when_nothing_passes_the_buffer_the_run_stops_and_says_why():
+def test_when_nothing_passes_the_buffer_there_are_no_more_batches_and_it_says_why():
     """After 8 batches of at least 8 groups: here batches are of 3, so 64 groups."""
     world = picky(graded(lambda index: (1.0, 1.0) if index % 4 else (0.0, 0.0)))
-    with pytest.raises(ExceptionGroup) as caught:
+    with pytest.raises(NoMoreBatches) as end:
         world.run(1)
-    said = str(caught.value.exceptions[0])
-    assert isinstance(caught.value.exceptions[0], RolloutsFailed)
-    assert said.startswith("the buffer rejected the last 64 groups (in all: ")
-    assert "16 zero_spread" in said
-    assert "48 too_easy" in said
-    assert said.endswith(
+    assert str(end.value).startswith("the buffer rejected the last 64 groups (in all: ")
+    assert "16 zero_spread" in str(end.value)
+    assert "48 too_easy" in str(end.value)
+    assert str(end.value).endswith(
         "): the task is too easy or too hard for this policy. Use buffer=fifo or other examples"
     )
-    assert len(world.rejected) == 63  # and the last one, of which nobody was told
+    assert not end.value.solved
+    assert len(world.rejected) == 64
+
+
+@pytest.mark.parametrize(
+    ("later", "solved"),
+    [((1.0, 1.0), True), ((0.0, 0.0), False), ((0.5, 0.5), False), ((None, None), False)],
+)
+def test_a_task_whose_groups_are_all_as_good_as_can_be_is_solved_and_not_a_failure(later, solved):
+    world = picky(graded(lambda index: (0.0, 1.0) if index < 6 else later))
+    with pytest.raises(NoMoreBatches) as end:
+        run_virtually(_until_the_end(world, steps := []))
+    assert steps == [0, 1]  # what was learned before
+    assert end.value.solved == solved
+    assert str(end.value).startswith("the task is solved: the buffer rejected the ") == solved
+
+
+def test_rewards_that_never_differed_prove_nothing_solved_unless_an_earlier_run_saw_others():
+    for extremes, solved in (([], False), ([0.0, 1.0], True), ([0.0, 2.0], False)):
+        world = picky(graded(lambda index: (1.0, 1.0)))
+        world.dispatcher._extremes = extremes
+        with pytest.raises(NoMoreBatches) as end:
+            world.run(1)
+        assert end.value.solved == solved
+
+
+def test_a_resumed_run_goes_on_counting_and_a_buffer_keeps_its_state():
+    class Learning(DifficultyBuffer):
+        """Keeps something of its own."""
+
+        bar = 0.25
+
+        def state(self):
+            return {**super().state(), "bar": self.bar}
+
+        def load(self, state):
+            super().load(state)
+            self.bar = state.get("bar", self.bar)
+
+    def buffer() -> Learning:
+        return Learning(min_spread=0.5, min_reward=None, max_reward=None)
+
+    before = picky(graded(lambda index: (0.0, float(index % 3 == 0))))
+    before.dispatcher.buffer = buffer()
+    before.dispatcher.buffer.bar = 0.75
+    run_virtually(_batches(before, 2))
+    saved = json.loads(json.dumps(asdict(before.dispatcher.checkpoint())))
+
+    state = msgspec.convert(saved, DispatcherState)
+    after = World(0, 1, step=2, state=state, buffer=buffer())
+
+    assert after.dispatcher.buffer.bar == 0.75
+    assert after.dispatcher.buffer.rejected == before.dispatcher.buffer.rejected != {}
+    assert after.dispatcher.checkpoint() == state
+    assert state.extremes == [0.0, 1.0]
+    assert DispatcherState(**{"next_index": 1, "pending": []}).buffer == {}  # of an older run
 
 
 def test_one_group_in_64_that_passes_keeps_the_run_alive():

@@ -1,0 +1,132 @@
+"""What goes wrong between rollouts and trainer is said by the one it goes wrong with."""
+
+import asyncio
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from envs.episode import Example, StopReason
+from envs.messages import assistant
+from rl.inference.client import RequestTally
+from rl.records import Credit, Group, RankBatch, Rollout, Sequence
+from rl.rollouts.service import RolloutService
+from rl.run.folder import RunFolder
+from rl.run.status import Status
+from rl.wire import HEADER, Answer, Call, NoMoreBatches, pack, unpack
+
+TOKEN_MEAN = {"_target_": "losses.aggregation.token_mean"}
+
+
+def group(*rewards: float) -> Group:
+    """A group of rollouts of two tokens."""
+    row = Sequence(
+        np.array([1, 2], np.int32),
+        np.array([False, True]),
+        np.zeros(2, np.float32),
+        np.array([-1, 0], np.int32),
+    )
+    rollouts = tuple(Rollout((row,), [], r, {}, StopReason.STOP, 1, 0.0) for r in rewards)
+    return Group(0, Example(0, "e", []), 0, rollouts, tuple(Credit(r, r) for r in rewards))
+
+
+class Dispatcher:
+    """Hands out one batch, whatever is asked for."""
+
+    def __init__(self, batch) -> None:
+        self.groups, self.buffer, self.on_rejected = batch, SimpleNamespace(rejected={}), None
+
+    async def batch(self, step):
+        if isinstance(self.groups, Exception):
+            raise self.groups
+        return self.groups
+
+    def progress(self):
+        return "batch 0: nothing"
+
+
+def service(folder, groups, aggregation=TOKEN_MEAN, tally=None) -> RolloutService:
+    run = SimpleNamespace(
+        aggregation=aggregation, trainer={"ranks": 2, "tokens_per_micro_batch": 64}
+    )
+    run_folder = RunFolder(folder)
+    dispatcher = Dispatcher(groups)
+    status = Status(run_folder, "rollouts")
+    return RolloutService(run, run_folder, dispatcher, status, tally or RequestTally())
+
+
+async def asked(served: RolloutService, *calls: Call) -> list[Answer]:
+    """What a rank hears; raises what ends the process."""
+    reporting = asyncio.ensure_future(served.report())
+    answers = asyncio.gather(*(served._answer(call) for call in calls))
+    done, _ = await asyncio.wait(
+        [reporting, answers], timeout=10, return_when=asyncio.FIRST_COMPLETED
+    )
+    reporting.cancel()
+    for task in done:
+        return task.result()
+    raise AssertionError("nobody answers and nobody raises")
+
+
+async def test_both_ranks_get_their_share_of_one_plan(tmp_path):
+    calls = [Call(what="next_batch", rank=rank, step=0) for rank in (0, 1)]
+    answers = await asked(service(tmp_path, [group(1.0, 2.0)]), *calls)
+    first, second = (unpack(answer.value, RankBatch) for answer in answers)
+    assert first.micro_batches[0].rollout_ids.tolist() == [0]
+    assert second.micro_batches[0].rollout_ids.tolist() == [1]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_an_error_while_a_batch_is_planned_ends_the_process_with_that_error(rank, tmp_path):
+    served = service(tmp_path, [group(1.0, 0.0)], {"_target_": "losses.advantages.group_mean"})
+    with pytest.raises(TypeError, match="positional argument"):
+        await asked(served, Call(what="next_batch", rank=rank, step=0))
+
+
+async def test_an_error_while_a_batch_is_written_ends_the_process_with_that_error(tmp_path):
+    (tmp_path / "rollouts").write_text("no folder")
+    with pytest.raises(FileExistsError):
+        await asked(service(tmp_path, [group(1.0)]), Call(what="next_batch", step=0))
+
+
+async def test_the_end_of_all_batches_is_an_answer_to_every_rank(tmp_path):
+    served = service(tmp_path, NoMoreBatches("the task is solved", solved=True))
+    calls = [Call(what="next_batch", rank=rank, step=3) for rank in (0, 1)]
+    assert [(a.over, a.solved) for a in await asked(served, *calls)] == [
+        ("the task is solved", True)
+    ] * 2
+
+
+async def test_a_message_that_json_cannot_hold_is_written_all_the_same(tmp_path):
+    odd = group(1.0)
+    rollout = replace(odd.rollouts[0], messages=[assistant("x") | {"extra": {1, 2}}])
+    odd = replace(odd, rollouts=(rollout,))
+    await asked(service(tmp_path, [odd]), Call(what="next_batch", step=0))
+    (line,) = RunFolder(tmp_path).rollouts_of(0).read_text().splitlines()
+    assert json.loads(line)["messages"][0]["extra"] == "{1, 2}"
+
+
+async def test_requests_retried_since_the_last_batch_are_logged_with_this_one(tmp_path):
+    tally = RequestTally(num_retried=5)  # of the start
+    served = service(tmp_path, [group(1.0)], tally=tally)
+    counted = []
+    for step, retried in enumerate((7, 7, 10)):
+        tally.num_retried = retried
+        (answer,) = await asked(served, Call(what="next_batch", step=step))
+        counted.append(unpack(answer.value, RankBatch).metrics["rollout/retried_requests"])
+    assert counted == [2.0, 0.0, 3.0]
+
+
+async def test_a_rank_is_answered_over_its_socket(tmp_path):
+    served = service(tmp_path, [group(1.0)])
+    server = await asyncio.start_unix_server(served.serve, tmp_path / "s")
+    async with server:
+        reader, writer = await asyncio.open_unix_connection(tmp_path / "s")
+        data = pack(Call(what="next_batch", step=0))
+        writer.write(HEADER.pack(len(data)) + data)
+        size = HEADER.unpack(await reader.readexactly(HEADER.size))[0]
+        answer = unpack(await reader.readexactly(size), Answer)
+        assert unpack(answer.value, RankBatch).step == 0
+        writer.close()
