@@ -3,15 +3,18 @@
     keep           nothing: the reward it got, all its tokens
     mask           no token counts; the reward stays in the group's baseline
     zero_reward    reward 0
-    penalty        reward - weight * (length - onset) / (limit - onset), onset <= length <= limit
+    penalty        reward - weight * (length - onset) / (limit - onset), onset <= length <= limit,
+                   length being that of the longest turn
     drop           no token counts, and the group's baseline does not know of it
 
 Which rollouts those are is decided by the typed stop reason (a turn reached its token limit, or the
 episode the context), not by looking at tokens; only `penalty` goes by length, for it warns before
-the limit is reached.
+the limit is reached. That limit is one of a turn: an episode of many short ones is no overlong one.
 """
 
 from dataclasses import dataclass
+
+import numpy as np
 
 from rl.records import Rollout
 
@@ -48,8 +51,8 @@ def penalty(rollout: Rollout, *, limit: int, start: float, weight: float) -> Sta
     """Soft overlong punishment. DAPO, arXiv:2503.14476, eq. 13.
 
     Args:
-        rollout: any; its completion tokens, all turns together, are its length.
-        limit: tokens at which the penalty is full.
+        rollout: any.
+        limit: tokens of a single turn at which the penalty is full.
         start: share of `limit` up to which there is none, below 1.
         weight: the full penalty.
 
@@ -57,8 +60,17 @@ def penalty(rollout: Rollout, *, limit: int, start: float, weight: float) -> Sta
     if rollout.reward is None:
         return Standing(None)
     onset = start * limit
-    over = (rollout.num_completion - onset) / (limit - onset)
+    over = (_longest_turn(rollout) - onset) / (limit - onset)
     return Standing(rollout.reward - weight * min(max(over, 0.0), 1.0))
+
+
+def _longest_turn(rollout: Rollout) -> int:
+    """Tokens that the policy chose in a row; the environment's reply stands between two turns."""
+    longest = 0
+    for row in rollout.sequences:
+        edges = np.flatnonzero(np.diff(row.completion_mask, prepend=False, append=False))
+        longest = max(longest, *(edges[1::2] - edges[::2]).tolist(), 0)
+    return longest
 
 
 def drop(rollout: Rollout) -> Standing:

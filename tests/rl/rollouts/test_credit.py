@@ -5,6 +5,7 @@ Completion lengths are in tokens; z-scores have no epsilon here.
 
 import json
 import math
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -22,6 +23,7 @@ from rl.rollouts.plan import plan, rewards_of, weigh
 from rl.rollouts.service import RolloutService
 from rl.rollouts.truncation import Standing
 from rl.run.folder import RunFolder
+from tests.support.composing import composed
 
 zscore = partial(group_zscore, epsilon=0.0)
 soft = partial(truncation.penalty, limit=10, start=0.5, weight=2.0)
@@ -74,7 +76,8 @@ def test_truncation_acts_on_the_two_stop_reasons_in_mid_sentence(mode, cut_off, 
         ((1,), 0.75),
         ((5,), 0.75),  # the onset: half of the limit of 10
         ((6,), 0.75 - 2 * 0.2),
-        ((4, 4), 0.75 - 2 * 0.6),  # turns count together
+        ((4, 4, 4), 0.75),  # each turn has the limit for itself
+        ((4, 6, 1), 0.75 - 2 * 0.2),  # the longest of them counts
         ((10,), 0.75 - 2),
         ((30,), 0.75 - 2),
     ],
@@ -84,6 +87,26 @@ def test_the_soft_limit_goes_by_length_alone(lengths, reward, stop):
     assert found.reward == pytest.approx(reward, abs=1e-12)
     assert found.trains
     assert soft(rollout(None, stop, lengths)) == Standing(None)
+
+
+def test_turns_of_one_row_are_told_apart_by_what_stands_between_them():
+    mask = np.array([0, 1, 1, 1, 1, 0, 0, 1, 1, 1, 1, 1, 1, 0, 1], np.bool_)  # 4, 6 and 1 tokens
+    numbers = np.zeros(len(mask), np.int32)
+    turns = Sequence(numbers, mask, numbers.astype(np.float32), numbers)
+    played = replace(rollout(0.75), sequences=(turns,))
+    assert soft(played).reward == pytest.approx(0.75 - 2 * 0.2)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "limit"),
+    [
+        ([], 32),
+        (["sampler.max_tokens=11"], 11),
+        (["sampler=demonstrations", "loss=sft"], 32),  # no sampler with a limit: the model's
+    ],
+)
+def test_the_limit_is_that_of_a_turn_wherever_that_is_set(overrides, limit):
+    assert composed("truncation=penalty", *overrides)["truncation"]["limit"] == limit
 
 
 def test_the_length_penalty_is_taken_off_per_completion_token_after_truncation():
