@@ -12,7 +12,7 @@ SCRIPTED = [
     "sync.max_mismatch=1e9",
     "model.warm_start=null",
     *("batch_size=8", "group_size=4", "max_steps=50", "buffer=difficulty", "sampler=sync"),
-    "env._target_=tests.support.teachable.Teachable",
+    "env=teachable",
 ]
 
 
@@ -23,8 +23,14 @@ SCRIPTED = [
         (0.0, 1, "the task is too easy or too hard for this policy"),
     ],
 )
-def test_it_says_so_saves_and_exits_as_it_should(later, status, sentence, launcher):
-    result = launcher.run(f"later-{later}", *SCRIPTED, f"+env.later={later}", warm=[])
+def test_it_says_so_saves_and_exits_as_it_should(later, status, sentence, launcher, tmp_path):
+    groups = tmp_path / "conf" / "env"
+    groups.mkdir(parents=True)
+    node = {"_target_": "tests.support.teachable.Teachable", "later": later}
+    choice = json.dumps({**node, "reward_weights": {"right": 1.0}})
+    (groups / "teachable.yaml").write_text(choice)
+    mine = f"hydra.searchpath=[file://{tmp_path / 'conf'}]"
+    result = launcher.run(f"later-{later}", mine, *SCRIPTED, warm=[])
     assert (result.status, sentence in result.screen) == (status, True), result.screen
     (saved,) = (result.folder / "checkpoints").iterdir()  # checkpoint_every is 50
     assert saved.name == "step_000003"
