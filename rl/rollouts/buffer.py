@@ -72,12 +72,12 @@ class FifoBuffer:
 
 
 class DifficultyBuffer(FifoBuffer):
-    """Rejects groups that teach little, by the environment's own rewards (conf/buffer/difficulty).
+    """Rejects groups that teach little (conf/buffer/difficulty).
 
     Attributes:
-        min_spread: smallest difference of the best and the worst reward.
-        min_reward: a group whose mean lies below is too hard.
-        max_reward: a group whose mean lies above is too easy.
+        min_spread: smallest difference of the best and the worst reward, shaped as it is trained.
+        min_reward: a group whose mean lies below is too hard, by the environment's own rewards.
+        max_reward: a group whose mean lies above is too easy, likewise.
 
     """
 
@@ -99,7 +99,10 @@ class DifficultyBuffer(FifoBuffer):
             return "too_hard"
         if self.max_reward is not None and mean > self.max_reward:
             return "too_easy"
-        return "zero_spread" if max(rewards) - min(rewards) < self.min_spread else ""
+        # A gradient comes of what advantages are made from: after truncation, penalties and all.
+        shaped = [credit.reward for credit in group.credits if credit.reward is not None]
+        spread = max(shaped) - min(shaped) if shaped else 0.0
+        return "zero_spread" if spread < self.min_spread else ""
 
 
 def _rewards(group: Group) -> list[float]:

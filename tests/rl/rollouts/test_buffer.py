@@ -108,10 +108,23 @@ def test_without_bounds_only_the_spread_decides(rewards):
     assert buffer.rejected == {"zero_spread": 2}
 
 
-def test_difficulty_goes_by_the_environment_s_reward_whatever_shaping_made_of_it():
-    shaped = replace(group(0, 0, (0.0, 1.0)), credits=(Credit(0.5, 0.0), Credit(0.5, 0.0)))
+@pytest.mark.parametrize(
+    ("rewards", "shaped", "why"),
+    [
+        ((0.0, 1.0), (0.5, 0.5), "zero_spread"),  # nothing is left to compare
+        ((0.0, 1.0), (None, 1.0), "zero_spread"),  # one was dropped
+        ((0.0, 1.0), (None, None), "zero_spread"),
+        ((0.5, 0.5), (0.5, 0.25), ""),  # a penalty tells them apart
+        ((1.0, 1.0), (0.0, 0.5), "too_easy"),  # how hard it is the environment says
+    ],
+)
+def test_spread_goes_by_what_advantages_are_made_from_and_difficulty_by_the_environment(
+    rewards, shaped, why
+):
+    credits = tuple(Credit(reward, 0.0) for reward in shaped)
+    buffer = DifficultyBuffer(min_spread=1e-6, min_reward=None, max_reward=0.9)
 
-    assert DifficultyBuffer(min_spread=1e-6, min_reward=None, max_reward=None).add(shaped)
+    assert buffer.why_useless(replace(group(0, 0, rewards), credits=credits)) == why
 
 
 def test_a_group_too_old_to_train_is_a_broken_promise():
