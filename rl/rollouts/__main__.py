@@ -32,6 +32,7 @@ from rl.sampling.chat import ChatSetting
 from rl.sampling.demonstrations import Imitator
 from rl.sampling.player import Player
 from rl.sampling.sampler import PolicySampler
+from rl.sampling.watchdog import Watchdog
 
 
 def _imitate(run: Run, sampler: Imitator, env: Environment, renderer: Renderer) -> PlayGroup:
@@ -84,7 +85,8 @@ async def main(run_folder: RunFolder) -> None:
         if sampler.uses_vllm:
             setting = _setting(run, run_folder, env, sampler, version, tally)
             chat = await stack.enter_async_context(build(run.client)().connect(setting))
-            player = Player(sampler, env, chat)
+            watchdog = stack.enter_context(Watchdog(status.set))
+            player = Player(sampler, env, chat, watchdog)
             play_group = player.play_group
             evaluator = evaluator_of(run, run_folder, env, player)
         else:

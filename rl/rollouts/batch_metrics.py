@@ -43,6 +43,8 @@ def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
             "rollout/tool_calls": _mean([rollout.tool_calls for rollout in rollouts]),
             "rollout/tool_errors": _mean([rollout.tool_errors for rollout in rollouts]),
         }
+    if any(rollout.blocked_time for rollout in rollouts):
+        metrics["rollout/blocked"] = _mean([rollout.blocked_time > 0 for rollout in rollouts])
     by_env: dict[str, list[Rollout]] = defaultdict(list)
     for group in groups:
         by_env[group.example.env] += group.rollouts
