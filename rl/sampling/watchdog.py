@@ -1,7 +1,7 @@
 """Names the line of user code that holds up the event loop, while it does.
 
 An `async def` of an environment that blocks (time.sleep, requests, a long computation) stops every
-rollout, and nothing inside a loop can interrupt it. So a thread looks from outside: it asks the loop
+rollout, and nothing inside a loop can interrupt it. So a thread looks from outside: it asks it
 for a sign of life, and where none comes it says which line is at work. The run goes on as soon as
 that line returns; if it never does, the last word says why.
 """
