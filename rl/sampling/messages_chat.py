@@ -83,6 +83,14 @@ class MessagesChat:
     async def ready(self) -> None:
         """Nothing: words have no history of tokens."""
 
+    def measure(
+        self,
+        messages: list[Message],  # noqa: ARG002
+        tools: ToolSpecs | None,  # noqa: ARG002
+    ) -> int | None:
+        """Its tokens are the server's."""
+        return None
+
     async def open(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:
         """The messages as they are."""
         return Prompt(messages, tools)

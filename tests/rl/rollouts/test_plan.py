@@ -194,9 +194,7 @@ def test_token_weights_are_those_of_the_aggregation_over_the_whole_batch(groups,
         for i, weight in enumerate(micro.token_weights)
         if micro.token_ids[i, 0] > 0
     }
-    assert got == {
-        i: (np.float32(weights[unit]), g) for i, (unit, g) in expected.items()
-    }
+    assert got == {i: (np.float32(weights[unit]), g) for i, (unit, g) in expected.items()}
 
 
 FORKED = [[1, 1, 1, 1, 1, 1], [6]]  # completion tokens: an episode in six rows and one in one
