@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from queue import SimpleQueue
 from rich.console import Console
 from rich.table import Table
 
+from rl.run.child import Child, Reaper
 from tests.mutations.catalogue import MUTATIONS
 from tests.mutations.mutation import REPO, Mutation
 
@@ -51,28 +51,25 @@ def mistaken(mutation: Mutation, root: Path) -> Iterator[None]:
 
 
 def run_tests(root: Path, tests: tuple[str, ...], timeout: float) -> tuple[bool | None, str]:
-    """Return whether they pass, and the first that does not; None where they never started."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    process = subprocess.Popen(
-        [*command, "-m", "not server and not gpu", *tests],
-        cwd=root,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        preexec_fn=lambda: os.nice(10),
-    )
-    try:
-        output, _ = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, 9)
-        process.communicate()
-        return False, f"still running after {timeout:g} s"
+    """Return whether they pass, and the first that does not; None where there is no telling."""
+    command = ["env", "-C", str(root), "nice", "-n", "10", sys.executable, "-m", "pytest", "-x"]
+    command += ["-q", "-p", "no:cacheprovider", "-m", "not server and not gpu", *tests]
+    log, environment = root / "mutation.log", {"PYTHONDONTWRITEBYTECODE": "1"}
+    log.unlink(missing_ok=True)
+    deadline = time.monotonic() + timeout
+    with (
+        Reaper() as reaper,
+        Child("pytest", command, log=log, reaper=reaper, env=environment) as it,
+    ):
+        while it.returncode is None:
+            if time.monotonic() > deadline:
+                return None, f"still running after {timeout:g} s"
+            time.sleep(0.1)
+        status = it.returncode
+    output = log.read_text(errors="replace")
     failed = [line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))]
     first = failed[0].partition(" - ")[0] if failed else output.strip()[-300:]
-    return {0: True, 1: False, 2: False}.get(process.returncode), first
+    return {0: True, 1: False, 2: False}.get(status), first
 
 
 def judged(mutation: Mutation, root: Path, timeout: float) -> Result:
@@ -109,7 +106,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--results", type=Path, default=Path("outputs/mutations.jsonl"))
     parser.add_argument("--resume", action="store_true", help="keep the results that are there")
     parser.add_argument("--jobs", type=int, default=1, help="mistakes tried side by side")
-    parser.add_argument("--timeout", type=float, default=300.0, help="seconds a mistake")
+    parser.add_argument("--timeout", type=float, default=900.0, help="seconds a mistake")
     parser.add_argument("--baseline", action="store_true", help="first see all tests pass without")
     parser.add_argument("--list", action="store_true")
     return parser.parse_args()
