@@ -5,5 +5,6 @@
     python -m tests.mutations --resume                 only those without a result yet
     python -m tests.mutations --list                   what there is
 
-Each result is a line of outputs/mutations.jsonl, written at once. Too slow for the suite; `tests/test_mutations.py` sees to it that every mistake still fits the code.
+Each result is a line of outputs/mutations.jsonl, written at once. Too slow for the suite;
+`tests/test_mutations.py` sees to it that every mistake still fits the code.
 """

@@ -1,5 +1,7 @@
 """vLLM's command line, and the room it keeps for an adapter."""
 
+from itertools import pairwise
+
 import pytest
 
 from rl.config.transport import LORA, VLLM_RANKS
@@ -12,7 +14,7 @@ def test_logprobs_are_those_of_the_distribution_that_was_sampled(tmp_path):
     command = server.command(
         tiny_model(tmp_path), tmp_path / "s", dtype="float32", max_seq_len=256, adapter=None
     )
-    flags = dict(zip(command, command[1:], strict=False))
+    flags = dict(pairwise(command))
     assert flags["--logprobs-mode"] == "processed_logprobs"
     assert flags["--max-model-len"] == "256"
     assert flags["--max-num-seqs"] == "64"
