@@ -76,6 +76,10 @@ def judged(mutation: Mutation, root: Path, timeout: float) -> Result:
     """Return what becomes of one mistake."""
     began = time.monotonic()
     result: Result = {"name": mutation.name, "file": mutation.file}
+    try:
+        mutation.applied(root)
+    except ValueError as error:
+        return result | {"outcome": BROKEN, "by": str(error), "seconds": 0.0}
     with mistaken(mutation, root):
         passed, by = run_tests(root, mutation.tests, timeout) if mutation.tests else (True, "")
     outcome = {None: BROKEN, False: NOTICED, True: SERVER if mutation.server else UNNOTICED}[passed]

@@ -84,8 +84,8 @@ PLAYING = (
     mutation(
         "plan: rollouts instead of prompts are aggregated",
         "rl/rollouts/plan.py",
-        "[position for _, _, position, _ in rows]",
-        "[i for _, _, _, i in rows]",
+        "[position for _, _, position, _ in training]",
+        "[i for _, _, _, i in training]",
         "rl/rollouts/test_plan.py",
     ),
     mutation(
@@ -169,8 +169,8 @@ PLAYING = (
         "rl/sampling/test_player.py",
     ),
     mutation(
-        "player: weights of rewards ignored",
-        "rl/sampling/player.py",
+        "reward_names: weights of rewards ignored",
+        "rl/sampling/reward_names.py",
         "sum(weight * rewards.get(name, 0.0)",
         "sum(rewards.get(name, 0.0)",
         "rl/sampling/test_player.py",

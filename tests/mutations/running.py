@@ -35,15 +35,15 @@ RUNNING = (
     mutation(
         "rules: Muon under ZeRO",
         "rl/config/rules.py",
-        'config["optim"]["_target_"] == MUON and stage:',
-        'config["optim"]["_target_"] == MUON and stage == 3:',
+        'fact(optimizer, "whole_matrices", False) and stage:',
+        'fact(optimizer, "whole_matrices", False) and stage == 3:',
         "rl/config/test_rules.py",
     ),
     mutation(
         "algorithm_rules: a dual clip of 1",
         "rl/config/algorithm_rules.py",
-        "dual is not None and dual <= 1",
-        "dual is not None and dual < 1",
+        "node.get(key) is not None and node[key] <= 1:",
+        "node.get(key) is not None and node[key] < 1:",
         "rl/config/test_mutants.py",
     ),
     mutation(
@@ -99,8 +99,8 @@ RUNNING = (
     mutation(
         "folder: sockets for everybody",
         "rl/run/folder.py",
-        "folder.mkdir(mode=0o700,",
-        "folder.mkdir(mode=0o755,",
+        "self.sockets.mkdir(mode=0o700)",
+        "self.sockets.mkdir(mode=0o755)",
         "rl/run/test_mutants.py",
     ),
     mutation(

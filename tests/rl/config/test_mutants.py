@@ -4,7 +4,7 @@ import pytest
 
 from rl.config.check import check
 from rl.config.limits import range_problems
-from rl.config.transport import LORA, VLLM_RANKS, obstacle
+from rl.config.transport import VLLM_RANKS, obstacle
 from tests.support.composing import changed, composed, only_problem
 
 
@@ -41,7 +41,7 @@ def test_both_ends_of_a_range_count(top_p, problems):
 
 
 def test_the_largest_rank_that_vllm_takes_is_taken():
-    node = {"_target_": LORA, "modules_to_save": [], "rank": VLLM_RANKS[-1]}
+    node = {"_target_": "rl.model.lora.LoRA", "modules_to_save": [], "rank": VLLM_RANKS[-1]}
     model = {"_target_": "rl.model.pretrained.PretrainedModel"}
     assert obstacle(node, model) is None
     assert "at most" in (obstacle({**node, "rank": VLLM_RANKS[-1] + 1}, model) or "")

@@ -137,6 +137,7 @@ class Engine:
     def __init__(self, norm=1.0) -> None:
         self.weight = torch.tensor([1.0, 2.0], requires_grad=True)
         self.optimizer, self.norm = SimpleNamespace(param_groups=[]), norm
+        self.module = nn.Module()  # without parameters: what DeepSpeed does to them is its own test
 
     def __call__(self, token_ids, mask, temperature):
         return -self.weight, self.weight.detach()

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from envs.episode import Example, StopReason
+from rl.inference.client import RequestTally
 from rl.records import Credit, Group, Rollout, Sequence
 from rl.rollouts.buffer import FifoBuffer
 from rl.rollouts.dispatcher import Dispatcher, DispatcherState
@@ -60,7 +61,9 @@ def test_a_rejected_group_stands_in_the_file_of_one_step_only(tmp_path):
     )
 
     async def lines():
-        service = RolloutService(Run(), folder, dispatcher, Status(folder, "rollouts"))
+        service = RolloutService(
+            Run(), folder, dispatcher, Status(folder, "rollouts"), RequestTally()
+        )
         dispatcher.on_rejected(group(7, True))
         service._write(0, [group(8, True)])
         service._write(1, [group(9, True)])

@@ -13,7 +13,7 @@ def test_nobody_else_can_reach_the_sockets():
         folder = RunFolder(Path(short) / "run")
         folder.make_sockets_folder()
         assert folder.vllm_socket.parent.stat().st_mode & 0o077 == 0
-        folder.remove_sockets_folder()
+        folder.clear_sockets()
 
 
 def test_a_group_that_has_ended_is_no_longer_the_reaper_s(tmp_path):
