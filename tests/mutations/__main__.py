@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
@@ -146,7 +146,8 @@ def main() -> int:
 
         with ThreadPoolExecutor(asked.jobs) as pool, asked.results.open("w") as file:
             file.writelines(json.dumps(row) + "\n" for row in results.values())
-            for row in pool.map(one, waiting):
+            for future in as_completed([pool.submit(one, mutation) for mutation in waiting]):
+                row = future.result()
                 results[str(row["name"])] = row
                 file.write(json.dumps(row) + "\n")
                 file.flush()

@@ -246,7 +246,7 @@ LEARNING = (
         "rl/weights/vllm_plugin.py",
         "if found != update_info.fingerprint:",
         "if False:",
-        "rl/weights/test_vllm_plugin.py",
+        server="tests/rl/weights/test_vllm_plugin_mutants.py",
     ),
     mutation(
         "vllm_plugin: B is not scaled",
