@@ -225,7 +225,7 @@ LEARNING = (
         "rl/weights/pusher.py",
         "- row[1:n]",
         "- row[: n - 1]",
-        "rl/weights/test_pusher.py",
+        "rl/weights/test_probe_mutants.py",
     ),
     mutation(
         "pusher: vLLM stays paused",
