@@ -93,7 +93,7 @@ PLAYING = (
         "rl/rollouts/plan.py",
         "        if credit.trains\n",
         "",
-        "rl/rollouts/test_plan.py",
+        "rl/rollouts/test_batch_mutants.py",
     ),
     mutation(
         "example_order: every pass the same",
@@ -108,7 +108,7 @@ PLAYING = (
         "rl/rollouts/batch_metrics.py",
         "row.token_versions[row.token_versions >= 0]",
         "row.token_versions[row.token_versions > 0]",
-        "rl/rollouts/test_batch_metrics.py",
+        "rl/rollouts/test_batch_mutants.py",
     ),
     mutation(
         "service: masked rollouts pass for used",
@@ -189,8 +189,7 @@ PLAYING = (
         "rl/sampling/renderer_chat.py",
         "return Prompt(messages, tools, render(self.renderer, messages, tools))",
         "return Prompt(messages, tools, render(self.renderer, messages))",
-        "rl/sampling/test_renderer_chat.py",
-        "rl/sampling/test_played_environments.py",
+        "rl/sampling/test_speaker_mutants.py",
     ),
     mutation(
         "demonstrations: the stop token is not learned",
