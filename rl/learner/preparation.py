@@ -1,4 +1,4 @@
-"""What stays fixed while a batch trains: old and reference logprobs, advantages less the divergence.
+"""What stays fixed while a batch trains: old and reference logprobs, advantages less a penalty.
 
     old   log pi before the step's first update, where one batch gets several updates
     ref   log of the reference, where a loss or a penalty reads it
