@@ -157,7 +157,8 @@ class WeightPusher:
                 f"trainer and vLLM disagree on the weights of version {version}: mean |logprob "
                 f"difference| {mean:.4f} > {bound:g} (sync.max_mismatch={self._sync.max_mismatch:g}"
                 f"{', doubled after the first probe' if self._slack > 1 else ''}). Every "
-                "importance ratio would be wrong. Compare model.dtype, attention and rope settings of both"
+                "importance ratio would be wrong. Compare model.dtype, attention and rope settings of "
+                "both"
             )
         self._slack = _LATER_SLACK
         return {"mismatch/mean_abs": mean, "mismatch/max_abs": float(gap.max())}

@@ -59,8 +59,8 @@ COMBINATIONS = [
     *((loss, name, "alone") for loss in CROSSED for name in AGGREGATIONS),
     *(
         (loss, name, "alone")
-        for (_, name), loss in OWN.items()
-        if node(loss)["_target_"] not in {node(crossed)["_target_"] for crossed in CROSSED}
+        for (target, name), loss in OWN.items()
+        if target not in {chosen("loss", crossed)["_target_"] for crossed in CROSSED}
     ),
     ("ppo_clip", "token_mean", "composed"),
     ("cispo", "sequence_mean", "composed"),
