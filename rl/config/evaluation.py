@@ -111,7 +111,7 @@ def _adapters(config: Config) -> Iterator[str]:
 def _folder(config: Config) -> Iterator[str]:
     """One folder holds one evaluation."""
     name, parent = config["run_name"], Path(config["output_dir"])
-    if not name or Path(name).is_absolute() or ".." in Path(name).parts:
+    if not Path(name).parts or Path(name).is_absolute() or ".." in Path(name).parts:
         yield f'run_name="{name}" is no name for a folder below output_dir={parent}'
     elif (parent / name / SAVED).exists():
         yield f"{parent / name} already holds a run or an evaluation: choose another run_name"
