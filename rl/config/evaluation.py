@@ -12,10 +12,11 @@ from rl.config.annotations import Node
 from rl.config.check import check
 from rl.config.facts import fact, is_imitator
 from rl.config.limits import range_problems
-from rl.config.rules import lengths, model_folders, rewards
+from rl.config.rules import data_files, lengths, model_folders, rewards
 from rl.config.schema import SAVED
 from rl.config.secrets import secret_problems
 from rl.config.signatures import read
+from rl.config.vllm_flags import flag_problems
 
 Config = Mapping[str, Any]
 _ADAPTER = "adapter_config.json"
@@ -123,6 +124,8 @@ _RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     lengths,
     rewards,
     model_folders,
+    data_files,
+    flag_problems,
     _policy,
     _adapters,
     _folder,
