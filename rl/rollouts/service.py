@@ -131,6 +131,8 @@ class RolloutService:
         """
         while True:
             self._status.set(self._dispatcher.progress())
+            if self._run_folder.stop_request.exists():
+                await self._dispatcher.stop()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._broken.wait(), 0.25)
             if self._error:

@@ -79,6 +79,11 @@ class RunFolder:
         return self.path / "failures"
 
     @property
+    def wandb_id(self) -> Path:
+        """What Weights & Biases knows the run by."""
+        return self.path / "wandb_id.txt"
+
+    @property
     def stop_request(self) -> Path:
         """Where this file is, the trainer saves after the present step and ends."""
         return self.path / "stop"

@@ -13,11 +13,10 @@ from rl.inference.server import VLLMServer, adapter_room, has_gpu, vllm_child
 from rl.run.child import Child, Reaper, StopRequest, end_groups, last_lines
 from rl.run.failure import RunFailed, first_failure
 from rl.run.folder import RunFolder
-from rl.run.status import Status
+from rl.run.status import Status, read_statuses
 
 _TICK_S = 0.25
 _HEALTH_EVERY_S = 5.0
-_SAVING_S = 30.0  # how long after vLLM's end the trainer may take to save what it has
 STOPPING = "stopping after this step; its checkpoint comes first (a second signal ends at once)"
 
 
@@ -78,13 +77,19 @@ class Children:
             if any(not (n.startswith("trainer") and status == 0) for n, status in ended.items()):
                 self._fail(ended)
             self._watch_server()
-            if stop.asked and not self._ready:
-                raise KeyboardInterrupt
-            if stop.asked and not self._run_folder.stop_request.exists():
-                self._run_folder.stop_request.touch()
-                print(STOPPING, flush=True)  # noqa: T201 ours is the terminal
+            if stop.asked:
+                self._ask_to_stop()
             self._reaper.ensure_alive()
             time.sleep(_TICK_S)
+
+    def _ask_to_stop(self) -> None:
+        """Let the trainer save what it has; before the first batch that is nothing."""
+        rollouts = read_statuses(self._run_folder).get("rollouts")
+        if rollouts is None or not rollouts.phase.startswith("batch"):
+            raise KeyboardInterrupt
+        if not self._run_folder.stop_request.exists():
+            self._run_folder.stop_request.touch()
+            print(STOPPING, flush=True)  # noqa: T201 ours is the terminal
 
     def _watch_server(self) -> None:
         """A server can hang while its process lives, so the URL is watched too."""

@@ -43,6 +43,9 @@ class Dispatcher:
             raise self.groups
         return self.groups
 
+    async def stop(self):
+        self.groups = NoMoreBatches("stopped, as asked", solved=True)
+
     def progress(self):
         return "batch 0: nothing"
 
@@ -130,3 +133,18 @@ async def test_a_rank_is_answered_over_its_socket(tmp_path):
         answer = unpack(await reader.readexactly(size), Answer)
         assert unpack(answer.value, RankBatch).step == 0
         writer.close()
+
+
+async def test_a_run_that_is_to_stop_does_so_before_the_same_batch_on_every_rank(tmp_path):
+    served = service(tmp_path, [group(0.0, 1.0)])
+    reporting = asyncio.ensure_future(served.report())
+    (one,) = await asked(served, Call(what="next_batch", rank=0, step=0))
+    served._run_folder.stop_request.touch()
+    async with asyncio.timeout(5):
+        while not isinstance(served._dispatcher.groups, NoMoreBatches):
+            await asyncio.sleep(0.02)
+    (other,) = await asked(served, Call(what="next_batch", rank=1, step=0))
+    ends = await asked(served, *(Call(what="next_batch", rank=r, step=1) for r in range(2)))
+    reporting.cancel()
+    assert (one.over, other.over) == ("", "")
+    assert [(end.over, end.solved) for end in ends] == [("stopped, as asked", True)] * 2
