@@ -28,14 +28,14 @@ def choose(env: Environment, split: Split, num_examples: int) -> list[Example]:
     return [
         example
         for pool, count in zip(pools, _shares(pools, num_examples), strict=True)
-        for example in _shuffled(pool)[:count]
+        for example in _shuffled(pool, count)
     ]
 
 
-def _shuffled(pool: Pool) -> list[Example]:
+def _shuffled(pool: Pool, count: int) -> list[Example]:
     order = list(range(len(pool.examples)))
     random.Random("evaluation").shuffle(order)
-    return [pool.examples[i] for i in order]
+    return [pool.examples[i] for i in order[:count]]
 
 
 def _shares(pools: Sequence[Pool], wanted: int) -> list[int]:

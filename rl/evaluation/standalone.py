@@ -6,6 +6,7 @@ outputs/<run_name>/  config.yaml  summary.json  rollouts.jsonl  rollouts.html  l
 import asyncio
 import json
 import math
+import shlex
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
@@ -34,6 +35,7 @@ from rl.run.metrics import finite
 from rl.run.open_files import raise_open_files
 from rl.sampling.chat import ChatSetting
 from rl.sampling.player import Player
+from rl.sampling.watchdog import Watchdog
 
 _VERSION = 0  # of the weights; nobody pushes others
 
@@ -68,7 +70,7 @@ def evaluate(config: dict[str, Any], *, overrides: list[str], choices: dict[str,
             stack.enter_context(_serving(evaluation, run_folder))
         played = asyncio.run(_play(evaluation, run_folder, env, examples, console))
     summary = summarise(played, evaluation.pass_threshold)
-    _write(run_folder.path, played, summary)
+    _write(run_folder.path, played, summary, _facts(evaluation, overrides))
     console.print(report(summary, evaluation.pass_threshold, run_folder.path))
     return summary.reward
 
@@ -142,21 +144,38 @@ async def _play(
         renderer=build(evaluation.model)().renderer if evaluation.model else "auto",
     )
     async with build(evaluation.client)().connect(setting) as chat:
-        with Progress(console, len(examples), evaluation.rollouts_per_example) as progress:
+        rollouts_per_example = evaluation.rollouts_per_example
+        with (
+            Watchdog(console.print) as watchdog,
+            Progress(console, len(examples), rollouts_per_example) as progress,
+        ):
             return await play(
-                Player(sampler, env, chat).play_group,
+                Player(sampler, env, chat, watchdog).play_group,
                 examples,
-                evaluation.rollouts_per_example,
+                rollouts_per_example,
                 max_concurrent=sampler.max_concurrent,
                 done=progress.add,
             )
 
 
-def _write(folder: Path, played: list[Played], summary: Summary) -> None:
+def _facts(evaluation: Evaluation, overrides: list[str]) -> dict[str, str]:
+    """What was evaluated and how, by name."""
+    client, model = evaluation.client, evaluation.model
+    named = f"{client['model']} at {client['url']}" if model is None else model.get("path", "")
+    return {
+        **({"model": str(named)} if named else {}),
+        **({"adapter": evaluation.adapter_path} if evaluation.adapter_path else {}),
+        "command": shlex.join(["python", "evaluate.py", *overrides]),
+    }
+
+
+def _write(folder: Path, played: list[Played], summary: Summary, facts: dict[str, str]) -> None:
     """Leave the numbers, every rollout, and a page to read some of them."""
     (folder / "summary.json").write_text(json.dumps(_plain(asdict(summary)), indent=1) + "\n")
     write_rollouts(folder / "rollouts.jsonl", played)
-    (folder / "rollouts.html").write_text(page(folder.name, played, summary), encoding="utf-8")
+    (folder / "rollouts.html").write_text(
+        page(folder.name, played, summary, facts), encoding="utf-8"
+    )
 
 
 def _plain(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """What the rollouts of an evaluation say about the policy, in numbers and in words.
 
 Rollouts that could not be scored (the environment failed, or time ran out) count as errors, not as
-zero. The formulas are in rl/evaluation/summary.py.
+zero. Means and spreads of training batches are taken by the same functions (batch_metrics.py).
 """
 
 import math
@@ -88,13 +88,8 @@ def summarise(played: Sequence[Played], threshold: float) -> Summary:
 def _summary(played: Sequence[Played], threshold: float) -> Summary:
     rollouts = [rollout for one in played for rollout in one.rollouts]
     groups = [one.rewards for one in played]
-    lengths = [rollout.num_completion for rollout in rollouts]
-    named: dict[str, list[float]] = defaultdict(list)
-    for rollout in rollouts:
-        for name, value in rollout.rewards.items():
-            named[name].append(value)
     most = max((len(one.rollouts) for one in played), default=0)
-    stops = Counter(str(rollout.stop_reason) for rollout in rollouts)
+    means = rollout_means(rollouts)
     return Summary(
         num_examples=len(played),
         num_rollouts=len(rollouts),
@@ -103,14 +98,14 @@ def _summary(played: Sequence[Played], threshold: float) -> Summary:
         reward_standard_error=standard_error(groups),
         passes={k: pass_at_k(groups, k, threshold) for k in powers_of_two(most)},
         zero_spread=zero_spread(groups),
-        mean_length=_average(lengths),
-        max_length=max(lengths, default=0),
-        truncated=_average([rollout.stop_reason.truncated for rollout in rollouts]),
-        turns=_average([rollout.turns for rollout in rollouts]),
-        tool_calls=_average([rollout.tool_calls for rollout in rollouts]),
-        tool_errors=_average([rollout.tool_errors for rollout in rollouts]),
-        rewards={name: _average(values) for name, values in named.items()},
-        stop_reasons={reason: count / len(rollouts) for reason, count in stops.most_common()},
+        mean_length=means["mean_length"],
+        max_length=int(means["max_length"]),
+        truncated=means["truncated"],
+        turns=means["turns"],
+        tool_calls=means["tool_calls"],
+        tool_errors=means["tool_errors"],
+        rewards=mean_rewards(rollouts),
+        stop_reasons=stop_shares(rollouts),
         errors=dict(Counter(r.error for r in rollouts if r.error).most_common()),
     )
 
@@ -136,8 +131,38 @@ def advice(summary: Summary) -> list[str]:
     return said
 
 
-def _average(values: Sequence[float]) -> float:
+def average(values: Sequence[float]) -> float:
+    """Mean; NaN without any."""
     return sum(values) / len(values) if values else math.nan
+
+
+def rollout_means(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """What training and evaluation alike say of rollouts, by the last part of a metric's name."""
+    lengths = [rollout.num_completion for rollout in rollouts]  # completion tokens
+    return {
+        "mean_length": average(lengths),
+        "max_length": max(lengths, default=0),
+        "turns": average([rollout.turns for rollout in rollouts]),
+        "truncated": average([rollout.stop_reason.truncated for rollout in rollouts]),
+        "errors": average([rollout.reward is None for rollout in rollouts]),
+        "tool_calls": average([rollout.tool_calls for rollout in rollouts]),
+        "tool_errors": average([rollout.tool_errors for rollout in rollouts]),
+    }
+
+
+def mean_rewards(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Mean of each named reward, over the rollouts that have it."""
+    named: dict[str, list[float]] = defaultdict(list)
+    for rollout in rollouts:
+        for name, value in rollout.rewards.items():
+            named[name].append(value)
+    return {name: average(values) for name, values in named.items()}
+
+
+def stop_shares(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Share of each stop reason, the commonest first."""
+    counts = Counter(str(rollout.stop_reason) for rollout in rollouts)
+    return {reason: count / len(rollouts) for reason, count in counts.most_common()}
 
 
 Groups = Sequence[Sequence[float]]
@@ -146,8 +171,7 @@ Groups = Sequence[Sequence[float]]
 
 def mean(groups: Groups) -> float:
     """Mean reward of all rollouts; NaN without any."""
-    rewards = [reward for group in groups for reward in group]
-    return sum(rewards) / len(rewards) if rewards else math.nan
+    return average([reward for group in groups for reward in group])
 
 
 def standard_error(groups: Groups) -> float:

@@ -55,20 +55,25 @@ def report(summary: Summary, threshold: float, folder: Path) -> RenderableType:
     parts = {"all": summary, **summary.envs} if summary.envs else {"": summary}
     table.add_column("", style="dim")
     for name in parts:
-        table.add_column(name, justify="right")
+        table.add_column(_shown(name), justify="right")
     cells = [_cells(part) for part in parts.values()]
     for label in dict.fromkeys(label for column in cells for label in column):
-        table.add_row(label, *(column.get(label, "-") for column in cells))
+        table.add_row(_shown(label), *(column.get(label, "-") for column in cells))
     lines: list[RenderableType] = [Text(), table, Text()]
     passing = f"a rollout passes with reward >= {threshold:g}; ± is one standard error, by example"
     lines.append(Text(passing, "dim"))
     lines += [Text(f"! {said}", "yellow") for said in advice(summary)]
     lines += [
-        Text(f"  {count} x {cause[:_LONGEST_CAUSE]}", "red")
+        _shown(f"  {count} x {cause[:_LONGEST_CAUSE]}", "red")
         for cause, count in list(summary.errors.items())[:5]
     ]
-    lines.append(Text(f"{folder}/  summary.json, rollouts.jsonl, rollouts.html", "dim"))
+    lines.append(_shown(f"{folder}/  summary.json, rollouts.jsonl, rollouts.html", "dim"))
     return Group(*lines)
+
+
+def _shown(text: str, style: str = "") -> Text:
+    """The text as it is: no markup of rich's, and no half of a pair, which no terminal takes."""
+    return Text(text.encode(errors="replace").decode(), style)
 
 
 def _cells(summary: Summary) -> dict[str, str]:

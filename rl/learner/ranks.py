@@ -66,6 +66,10 @@ def _compile_cpu_op() -> None:
     default = str(Path(sys.prefix) / "torch_extensions")
     folder = Path(os.environ.setdefault("TORCH_EXTENSIONS_DIR", default))
     folder.mkdir(parents=True, exist_ok=True)
+    # Another ninja compiles it all again (minutes), so ours comes first wherever we are started.
+    os.environ["PATH"] = os.pathsep.join(
+        [str(Path(sys.prefix) / "bin"), os.environ.get("PATH", "")]
+    )
     with (folder / "compiling").open("w") as guard:
         fcntl.flock(guard, fcntl.LOCK_EX)
         for leftover in folder.glob("*/lock"):

@@ -39,7 +39,7 @@ def damaged_weights(folder: Path) -> str | None:
             with path.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 (length,) = struct.unpack("<Q", file.read(8))
-                header = json.loads(file.read(length)) if length < size else None
+                header = json.loads(file.read(length)) if length < size else {}
             ends = [form["data_offsets"][1] for key, form in header.items() if key[:2] != "__"]
             is_whole = size == 8 + length + max(ends, default=0)
         except (struct.error, ValueError, AttributeError, LookupError, TypeError):

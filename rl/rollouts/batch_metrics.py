@@ -1,57 +1,53 @@
 """What a batch of rollouts looks like in numbers. Names are the ones in metrics.jsonl."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
 
+from rl.evaluation.summary import (
+    average,
+    mean,
+    mean_rewards,
+    rollout_means,
+    stop_shares,
+    zero_spread,
+)
 from rl.records import Group, Rollout
-
-_SPREAD = 1e-6
 
 
 def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
     """Return the metrics of the batch that `step` trains; lengths are completion tokens."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     credits = [credit for group in groups for credit in group.credits]
-    scored = [rollout.reward for rollout in rollouts if rollout.reward is not None]
-    lengths = [sum(row.num_completion for row in rollout.sequences) for rollout in rollouts]
-    stops = Counter(rollout.stop_reason for rollout in rollouts)
-    named: dict[str, list[float]] = defaultdict(list)
-    for rollout in rollouts:
-        for name, value in rollout.rewards.items():
-            named[name].append(value)
+    rewards = [[r.reward for r in group.rollouts if r.reward is not None] for group in groups]
+    means = rollout_means(rollouts)
+    if not means["tool_calls"]:
+        del means["tool_calls"], means["tool_errors"]
     metrics = {
-        "train/reward": _mean(scored),
-        "train/shaped_reward": _mean([c.reward for c in credits if c.reward is not None]),
-        "rollout/mean_length": _mean(lengths),
-        "rollout/max_length": max(lengths, default=0),
-        "rollout/turns": _mean([rollout.turns for rollout in rollouts]),
-        "rollout/generation_time": _mean([rollout.generation_time for rollout in rollouts]),
-        "rollout/truncated": _mean([rollout.stop_reason.truncated for rollout in rollouts]),
-        "rollout/untrained": _mean([not credit.trains for credit in credits]),
-        "rollout/errors": _mean([rollout.reward is None for rollout in rollouts]),
-        "rollout/forks": _mean([max(len(rollout.sequences) - 1, 0) for rollout in rollouts]),
-        "rollout/retries": _mean([rollout.retries for rollout in rollouts]),
-        "rollout/zero_spread": _mean([_spread(group) <= _SPREAD for group in groups]),
-        "train/tokens": sum(lengths),
-        **{f"reward/{name}": _mean(values) for name, values in named.items()},
-        **{f"stop/{reason}": count / len(rollouts) for reason, count in stops.items()},
+        "train/reward": mean(rewards),
+        "train/shaped_reward": average([c.reward for c in credits if c.reward is not None]),
+        **{f"rollout/{name}": value for name, value in means.items()},
+        "rollout/generation_time": average([rollout.generation_time for rollout in rollouts]),
+        "rollout/untrained": average([not credit.trains for credit in credits]),
+        "rollout/forks": average([max(len(rollout.sequences) - 1, 0) for rollout in rollouts]),
+        "rollout/retries": average([rollout.retries for rollout in rollouts]),
+        "rollout/zero_spread": zero_spread(rewards),
+        "train/tokens": sum(rollout.num_completion for rollout in rollouts),
+        **{f"reward/{name}": value for name, value in mean_rewards(rollouts).items()},
+        **{f"stop/{reason}": share for reason, share in stop_shares(rollouts).items()},
     }
-    if any(rollout.tool_calls for rollout in rollouts):
-        metrics |= {
-            "rollout/tool_calls": _mean([rollout.tool_calls for rollout in rollouts]),
-            "rollout/tool_errors": _mean([rollout.tool_errors for rollout in rollouts]),
-        }
+    if any(rollout.blocked_time for rollout in rollouts):
+        metrics["rollout/blocked"] = average([rollout.blocked_time > 0 for rollout in rollouts])
     by_env: dict[str, list[Rollout]] = defaultdict(list)
     for group in groups:
         by_env[group.example.env] += group.rollouts
     if len(by_env) > 1:
         for name, played in by_env.items():
-            rewards = [rollout.reward for rollout in played if rollout.reward is not None]
-            metrics[f"env/{name}/reward"] = _mean(rewards)
+            scored = [rollout.reward for rollout in played if rollout.reward is not None]
+            metrics[f"env/{name}/reward"] = average(scored)
             metrics[f"env/{name}/share"] = len(played) / len(rollouts)
-            metrics[f"env/{name}/errors"] = 1 - len(rewards) / len(played)
+            metrics[f"env/{name}/errors"] = 1 - len(scored) / len(played)
     behind = _staleness(groups, step)
     if behind.size:
         metrics |= {
@@ -63,15 +59,6 @@ def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
             },
         }
     return {name: float(value) for name, value in metrics.items()}
-
-
-def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values)) if values else float("nan")
-
-
-def _spread(group: Group) -> float:
-    rewards = [rollout.reward for rollout in group.rollouts if rollout.reward is not None]
-    return max(rewards) - min(rewards) if rewards else 0.0
 
 
 def _staleness(groups: Sequence[Group], step: int) -> np.ndarray:

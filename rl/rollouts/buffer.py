@@ -44,7 +44,7 @@ class FifoBuffer:
 
     def why_useless(self, group: Group) -> str:
         """Return why a group is not trained on, in a word for metrics; empty if it is."""
-        return "unscorable" if not _rewards(group) else ""
+        return _useless(group)
 
     def draw(
         self, step: int, count: int, max_staleness: int, running: Collection[int]
@@ -72,12 +72,12 @@ class FifoBuffer:
 
 
 class DifficultyBuffer(FifoBuffer):
-    """Rejects groups that teach little, by the environment's own rewards (conf/buffer/difficulty).
+    """Rejects groups that teach little (conf/buffer/difficulty).
 
     Attributes:
-        min_spread: smallest difference of the best and the worst reward.
-        min_reward: a group whose mean lies below is too hard.
-        max_reward: a group whose mean lies above is too easy.
+        min_spread: smallest difference of the best and the worst reward, shaped as it is trained.
+        min_reward: a group whose mean lies below is too hard, by the environment's own rewards.
+        max_reward: a group whose mean lies above is too easy, likewise.
 
     """
 
@@ -91,15 +91,25 @@ class DifficultyBuffer(FifoBuffer):
 
     def why_useless(self, group: Group) -> str:
         """Return the first of the reasons that applies."""
+        if reason := _useless(group):
+            return reason
         rewards = _rewards(group)
-        if not rewards:
-            return "unscorable"
         mean = sum(rewards) / len(rewards)
         if self.min_reward is not None and mean < self.min_reward:
             return "too_hard"
         if self.max_reward is not None and mean > self.max_reward:
             return "too_easy"
-        return "zero_spread" if max(rewards) - min(rewards) < self.min_spread else ""
+        # A gradient comes of what advantages are made from: after truncation, penalties and all.
+        shaped = [credit.reward for credit in group.credits if credit.reward is not None]
+        spread = max(shaped) - min(shaped) if shaped else 0.0
+        return "zero_spread" if spread < self.min_spread else ""
+
+
+def _useless(group: Group) -> str:
+    if not _rewards(group):
+        return "unscorable"
+    # Scored, but its prompt left no room: it would fill a batch with nothing to train on.
+    return "" if any(rollout.sequences for rollout in group.rollouts) else "without_tokens"
 
 
 def _rewards(group: Group) -> list[float]:

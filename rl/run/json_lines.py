@@ -16,10 +16,11 @@ def json_line(record: dict[str, Any]) -> str:
     try:
         return json.dumps(record, allow_nan=False) + "\n"
     except (TypeError, ValueError, RecursionError):
-        return json.dumps(_plain(record, 0)) + "\n"
+        return json.dumps(plain(record)) + "\n"
 
 
-def _plain(value: Any, depth: int) -> Any:
+def plain(value: Any, depth: int = 0) -> Any:
+    """Return the value as JSON can hold it, whatever it was."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, float):
@@ -28,8 +29,8 @@ def _plain(value: Any, depth: int) -> Any:
         return value
     if isinstance(value, dict | list | tuple) and depth < _DEEPEST:
         if isinstance(value, dict):
-            return {_shown(key): _plain(item, depth + 1) for key, item in value.items()}
-        return [_plain(item, depth + 1) for item in value]
+            return {_shown(key): plain(item, depth + 1) for key, item in value.items()}
+        return [plain(item, depth + 1) for item in value]
     return _shown(value)
 
 

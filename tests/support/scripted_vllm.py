@@ -44,7 +44,7 @@ class ScriptedVLLM:
         *,
         dtype: str,
         max_seq_len: int,
-        seed: int,
+        seed: int = 0,
         adapter: Any | None,
     ) -> list[str]:
         """Return the command line."""

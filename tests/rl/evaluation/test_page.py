@@ -1,5 +1,6 @@
 """The page and the table of an evaluation, read back."""
 
+from dataclasses import replace
 from html.parser import HTMLParser
 from io import StringIO
 
@@ -48,7 +49,8 @@ def played(*rollouts: Rollout, env: str = "mine") -> Played:
 
 def read(*examples: Played) -> Reader:
     reader = Reader()
-    reader.feed(page("my run", examples, summarise(examples, 1.0)))
+    text = page("my run", examples, summarise(examples, 1.0), {"model": "my/model <b>"})
+    reader.feed(text.encode("utf-8").decode("utf-8"))
     assert reader.open == []
     return reader
 
@@ -86,6 +88,81 @@ def test_a_call_and_its_answer_are_shown_with_the_reward_and_the_stop_reason():
         assert part in text
 
 
+ODD_CALLS = [
+    ["a string"],
+    [None, 7, {}],
+    [{"function": None}],
+    [{"function": {"name": ["x"], "arguments": {1: {2, 3}}}}],
+    [{"function": {"name": "f", "arguments": "\ud800"}, "error": "\ud800"}],
+    {"function": {"name": "f"}},
+    "calls",
+    7,
+]
+
+
+@pytest.mark.parametrize("calls", ODD_CALLS, ids=str)
+def test_calls_of_any_shape_are_shown_and_end_nothing(calls):
+    assert "reward 0.500" in read(played(rollout(0.5, assistant("x") | {"tool_calls": calls}))).text
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        assistant("half a \ud83d pair"),
+        {"role": ["\ud800"], "content": {"a": float("nan"), "b": {1, 2}}},
+        {"role": "tool", "content": b"\xff", "reasoning_content": {"\ud800": 1}},
+        {"content": [{"type": "text", "text": "\ud800"}]},
+        "no message at all",
+        None,
+    ],
+    ids=str,
+)
+def test_a_message_of_any_shape_is_shown_and_ends_nothing(message):
+    odd = played(rollout(0.5, message, error="\ud800"), env="\ud800")
+    assert "reward 0.500" in read(odd).text
+    assert "1 x " in table(odd)
+
+
+def test_nothing_may_be_loaded_or_run_even_where_something_was_not_escaped():
+    text = page("x", [played(rollout(1.0))], summarise([played(rollout(1.0))], 1.0), {})
+    policy = "default-src 'none'; style-src 'unsafe-inline'"
+    assert f'<meta http-equiv="Content-Security-Policy" content="{policy}">' in text
+    assert text.index("Content-Security-Policy") < text.index("<style>")
+
+
+def test_the_page_says_what_was_evaluated_how_and_what_would_have_been_right():
+    example = Example(id=4, env="mine", messages=[], info={"answer": "<42>", "level": 3})
+    one = Played(example, (rollout(0.0, assistant("41")),))
+    reader = Reader()
+    facts = {"model": "outputs/a/hf", "command": "python evaluate.py env=mine"}
+    reader.feed(page("my run", [one], summarise([one], 1.0), facts))
+    for text in (*facts, *facts.values(), "right answer: <42>"):
+        assert text in reader.text
+    assert "level" not in reader.text
+
+
+def test_an_example_without_an_answer_shows_all_that_it_knows():
+    example = Example(id=4, env="mine", messages=[], info={"names": ["a", "b"]})
+    one = Played(example, (rollout(0.0),))
+    reader = Reader()
+    reader.feed(page("my run", [one], summarise([one], 1.0), {}))
+    assert 'known of the example: {"names": ["a", "b"]}' in reader.text
+
+
+def test_the_worst_are_of_different_examples():
+    def example(number: int, *rewards: float) -> Played:
+        rollouts = [rollout(r, assistant(f"example {number}")) for r in rewards]
+        return Played(Example(id=number, env="mine", messages=[]), tuple(rollouts))
+
+    hard, rest = example(0, *[0.0] * 8), [example(i, 0.25, 0.5, 1.0) for i in range(1, 5)]
+    text = read(hard, *rest).text
+    worst = text[text.index("worst") : text.index("median")]
+    assert [worst.count(f"example {i}\xa0") + worst.count(f"example {i} ·") for i in range(5)] == [
+        *(1, 1, 1),
+        *(0, 0),
+    ]
+
+
 def table(*examples: Played) -> str:
     console = Console(file=StringIO(), width=100)
     console.print(report(summarise(examples, 1.0), 1.0, "outputs/x"))
@@ -116,3 +193,13 @@ def test_progress_is_ten_lines_at_most_where_there_is_no_terminal(size):
     lines = console.file.getvalue().strip().splitlines()
     assert 1 <= len(lines) <= 10
     assert lines[-1] == f"{2 * size} of {2 * size} rollouts, mean reward 0.500"
+
+
+def test_names_that_look_like_markup_are_shown_as_they_are():
+    odd = rollout(1.0, error="[/red] broke")
+    named = {"[bold]mine": 1.0, "[/]": 0.5}
+    lines = table(
+        played(replace(odd, rewards=named), env="[/env]"), played(rollout(0.0), env="[red]b")
+    )
+    for name in ("[/env]", "[red]b", "[bold]mine", "[/]", "[/red] broke"):
+        assert name in lines

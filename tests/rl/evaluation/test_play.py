@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+from collections.abc import Sequence
 
 import pytest
 
@@ -53,6 +54,27 @@ def test_all_examples_are_taken_where_there_are_fewer_than_asked_for():
     assert sorted(ids(choose(Mixture(), "eval", 99))) == sorted(
         ids([*examples("a", 6), *examples("b", 4)])
     )
+
+
+class Lazy(Sequence):
+    """A million examples, made as they are asked for."""
+
+    def __init__(self) -> None:
+        self.made = []
+
+    def __len__(self):
+        return 1_000_000
+
+    def __getitem__(self, index):
+        self.made.append(index)
+        return Example(id=index, env="scripted", messages=[])
+
+
+def test_only_the_chosen_examples_of_a_split_are_made():
+    lazy = Lazy()
+    env = type("Many", (ScriptedEnv,), {"examples": lambda self, split: lazy})()
+    assert ids(choose(env, "eval", 3)) == [("scripted", index) for index in lazy.made]
+    assert len(lazy.made) == 3
 
 
 def test_an_environment_without_held_out_examples_is_refused_by_name():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from envs.episode import Example, StopReason
+from rl.evaluation.summary import Played, summarise
 from rl.records import Credit, Group, Rollout, Sequence
 from rl.rollouts.batch_metrics import batch_metrics
 
@@ -51,7 +52,7 @@ BATCH = [
         ("rollout/truncated", 1 / 4),
         ("rollout/errors", 1 / 4),
         ("rollout/forks", 1 / 4),
-        ("rollout/zero_spread", 1 / 2),
+        ("rollout/zero_spread", 0.0),  # of the groups in which two were scored
         ("stop/stop", 2 / 4),
         ("stop/max_tokens", 1 / 4),
         ("stop/env_error", 1 / 4),
@@ -82,4 +83,17 @@ def test_a_batch_that_nobody_could_score_has_no_mean_reward():
     metrics = batch_metrics([group(rollout(None, []))], step=0)
 
     assert math.isnan(metrics["train/reward"])
-    assert metrics["rollout/errors"] == metrics["rollout/zero_spread"] == 1.0
+    assert math.isnan(metrics["rollout/zero_spread"])
+    assert metrics["rollout/errors"] == 1.0
+
+
+def test_a_batch_and_an_evaluation_of_the_same_rollouts_say_the_same():
+    groups = [*BATCH, group(rollout(1.0), rollout(1.0))]
+    batch = batch_metrics(groups, step=4)
+    evaluated = summarise([Played(g.example, g.rollouts) for g in groups], 1.0).metrics()
+    shared = [n for n in evaluated if n.replace("eval/", "rollout/") in batch]
+    assert len(shared) >= 6
+    assert evaluated["eval/reward"] == batch["train/reward"]
+    for name in shared:
+        assert evaluated[name] == pytest.approx(batch[name.replace("eval/", "rollout/")]), name
+    assert batch["rollout/zero_spread"] == 0.5

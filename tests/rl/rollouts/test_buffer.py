@@ -7,10 +7,11 @@ import pytest
 from envs.episode import Example, StopReason
 from rl.records import Credit, Group, Rollout
 from rl.rollouts.buffer import DifficultyBuffer, FifoBuffer
+from tests.support.world import ROW
 
 
 def group(index: int, version: int, rewards: tuple[float | None, ...] = (1.0, 0.0)) -> Group:
-    rollouts = tuple(Rollout((), [], r, {}, StopReason.STOP, 1, 0.0) for r in rewards)
+    rollouts = tuple(Rollout((ROW,), [], r, {}, StopReason.STOP, 1, 0.0) for r in rewards)
     return Group(
         index, Example(0, "e", []), version, rollouts, tuple(Credit(r, 0.0) for r in rewards)
     )
@@ -73,6 +74,18 @@ def test_a_group_with_nothing_to_score_is_rejected_by_reason():
 
 
 @pytest.mark.parametrize(
+    "buffer", [FifoBuffer(), DifficultyBuffer(min_spread=0.0, min_reward=None, max_reward=None)]
+)
+def test_a_group_without_a_token_to_train_on_is_rejected_by_reason(buffer):
+    whole = group(0, 0)
+    empty = tuple(replace(rollout, sequences=()) for rollout in whole.rollouts)
+
+    assert not buffer.add(replace(whole, rollouts=empty))
+    assert buffer.add(replace(whole, rollouts=(whole.rollouts[0], empty[1])))
+    assert buffer.rejected == {"without_tokens": 1}
+
+
+@pytest.mark.parametrize(
     ("rewards", "why"),
     [
         ((None, None), "unscorable"),
@@ -108,10 +121,23 @@ def test_without_bounds_only_the_spread_decides(rewards):
     assert buffer.rejected == {"zero_spread": 2}
 
 
-def test_difficulty_goes_by_the_environment_s_reward_whatever_shaping_made_of_it():
-    shaped = replace(group(0, 0, (0.0, 1.0)), credits=(Credit(0.5, 0.0), Credit(0.5, 0.0)))
+@pytest.mark.parametrize(
+    ("rewards", "shaped", "why"),
+    [
+        ((0.0, 1.0), (0.5, 0.5), "zero_spread"),  # nothing is left to compare
+        ((0.0, 1.0), (None, 1.0), "zero_spread"),  # one was dropped
+        ((0.0, 1.0), (None, None), "zero_spread"),
+        ((0.5, 0.5), (0.5, 0.25), ""),  # a penalty tells them apart
+        ((1.0, 1.0), (0.0, 0.5), "too_easy"),  # how hard it is the environment says
+    ],
+)
+def test_spread_goes_by_what_advantages_are_made_from_and_difficulty_by_the_environment(
+    rewards, shaped, why
+):
+    credits = tuple(Credit(reward, 0.0) for reward in shaped)
+    buffer = DifficultyBuffer(min_spread=1e-6, min_reward=None, max_reward=0.9)
 
-    assert DifficultyBuffer(min_spread=1e-6, min_reward=None, max_reward=None).add(shaped)
+    assert buffer.why_useless(replace(group(0, 0, rewards), credits=credits)) == why
 
 
 def test_a_group_too_old_to_train_is_a_broken_promise():

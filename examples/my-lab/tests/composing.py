@@ -1,0 +1,23 @@
+"""Configurations as train.py composes them, started here with --config-dir conf."""
+
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
+
+import rl
+from rl.cli.launch import resolved
+
+OURS = Path(__file__).parents[1] / "conf"
+SHIPPED = Path(rl.__path__[0]).parent / "conf"
+
+
+def composed(*overrides: str, primary: str = "train") -> dict[str, Any]:
+    """Resolved: `composed("loss=focal")`, or a sweep by the name of its file."""
+    home, other = (SHIPPED, OURS) if primary == "train" else (OURS, SHIPPED)
+    with initialize_config_dir(str(home), version_base=None):
+        search = f"hydra.searchpath=[file://{other}]"
+        config = compose(primary, [search, *overrides], return_hydra_config=True)
+        HydraConfig.instance().set_config(config)  # what ${hydra:...} looks into
+        return resolved(config)

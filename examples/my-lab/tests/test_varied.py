@@ -1,0 +1,37 @@
+"""The buffer: what it turns away, and under which name."""
+
+import pytest
+
+from envs.episode import Example, StopReason
+from envs.messages import assistant
+from my_lab.varied import VariedBuffer
+from rl.records import Credit, Group, Rollout
+
+
+def group(*answers: str, reward: float | None = 0.0) -> Group:
+    """The finished group whose rollouts said this."""
+    rollouts = tuple(
+        Rollout((), [assistant(answer)], reward, {}, StopReason.STOP, turns=1, generation_time=0.0)
+        for answer in answers
+    )
+    credit = Credit(reward=reward, advantage=0.0)
+    return Group(0, Example(0, "lockers", []), 0, rollouts, (credit,) * len(answers))
+
+
+@pytest.mark.parametrize(
+    ("finished", "why"),
+    [
+        (group("kam", "kam", "kam"), "unanimous"),
+        (group("kam", "kam", "kan"), ""),
+        (group("a", "b", "c"), ""),  # equal rewards are no reason here
+        (group("kam", "kan", reward=None), "unscorable"),  # FifoBuffer's own reason still holds
+    ],
+)
+def test_a_unanimous_group_is_replaced_and_counted(finished: Group, why: str) -> None:
+    buffer = VariedBuffer(min_answers=2)
+    assert buffer.add(finished) == (not why)
+    assert buffer.rejected == ({why: 1} if why else {})
+
+
+def test_more_answers_can_be_asked_for() -> None:
+    assert VariedBuffer(min_answers=3).why_useless(group("kam", "kan", "kam")) == "unanimous"

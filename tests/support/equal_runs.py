@@ -1,0 +1,204 @@
+r"""Whether two checkouts train alike, bit for bit, on a scripted engine.
+
+    python -m tests.support.equal_runs BEFORE AFTER [--only cispo,turns] [--output DIR] \
+        [--renamed train/idle_fraction=train/zero_gradient_fraction]
+
+Runs train.py of both on a handful of compositions, both at once, and compares metrics, rollouts,
+evaluations, every push and the weights of the checkpoints; what measures time is left out (TIMES).
+A run must also have learned something: gradients, rewards that vary, weights that change. Prints a
+line per composition; exit status 1 with the first difference. The engine is always the one beside
+this file, whatever the checkouts hold: it is imported as a module on PYTHONPATH.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from tests.support.scripted_vllm import fingerprints
+
+# Keys that measure time; a name that ends in / stands for all below it.
+TIMES = ("time", "time/", "generation_time", "rollout/generation_time", "rollout/tokens_per_s")
+
+EVERY = [
+    *("max_steps=6", "batch_size=32", "group_size=8", "seed=3", "model.warm_start=null"),
+    *("trainer.num_threads=1", "trainer.checkpoint_every=3", "trainer.wait_timeout=240"),
+    *("inference._target_=scripted_vllm.ScriptedVLLM", "inference.startup_timeout=60"),
+    "sync.max_mismatch=1e9",
+]
+# Rollouts that ask one by one get the same answers: compared within the group they teach nothing.
+WIKI = [
+    *("env=wiki-search", "model=tiny-wiki", "env.reward_weights={exact: 1.0, f1: 1.0}"),
+    *("advantage=none", "entropy_bonus=0.01", "group_size=2"),
+    *("evaluation.num_examples=8", "evaluation.rollouts_per_example=2", "evaluation.every=3"),
+]
+SYNC = ["sampler=sync", "sampler.rollout_timeout=120"]
+COMPOSITIONS: dict[str, list[str]] = {
+    "cispo": [*SYNC],
+    "grpo-kl": [*SYNC, "loss=grpo", "kl.beta=0.04"],
+    "ppo-two-updates": [*SYNC, "loss=ppo_clip", "updates_per_batch=2", "correction=tis_token"],
+    "lora-merged": [*SYNC, "adapter=lora", "optim.learning_rate=5e-3"],
+    "turns": [*SYNC, *WIKI],
+    "turns-lora": [*SYNC, *WIKI, "adapter=lora", "optim.learning_rate=5e-3", "client=tokens"],
+    "mixture": [*SYNC, "env=mixture", "buffer=difficulty", "evaluation=default"],
+    "sft": ["loss=sft", "sampler=demonstrations"],
+    "two-ranks": [*SYNC, "loss=grpo", "trainer.ranks=2", "deepspeed=zero2"],
+}
+WAIT_S = 900
+
+
+@dataclass
+class Run:
+    """One run of one checkout."""
+
+    tree: Path
+    name: str
+    overrides: list[str]
+    output: Path
+
+    @property
+    def folder(self) -> Path:
+        return self.output / self.name
+
+    def start(self) -> subprocess.Popen[str]:
+        command = [sys.executable, "train.py", f"run_name={self.name}", f"output_dir={self.output}"]
+        beside = {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+        beside |= {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+        return subprocess.Popen(
+            [*command, *EVERY, *self.overrides],
+            cwd=self.tree,
+            env={**os.environ, **beside, "OFFBYONE_CACHE": str(self.output / "cache")},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        return _rows(self.folder / "metrics.jsonl")
+
+    def records(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Everything that must be equal, by where it stands, in order of time within each kind."""
+        for pattern in ("metrics.jsonl", "rollouts/*.jsonl", "evaluations/*.jsonl"):
+            for path in sorted(self.folder.glob(pattern)):
+                for number, row in enumerate(_rows(path), 1):
+                    yield f"{path.relative_to(self.folder)}:{number}", row
+        log = self.folder / "logs" / "inference.log"
+        pushes = log.read_text().splitlines() if log.exists() else []
+        for line in pushes:
+            if line.startswith("version "):
+                version, _, mark = line.partition(" has fingerprint ")
+                yield f"push of {version}", {"fingerprint": mark}
+        for step, marks in self.checkpoints.items():
+            yield f"checkpoints/{step}", marks
+
+    @property
+    def checkpoints(self) -> dict[str, dict[str, str]]:
+        """Fingerprints of the files with weights, by checkpoint."""
+        return {
+            folder.name: fingerprints(folder / "hf")
+            for folder in sorted((self.folder / "checkpoints").glob("step_*"))
+        }
+
+    def idle(self) -> str:
+        """What shows that the run compares nothing, empty if it learned."""
+        rows = [row for row in self.metrics if "train/grad_norm" in row]
+        marks = [json.dumps(found) for found in self.checkpoints.values() if found]
+        if not rows or not all((row["train/grad_norm"] or 0) > 0 for row in rows):
+            return "a step without a gradient"
+        if "loss=sft" not in self.overrides and len({row["train/reward"] for row in rows}) < 3:
+            return "rewards that hardly vary"
+        return "" if len(marks) == 2 and marks[0] != marks[1] else "weights that do not change"
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def is_time(key: str) -> bool:
+    """Whether a key is one of TIMES."""
+    return any(key == time or (time.endswith("/") and key.startswith(time)) for time in TIMES)
+
+
+def first_difference(before: Run, after: Run, renamed: Mapping[str, str]) -> str:
+    """Where the first value differs and how, empty if none does; `renamed`: old key to new."""
+    for one, other in zip_longest(before.records(), after.records()):
+        if one is None or other is None or one[0] != other[0]:
+            return f"{one and one[0]} before, {other and other[0]} after"
+        (where, left), (_, right) = one, other
+        left = {renamed.get(key, key): value for key, value in left.items()}
+        for key in {**left, **right}:
+            # As text: -0.0 is not 0.0, and what is missing is not null.
+            texts = [json.dumps(row[key]) if key in row else "(absent)" for row in (left, right)]
+            if not is_time(key) and texts[0] != texts[1]:
+                return f"{where} {key}: {texts[0]} before, {texts[1]} after"
+    return ""
+
+
+def compare(
+    name: str, overrides: list[str], trees: list[Path], output: Path, renamed: Mapping[str, str]
+) -> str:
+    """Run one composition of both trees; what is wrong, empty if they are equal."""
+    began = time.monotonic()
+    runs = [
+        Run(tree, name, overrides, output / side)
+        for side, tree in zip(("before", "after"), trees, strict=True)
+    ]
+    processes = [run.start() for run in runs]
+    try:
+        screens = [process.communicate(timeout=WAIT_S)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.terminate()  # train.py ends what it started
+    for run, process, screen in zip(runs, processes, screens, strict=True):
+        if process.returncode:
+            return f"{run.tree} ended with status {process.returncode}:\n{screen[-3000:]}"
+    problem = first_difference(runs[0], runs[1], renamed)
+    if not problem and (why := runs[0].idle()):
+        problem = f"equal, but the run has {why}: it compares nothing"
+    if not problem:
+        compared = sum(1 for _ in runs[0].records())
+        marks = next(iter(list(runs[0].checkpoints.values())[-1].values()))
+        seconds = time.monotonic() - began
+        say(f"equal  {name:16} {compared} records, weights {marks}, {seconds:.0f} s")
+    return problem
+
+
+def say(text: str) -> None:
+    print(text, flush=True)  # noqa: T201
+
+
+def main() -> int:
+    """The exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("before", type=Path)
+    parser.add_argument("after", type=Path)
+    parser.add_argument("--only", default=",".join(COMPOSITIONS))
+    parser.add_argument("--output", type=Path, help="kept; otherwise a temporary folder")
+    parser.add_argument("--renamed", default="", help="keys: old=new,old=new")
+    chosen = parser.parse_args()
+    renamed = {
+        old: new
+        for old, _, new in (pair.partition("=") for pair in chosen.renamed.split(",") if pair)
+    }
+    trees = [chosen.before.resolve(), chosen.after.resolve()]
+    with tempfile.TemporaryDirectory(prefix="equal-runs-") as temporary:
+        output = (chosen.output or Path(temporary)).resolve()
+        for name in chosen.only.split(","):
+            if problem := compare(name, COMPOSITIONS[name], trees, output, renamed):
+                say(f"DIFFER {name}: {problem}")
+                return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
