@@ -117,7 +117,7 @@ async def main(run_folder: RunFolder) -> None:
         server = await asyncio.start_unix_server(service.serve, run_folder.rollouts_socket)
         await stack.enter_async_context(server)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(dispatcher.run())
+            tasks.create_task(service.sample())
             tasks.create_task(service.report())
             if evaluator:
                 tasks.create_task(evaluator.run())
