@@ -44,7 +44,7 @@ class WeightSync:
     max_mismatch: float
 
 
-# A policy that has grown sure of itself has tokens so improbable that rounding alone moves them more.
+# A policy that has grown sure of itself has improbable tokens, which rounding alone moves more.
 _LATER_SLACK = 2.0
 
 
@@ -156,8 +156,9 @@ class WeightPusher:
             raise RunFailed(
                 f"trainer and vLLM disagree on the weights of version {version}: mean |logprob "
                 f"difference| {mean:.4f} > {bound:g} (sync.max_mismatch={self._sync.max_mismatch:g}"
-                f"{', doubled after the first probe' if self._slack > 1 else ''}). Every importance "
-                "ratio would be wrong. Compare model.dtype, attention and rope settings of both"
+                f"{', doubled after the first probe' if self._slack > 1 else ''}). Every "
+                "importance ratio would be wrong. Compare model.dtype, attention and rope settings of "
+                "both"
             )
         self._slack = _LATER_SLACK
         return {"mismatch/mean_abs": mean, "mismatch/max_abs": float(gap.max())}

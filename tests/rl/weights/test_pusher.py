@@ -126,7 +126,7 @@ def test_every_probe_is_bounded_and_the_first_most_closely(vllm, tmp_path):
     push = pusher("shm", tmp_path)
     for version, gap in ((1, 0.03125), (2, 0.0625)):
         assert push.probe(Scorer(gap), two_rows(), version)["mismatch/mean_abs"] == gap
-    with pytest.raises(RunFailed, match="version 3: mean .* 0.1250 > 0.1 .* doubled after"):
+    with pytest.raises(RunFailed, match=r"version 3: mean .* 0.1250 > 0.1 .* doubled after"):
         push.probe(Scorer(0.125), two_rows(), 3)
 
 
