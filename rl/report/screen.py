@@ -15,6 +15,7 @@ from typing import IO
 
 from rich.console import Console
 from rich.live import Live
+from rich.text import Text
 
 from rl.report.finished_runs import result_of, resume_command, steps_done
 from rl.report.panel import ALARMS, SLOW_S, RunView, duration, is_slow, live_panel, number
@@ -29,6 +30,7 @@ from rl.run.metrics import (
     total_seconds,
 )
 from rl.run.status import PartStatus, read_statuses
+from rl.run.warning_lines import WarningTail
 
 FIRST_STEPS = 5  # printed without a limit where there is no terminal
 LINE_INTERVAL_S = 2.0  # between two step lines after those
@@ -53,7 +55,7 @@ class Screen:
         """`console` is standard output unless given."""
         self.folder = folder
         self.view = RunView(folder.name, max_steps)
-        self._tail = MetricsTail(folder)
+        self._tail, self._warnings = MetricsTail(folder), WarningTail(folder)
         self._console = console or Console()
         self._alone = TerminalLock()
         self._painter: LivePainter | PlainPainter | None = None  # None: not open, or given up
@@ -79,6 +81,8 @@ class Screen:
             return
         try:
             self._read()
+            for line in self._warnings.read():
+                self._painter.warn(line)
             self._painter.paint(self.view, time.time(), last)
         except Exception as error:  # noqa: BLE001 (a closed terminal must not end the run)
             log.warning("the screen is off from here on: %s: %s", type(error).__name__, error)
@@ -132,6 +136,10 @@ class LivePainter:
         if last:
             self.close()
 
+    def warn(self, line: str) -> None:
+        """Print a line above the picture."""
+        self._live.console.print(Text(line, "yellow"))
+
     def close(self) -> None:
         """Give the terminal back."""
         self._live.stop()
@@ -159,6 +167,10 @@ class PlainPainter:
             self._row, self._printed_at = view.rows[-1], now
             self._num_lines += 1
             self._print(step_line(view, now))
+
+    def warn(self, line: str) -> None:
+        """Print a line as it is."""
+        self._print(line)
 
     def close(self) -> None:
         """Nothing to give back."""

@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from rl.report.screen import LivePainter, PlainPainter, Screen, final_summary
 from rl.run.folder import RunFolder
 from rl.run.metrics import MetricsFile
 from rl.run.status import PartStatus, Status
+from rl.run.warning_lines import noting_warnings
 
 STEP = {
     "train/reward": 0.25,
@@ -215,3 +217,22 @@ def test_neither_torch_nor_wandb_is_imported_by_the_screen():
     modules = "rl.report.screen, rl.report.sweep_summary"
     code = f"import sys, {modules}; assert not {{'torch', 'wandb'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
+
+
+def test_a_warning_of_another_process_is_said_once_on_the_screen_and_stands_in_its_log(
+    tmp_path, capsys
+):
+    log = logging.getLogger("my_env")
+    for terminal in (True, False):
+        run_folder = RunFolder(tmp_path / str(terminal))
+        output = Terminal() if terminal else io.StringIO()
+        console = Console(file=output, force_terminal=terminal, width=80)
+        with Screen(run_folder, 10, console) as screen, noting_warnings(run_folder, "rollouts"):
+            for _ in range(2):
+                log.warning("the judge is [bold]slow\x07")
+                log.info("nobody wants to know")
+                screen.update()
+        assert output.getvalue().count("rollouts: the judge is [bold]slow") == 1
+        assert "\x07" not in output.getvalue()
+        assert "nobody wants to know" not in output.getvalue()
+    assert capsys.readouterr().err.count("the judge is") == 2  # the panel holds back the others
