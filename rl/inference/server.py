@@ -5,7 +5,6 @@ A socket needs no port, cannot collide with another run, and the folder's permis
 """
 
 import os
-import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -123,9 +122,14 @@ class VLLMServer:
         }
 
 
-def has_gpu() -> bool:
-    """Whether this machine has a GPU, asked without importing torch."""
-    return shutil.which("nvidia-smi") is not None
+def has_gpu(devices: Path = Path("/dev")) -> bool:
+    """Whether there is a GPU for us, asked of the driver's devices without importing torch.
+
+    A tool on the PATH proves none, nor does a GPU that CUDA_VISIBLE_DEVICES hides.
+    """
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return False
+    return any(devices.glob("nvidia[0-9]*")) or (devices / "dxg").exists()  # dxg: in WSL
 
 
 def _threads() -> int:

@@ -28,6 +28,7 @@ from rl.run.failure import reporting
 from rl.run.folder import RunFolder
 from rl.run.open_files import raise_open_files
 from rl.run.status import Status
+from rl.run.warning_lines import noting_warnings
 from rl.sampling.chat import ChatSetting
 from rl.sampling.demonstrations import Imitator
 from rl.sampling.player import Player
@@ -117,7 +118,7 @@ async def main(run_folder: RunFolder) -> None:
         server = await asyncio.start_unix_server(service.serve, run_folder.rollouts_socket)
         await stack.enter_async_context(server)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(dispatcher.run())
+            tasks.create_task(service.sample())
             tasks.create_task(service.report())
             if evaluator:
                 tasks.create_task(evaluator.run())
@@ -125,6 +126,6 @@ async def main(run_folder: RunFolder) -> None:
 
 if __name__ == "__main__":
     run_folder = RunFolder(Path(sys.argv[1]))
-    with reporting(run_folder, "rollouts"):
+    with reporting(run_folder, "rollouts"), noting_warnings(run_folder, "rollouts"):
         raise_open_files()  # a connection to vLLM for every rollout in flight
         asyncio.run(main(run_folder))

@@ -58,7 +58,8 @@ class TrainingRun:
         self.sampler = build(self.run.sampler)()
         rank = int(os.environ["RANK"])
         self.status = Status(run_folder, f"trainer.rank{rank}")
-        self.status.set("joining the other ranks")
+        others = " and joining the other ranks" if self.settings.ranks > 1 else ""
+        self.status.set(f"starting DeepSpeed{others} (at first it compiles something for minutes)")
         torch.set_num_threads(self.settings.num_threads or self._spare_cores())
         # Whoever waits for another rank waits longer than that one does: its sentence comes first.
         self.ranks = Ranks.join(run_folder.rendezvous, 2 * self.settings.wait_timeout)
