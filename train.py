@@ -13,7 +13,13 @@ from rl.supervisor.supervise import supervise
 @task
 def main(job: Job) -> float | None:
     """The mean reward of the last steps, which is what a sweeper maximises."""
-    return supervise(job.config, overrides=job.overrides, choices=job.choices, compose=compose)
+    return supervise(
+        job.config,
+        overrides=job.overrides,
+        choices=job.choices,
+        command=job.command,
+        compose=compose,
+    )
 
 
 if __name__ == "__main__":

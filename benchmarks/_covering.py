@@ -1,100 +1,171 @@
-"""Sets of runs that hold every pair of choices of any two groups, but those that a rule refuses."""
+"""What a check refuses of a product of choices, found by asking it; and rows that hold the rest.
+
+A conflict is a set of choices that is refused with one sentence whatever else is chosen. Conflicts
+are found where a row is refused: the groups that matter are those of which another choice lifts
+the refusal. A pair of choices then is possible exactly if a row without a conflict holds it, which
+a search through all rows decides.
+"""
 
 import random
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import combinations, product
 
 Assignment = dict[str, str]  # group -> choice
-Pair = tuple[tuple[str, str], tuple[str, str]]  # two (group, choice)
+Choice = tuple[str, str]  # (group, choice)
+Pair = tuple[Choice, Choice]
+Conflict = frozenset[Choice]
 Problems = Callable[[Assignment], Sequence[str]]
 
-_REPAIRS, _TRIES, _CANDIDATES = 25, 4, 12
+_NUMBERS = re.compile(r"(?<![\w.])\d+(?![\w.])")
+_VALUES = re.compile(r"(\w+\.[\w.]+)=[^\s:,)]+")
+_EXTRA_ROWS = 200  # tried after every pair was, for conflicts of three that no pair has shown
+
+
+def form_of(problem: str, row: Assignment) -> str:
+    """The sentence without what was chosen: the same for every conflict of one kind."""
+    for group, choice in row.items():
+        problem = re.sub(rf"(?<![\w.]){group}={re.escape(choice)}(?!\.?\w)", f"{group}=?", problem)
+    return _NUMBERS.sub("?", _VALUES.sub(r"\1=?", problem))
 
 
 @dataclass
 class Covering:
-    """What was found.
+    """What a check says to every two choices.
 
     Attributes:
+        conflicts: sets of choices that are refused, and the sentence; those known already.
         rows: assignments without a problem; together they hold every pair that is possible.
-        refused: pairs that are in no such assignment, and the sentence that says why.
+        impossible: pairs that hold no conflict, and yet are in no row without one.
 
     """
 
+    groups: Mapping[str, Sequence[str]]
+    problems: Problems
+    conflicts: dict[Conflict, str] = field(default_factory=dict)
     rows: list[Assignment] = field(default_factory=list)
-    refused: dict[Pair, str] = field(default_factory=dict)
+    impossible: set[Pair] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._conflicts_of: dict[Choice, set[Conflict]] = {}
+        for conflict in self.conflicts:
+            self._index(conflict)
+
+    def pairs(self) -> list[Pair]:
+        """Every two choices of two groups, in alphabetical order."""
+        return [
+            ((a, x), (b, y))
+            for a, b in combinations(sorted(self.groups), 2)
+            for x in self.groups[a]
+            for y in self.groups[b]
+        ]
+
+    def refused(self) -> list[Pair]:
+        """Pairs that are a conflict or hold one."""
+        return [pair for pair in self.pairs() if self._is_refused(dict(pair))]
+
+    def fill(self, seed: int = 0) -> "Covering":
+        """Find all of it; the same seed finds the same rows."""
+        rng = random.Random(seed)
+        uncovered = set(self.pairs())
+        for pair in self.pairs():
+            while pair in uncovered:
+                refused = self._is_refused(dict(pair))
+                row = None if refused else self._completed(dict(pair), uncovered, rng)
+                if row is None:
+                    uncovered.discard(pair)
+                    self.impossible |= set() if refused else {pair}
+                elif not self._learn(row):
+                    self.rows.append(row)
+                    uncovered -= set(combinations(sorted(row.items()), 2))
+        for _ in range(_EXTRA_ROWS):
+            row = self._completed({}, set(), rng)
+            assert row is not None
+            self._learn(row)
+        return self
+
+    def _learn(self, row: Assignment) -> bool:
+        """Ask the check about a row; True if there was a conflict in it."""
+        problems = self.problems(row)
+        for form in {form_of(problem, row) for problem in problems}:
+            matters = [
+                group
+                for group in self.groups
+                if any(not self._says(form, {**row, group: c}) for c in self.groups[group])
+            ]
+            for choices in product(*(self.groups[group] for group in matters)):
+                other = {**row, **dict(zip(matters, choices, strict=True))}
+                if sentence := self._says(form, other):
+                    conflict = frozenset((group, other[group]) for group in matters)
+                    self.conflicts.setdefault(conflict, sentence)
+                    self._index(conflict)
+        return bool(problems)
+
+    def _index(self, conflict: Conflict) -> None:
+        for choice in conflict:
+            self._conflicts_of.setdefault(choice, set()).add(conflict)
+
+    def _says(self, form: str, row: Assignment) -> str:
+        """The sentence of this form that the check has for a row, or nothing."""
+        return next((p for p in self.problems(row) if form_of(p, row) == form), "")
+
+    def _is_refused(self, row: Assignment) -> bool:
+        """Whether a partial row holds a conflict."""
+        held = set(row.items())
+        return any(c <= held for choice in held for c in self._conflicts_of.get(choice, ()))
+
+    def _completed(
+        self, row: Assignment, uncovered: set[Pair], rng: random.Random
+    ) -> Assignment | None:
+        """The row with a choice of every group, rich in uncovered pairs; None: there is none."""
+        free = [group for group in self.groups if group not in row]
+        if not free:
+            return row
+        held = set(row.items())
+
+        def fits(choice: Choice) -> bool:
+            return not any(c <= held | {choice} for c in self._conflicts_of.get(choice, ()))
+
+        def gain(choice: str) -> int:
+            pairs = ((min(h, (group, choice)), max(h, (group, choice))) for h in held)
+            return sum(pair in uncovered for pair in pairs)
+
+        left = {group: [c for c in self.groups[group] if fits((group, c))] for group in free}
+        # Where least is left goes first: what cannot be completed then shows at once.
+        fewest = min(map(len, left.values()))
+        group = rng.choice([name for name in free if len(left[name]) == fewest])
+        for choice in sorted(rng.sample(left[group], fewest), key=gain, reverse=True):
+            whole = self._completed({**row, group: choice}, uncovered, rng)
+            if whole is not None:
+                return whole
+        return None
 
 
-def pairs_of(row: Assignment) -> set[Pair]:
-    """Every two choices of a row, groups in alphabetical order."""
-    return set(combinations(sorted(row.items()), 2))
-
-
-def cover(groups: Mapping[str, Sequence[str]], problems: Problems, seed: int = 0) -> Covering:
-    """Return a covering set of rows: greedy, by random completion and repair.
-
-    Args:
-        groups: choices of each group.
-        problems: what is wrong with a row; nothing for one that can run.
-        seed: the same one gives the same rows.
-
-    """
-    rng = random.Random(seed)
-    found = Covering()
-    todo = [
-        ((a, x), (b, y))
-        for a, b in combinations(sorted(groups), 2)
-        for x in groups[a]
-        for y in groups[b]
-    ]
-    uncovered = set(todo)
-    for pair in todo:
-        if pair not in uncovered:
-            continue
-        made = [_complete(groups, problems, dict(pair), rng) for _ in range(_TRIES)]
-        rows = [row for row, wrong in made if not wrong]
-        if not rows:
-            _, wrong = min(made, key=lambda one: len(one[1]))
-            found.refused[pair] = wrong[0]
-            uncovered.discard(pair)
-            continue
-        rows += [_improve(groups, problems, row, dict(pair), uncovered, rng) for row in rows]
-        best = max(rows, key=lambda row: len(pairs_of(row) & uncovered))
-        found.rows.append(best)
-        uncovered -= pairs_of(best)
+def merged(conflicts: Mapping[Conflict, str]) -> list[tuple[dict[str, list[str]], str]]:
+    """Conflicts of one kind put together: a list of choices for each group, and one sentence."""
+    kinds: dict[tuple[str, ...], list[tuple[dict[str, list[str]], str]]] = {}
+    for conflict, sentence in sorted(conflicts.items(), key=lambda item: sorted(item[0])):
+        row = dict(conflict)
+        kind = (form_of(sentence, row), *sorted(row))
+        kinds.setdefault(kind, []).append(({g: [row[g]] for g in sorted(row)}, sentence))
+    found = []
+    for members in kinds.values():
+        for group in members[0][0]:
+            members = _merged_along(group, members)
+        found += members
     return found
 
 
-def _complete(
-    groups: Mapping[str, Sequence[str]], problems: Problems, fixed: Assignment, rng: random.Random
-) -> tuple[Assignment, Sequence[str]]:
-    """A row with the fixed choices, repaired group by group, and what is still wrong with it."""
-    row = {group: fixed.get(group) or rng.choice(list(c)) for group, c in groups.items()}
-    wrong = problems(row)
-    free = [group for group in groups if group not in fixed]
-    for _ in range(_REPAIRS):
-        if not wrong:
-            break
-        group = rng.choice(free)
-        others = [{**row, group: choice} for choice in groups[group]]
-        rng.shuffle(others)
-        row, wrong = min(((other, problems(other)) for other in others), key=lambda o: len(o[1]))
-    return row, wrong
-
-
-def _improve(
-    groups: Mapping[str, Sequence[str]],
-    problems: Problems,
-    row: Assignment,
-    fixed: Assignment,
-    uncovered: set[Pair],
-    rng: random.Random,
-) -> Assignment:
-    """The row with single choices changed while that covers more."""
-    free = [group for group in groups if group not in fixed]
-    for group in rng.sample(free, min(_CANDIDATES, len(free))):
-        others = [{**row, group: choice} for choice in groups[group]]
-        allowed = [other for other in others if not problems(other)]
-        row = max([row, *allowed], key=lambda one: len(pairs_of(one) & uncovered))
-    return row
+def _merged_along(
+    group: str, members: list[tuple[dict[str, list[str]], str]]
+) -> list[tuple[dict[str, list[str]], str]]:
+    """Those that differ in one group alone become one."""
+    together: dict[str, tuple[dict[str, list[str]], str]] = {}
+    for choices, sentence in members:
+        rest = str({name: names for name, names in choices.items() if name != group})
+        if rest in together:
+            together[rest][0][group] += choices[group]
+        else:
+            together[rest] = ({name: [*names] for name, names in choices.items()}, sentence)
+    return list(together.values())

@@ -19,10 +19,12 @@ from string import Formatter
 import httpx
 
 from envs.episode import Episode
+from envs.messages import parse_json
 from envs.rewards import answers_of, final_text
 
 FIELDS = ("question", "answer", "said")
 _VERDICT = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
+_LARGEST_ANSWER = 4 << 20  # bytes
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
@@ -58,7 +60,7 @@ class Judge:
             max_score: None: the judge says yes or no. A number: it gives 0 to that many points.
             temperature: of the judge.
             max_tokens: longest verdict.
-            timeout: seconds for one request.
+            timeout: seconds for one request, from its start to the end of the answer.
             max_retries: further requests after one that failed.
             retry_wait: seconds before the first of them; each later one waits twice as long.
             max_concurrent: requests at once.
@@ -115,37 +117,63 @@ class Judge:
             if attempt:  # at random, lest all that failed together come back together
                 await asyncio.sleep(self._retry_wait * 2 ** (attempt - 1) * random.uniform(0.5, 1))
             try:
-                async with places:
-                    answer = await http.post(self._url, json={**self._body, "messages": messages})
-            except httpx.TransportError as error:
+                async with places, asyncio.timeout(self._timeout):
+                    status, text = await self._post(http, messages)
+            except (httpx.TransportError, TimeoutError) as error:
                 problem = f"did not answer ({type(error).__name__}: {error})".replace(": )", ")")
                 continue
-            problem = f"answered {answer.status_code}: {' '.join(answer.text.split())[:200]}"
-            if answer.status_code == httpx.codes.OK:
-                return self._content(answer)
-            if answer.status_code not in (408, 429) and answer.status_code < 500:
+            problem = f"answered {status}: {' '.join(text.split())[:200]}"
+            if status == httpx.codes.OK:
+                return self._content(text)
+            if status not in (408, 429) and status < 500:
                 raise JudgeError(f"the judge at {self._url} {problem}")  # asking again is no use
         raise JudgeError(
             f"the judge at {self._url} {problem}, {self._max_retries + 1} times in a row: is it up?"
         )
 
-    def _content(self, answer: httpx.Response) -> str:
+    async def _post(
+        self, http: httpx.AsyncClient, messages: list[dict[str, str]]
+    ) -> tuple[int, str]:
+        """Return status and text of an answer, up to a size that no verdict has."""
+        body, data = {**self._body, "messages": messages}, bytearray()
+        async with http.stream("POST", self._url, json=body) as answer:
+            if "Content-Encoding" in answer.headers:  # a few bytes may be gigabytes here
+                raise JudgeError(
+                    f"the judge at {self._url} compresses its answers though it was asked not to: "
+                    "turn that off"
+                )
+            async for chunk in answer.aiter_raw():
+                data += chunk
+                if len(data) > _LARGEST_ANSWER:
+                    raise JudgeError(
+                        f"the judge at {self._url} answers with more than "
+                        f"{_LARGEST_ANSWER >> 20} MiB: that is no verdict"
+                    )
+        return answer.status_code, data.decode("utf-8", "replace")
+
+    def _content(self, text: str) -> str:
         try:
-            return str(answer.json()["choices"][0]["message"]["content"] or "")
+            content = parse_json(text)["choices"][0]["message"]["content"] or ""
+            if not isinstance(content, str):
+                raise TypeError("the content is no text")
         except (ValueError, KeyError, IndexError, TypeError) as error:
             raise JudgeError(
                 f"the judge at {self._url} is no OpenAI-compatible endpoint, it answered: "
-                f"{answer.text[:200]}"
+                f"{text[:200]}"
             ) from error
+        return content
 
     def _connection(self) -> tuple[httpx.AsyncClient, asyncio.Semaphore]:
         """Return what belongs to the loop that runs, made anew for another one."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             key = os.environ.get(self._key, "") if self._key else ""
-            headers = {"Authorization": f"Bearer {key}"} if key else {}
+            headers = {"Accept-Encoding": "identity"}
+            headers |= {"Authorization": f"Bearer {key}"} if key else {}
             limits = httpx.Limits(max_keepalive_connections=self._max_concurrent)
-            self._http = httpx.AsyncClient(timeout=self._timeout, headers=headers, limits=limits)
+            self._http = httpx.AsyncClient(
+                timeout=self._timeout, headers=headers, limits=limits, follow_redirects=False
+            )
             self._places, self._loop = asyncio.Semaphore(self._max_concurrent), loop
         return self._http, self._places
 

@@ -11,45 +11,63 @@ import contextvars
 import inspect
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-MAX_THREADS = 64  # that run at once; later calls wait for a place
+MAX_THREADS = 64  # that run at once, those that hang included; later calls wait for a place
 
 
+@dataclass
 class _Places:
-    """One semaphore per event loop, since a semaphore belongs to the loop that first waits."""
+    """Those of one event loop, since a semaphore belongs to the loop that first waits."""
 
-    def __init__(self) -> None:
-        self._of: dict[asyncio.AbstractEventLoop, asyncio.Semaphore] = {}
-
-    def here(self) -> asyncio.Semaphore:
-        loop = asyncio.get_running_loop()
-        if loop not in self._of:
-            self._of = {known: place for known, place in self._of.items() if not known.is_closed()}
-            self._of[loop] = asyncio.Semaphore(MAX_THREADS)
-        return self._of[loop]
+    free: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_THREADS))
+    hung: dict[int, str] = field(default_factory=dict)  # calls that nobody waits for any more
 
 
-_places = _Places()
+_of: dict[asyncio.AbstractEventLoop, _Places] = {}
+
+
+def _places() -> _Places:
+    loop = asyncio.get_running_loop()
+    if loop not in _of:
+        for closed in [known for known in _of if known.is_closed()]:
+            del _of[closed]
+        _of[loop] = _Places()
+    return _of[loop]
 
 
 async def call(function: Callable[..., Any], *args: Any, **knobs: Any) -> Any:
-    """Return what `function` returns, coroutine function or not; raises what it raises."""
+    """Return what `function` returns, coroutine function or not; raises what it raises.
+
+    Raises:
+        RuntimeError: every thread hangs in a call that was given up.
+
+    """
     inner = function.func if isinstance(function, partial) else function
     if inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(type(inner).__call__):
         return await function(*args, **knobs)
-    async with _places.here():
-        context = contextvars.copy_context()
-        result = await _in_thread(partial(context.run, function, *args, **knobs))
+    places = _places()
+    if len(places.hung) == MAX_THREADS:
+        raise RuntimeError(
+            f"all {MAX_THREADS} threads for environment code hang, the first in "
+            f"{next(iter(places.hung.values()))}: give what it waits for a timeout"
+        )
+    await places.free.acquire()
+    context, name = contextvars.copy_context(), getattr(inner, "__qualname__", repr(inner))
+    result = await _in_thread(partial(context.run, function, *args, **knobs), name, places)
     return await result if inspect.isawaitable(result) else result
 
 
-async def _in_thread(work: Callable[[], Any]) -> Any:
+async def _in_thread(work: Callable[[], Any], name: str, places: _Places) -> Any:
+    """Run it in a thread, which holds its place until it ends, not until nobody waits."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
 
     def settle(value: Any, error: BaseException | None) -> None:
+        places.free.release()
+        places.hung.pop(id(future), None)
         if future.done():  # the caller has given up
             return
         if error is None:
@@ -68,5 +86,9 @@ async def _in_thread(work: Callable[[], Any]) -> Any:
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, value, error)
 
-    threading.Thread(target=run, daemon=True, name=f"env {work}").start()
-    return await future
+    threading.Thread(target=run, daemon=True, name=f"env {name}").start()
+    try:
+        return await future
+    finally:
+        if future.cancelled():
+            places.hung[id(future)] = name

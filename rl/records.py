@@ -48,6 +48,7 @@ class Rollout:
     tool_calls: int = 0
     tool_errors: int = 0  # calls answered with an error
     retries: int = 0  # earlier attempts that the environment broke
+    blocked_time: float = 0.0  # seconds for which its environment's code held up all rollouts
     num_untracked_tokens: int = 0  # sampled by a remote server that counts them and gives no ids
 
     @property

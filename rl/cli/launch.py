@@ -8,13 +8,14 @@ HYDRA_FULL_ERROR=1 brings Hydra's own tracebacks back.
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, NoReturn
 
 import hydra
+from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
@@ -39,6 +40,7 @@ class Job:
     config: dict[str, Any]  # resolved
     overrides: list[str]  # as written; in a sweep, those of this run
     choices: dict[str, str]  # group: the file that was chosen
+    command: list[str]  # the command line before them, as written
 
 
 def compose(overrides: list[str]) -> dict[str, Any]:
@@ -106,6 +108,7 @@ def task(function: Callable[[Job], float | None]) -> Callable[[DictConfig], floa
                 config=resolved(config),
                 overrides=list(chosen.overrides.task),
                 choices=_choices(chosen),
+                command=command_of(sys.orig_argv, sys.argv, chosen.overrides.hydra),
             )
             return function(job)
         except ConfigError as error:
@@ -122,6 +125,27 @@ def task(function: Callable[[Job], float | None]) -> Callable[[DictConfig], floa
             sys.exit(FAILED)
 
     return run_job
+
+
+def command_of(typed: list[str], arguments: list[str], hydra: Sequence[str]) -> list[str]:
+    """The command line that starts one run, without what it overrides.
+
+    Args:
+        typed: the whole command line, the interpreter included.
+        arguments: it from the program's name on.
+        hydra: overrides of Hydra's own keys.
+
+    """
+    program = arguments[0]
+    start = typed[: typed.index(program) + 1] if program in typed else [sys.executable, program]
+    known, _ = get_args_parser().parse_known_args(arguments[1:])
+    flags = {"--config-path": known.config_path, "--config-name": known.config_name}
+    flags["--config-dir"] = known.config_dir
+    own = [item for item in hydra if not item.startswith("hydra.mode=")]
+    # A sweep's own file says that it is one; whoever goes on with a run of it means that run.
+    mode = ["hydra.mode=RUN"] if known.config_name else []
+    chosen = [part for flag, value in flags.items() if value for part in (flag, value)]
+    return [*start, *chosen, *mode, *own]
 
 
 def launch(main: Callable[[], object], primary: str = "train") -> None:

@@ -4,6 +4,7 @@ One folder holds one run, and resuming continues that very run: forgetting an ov
 half would make the second half another experiment, so it is refused.
 """
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import yaml
 from rl.config.schema import SAVED
 
 Config = Mapping[str, Any]
+_LONGEST_NAME = 255  # bytes; what Linux takes
 
 # What may differ when a run goes on: how long and how, never what is learned.
 MAY_CHANGE = (
@@ -33,6 +35,13 @@ def run_folder_problems(config: Config) -> Iterator[str]:
     saved = parent / name / SAVED
     if not name or Path(name).is_absolute() or ".." in Path(name).parts:
         yield f'run_name="{name}" is no name for a folder below output_dir={parent}'
+    elif longest := [part for part in Path(name).parts if len(os.fsencode(part)) > _LONGEST_NAME]:
+        yield (
+            f"run_name={name[:20]}... has {len(os.fsencode(longest[0]))} bytes, and a folder's "
+            f"name takes {_LONGEST_NAME}: choose a shorter run_name"
+        )
+    elif saved.is_file() and not _has_steps(saved.parent):
+        return  # whoever tried it before did not get so far that anything could be lost
     elif saved.is_file() and not config["resume"]:
         yield (
             f"{saved.parent} already holds a run: go on with it by resume=true, or choose another "
@@ -47,6 +56,13 @@ def run_folder_problems(config: Config) -> Iterator[str]:
         )
     elif config["resume"]:
         yield from _changes(config, yaml.safe_load(saved.read_text()), saved)
+
+
+def _has_steps(folder: Path) -> bool:
+    """True where a step was done: a run without one is none."""
+    metrics = folder / "metrics.jsonl"
+    was_logged = metrics.is_file() and metrics.stat().st_size > 0
+    return was_logged or any(folder.glob("checkpoints/step_*"))
 
 
 def _changes(config: Config, before: Config, saved: Path) -> Iterator[str]:

@@ -35,6 +35,7 @@ from rl.run.metrics import finite
 from rl.run.open_files import raise_open_files
 from rl.sampling.chat import ChatSetting
 from rl.sampling.player import Player
+from rl.sampling.watchdog import Watchdog
 
 _VERSION = 0  # of the weights; nobody pushes others
 
@@ -143,11 +144,15 @@ async def _play(
         renderer=build(evaluation.model)().renderer if evaluation.model else "auto",
     )
     async with build(evaluation.client)().connect(setting) as chat:
-        with Progress(console, len(examples), evaluation.rollouts_per_example) as progress:
+        rollouts_per_example = evaluation.rollouts_per_example
+        with (
+            Watchdog(console.print) as watchdog,
+            Progress(console, len(examples), rollouts_per_example) as progress,
+        ):
             return await play(
-                Player(sampler, env, chat).play_group,
+                Player(sampler, env, chat, watchdog).play_group,
                 examples,
-                evaluation.rollouts_per_example,
+                rollouts_per_example,
                 max_concurrent=sampler.max_concurrent,
                 done=progress.add,
             )

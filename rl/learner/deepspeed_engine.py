@@ -48,8 +48,7 @@ def start_engine(
         "zero_allow_untested_optimizer": True,
     }
     set_rate(optimizer, 0.0)  # DeepSpeed may take a step of its own on the way
-    split = config.get("zero_optimization", {}).get("stage", 0) > 0  # else it refuses the key
-    sums = {"data_types": {"grad_accum_dtype": "fp32"}} if half and split else {}
+    sums = _sums(config.get("zero_optimization", {}).get("stage", 0)) if half else {}
     engine: Any
     engine, *_ = deepspeed.initialize(
         model=module, optimizer=optimizer, config={**sums, **config, **ours}
@@ -106,6 +105,15 @@ def linearised(value: Tensor, slopes: Sequence[Tensor], outputs: Sequence[Tensor
     """
     share = sum(((s * o).sum() for s, o in zip(slopes, outputs, strict=True)), value.new_zeros(()))
     return share if value.isfinite() else share * float("nan")
+
+
+def _sums(stage: int) -> dict[str, Any]:
+    """What makes DeepSpeed add up in float32; stage 0 refuses the first key and needs hands of ours.
+
+    Stages 0 and 1 send the sums of all micro-batches between ranks, the others each by itself.
+    """
+    sums: dict[str, Any] = {"data_types": {"grad_accum_dtype": "fp32"}} if stage else {}
+    return sums | ({"communication_data_type": "fp32"} if stage < 2 else {})
 
 
 def _sum_in_float32(module: nn.Module) -> None:

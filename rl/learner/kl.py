@@ -1,8 +1,8 @@
 """The pull towards a reference policy: where it acts, how strongly, and how that adapts.
 
     place=loss      objective gains token_weight * beta * estimator(log pi, log ref)
-    place=reward    a rollout's reward loses beta * sum over its tokens of (log pi - log ref),
-                    without gradient and before the rollouts of a group are compared
+    place=reward    a rollout's advantage loses beta * sum over its tokens of (log pi - log ref),
+                    less the mean of its group's, without gradient (docs/losses.md says why so)
 
 With `target_kl` beta follows the divergence: once a step
 

@@ -28,6 +28,10 @@ from rl.model.lora import (
 from rl.records import Ints, RankBatch
 
 
+# A step in which nothing trains: truncation=mask, and all of the batch cut off.
+_EMPTY = {"train/loss": 0.0, "train/grad_norm": 0.0, "train/skipped": 0.0, "train/empty": 1.0}
+
+
 class Policy:
     """Weights, optimizer and the two things done with them: update and logprobs."""
 
@@ -68,7 +72,8 @@ class Policy:
 
         Returns metrics of the global batch, the same on every rank, averaged over the updates;
         what compares the trainer with the engine is that of the first. A step whose gradient is
-        not finite is skipped: the weights stay as they were and `train/skipped` is above 0.
+        not finite is skipped: the weights stay as they were and `train/skipped` is above 0. So is
+        one without a token that counts, on any rank: `train/empty` is 1, and no momentum moves.
 
         Args:
             batch: this rank's share.
@@ -88,6 +93,8 @@ class Policy:
     def _update(
         self, step: int, batches: Sequence[Batch], objective: Objective, beta: float, rate: float
     ) -> dict[str, float]:
+        if not self.ranks.any(any(bool(batch.token_weights.any()) for batch in batches)):
+            return {**_EMPTY, "train/learning_rate": rate}
         sums = TokenSums()
         for number, batch in enumerate(batches):
             outputs = self.engine(batch.token_ids, batch.mask, self._temperature)
@@ -111,6 +118,7 @@ class Policy:
             "train/learning_rate": rate,
             "train/grad_norm": norm if _finite(norm) else float("nan"),
             "train/skipped": float(not _finite(norm)),
+            "train/empty": 0.0,
         }
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""What stays fixed while a batch trains: old and reference logprobs, rewards less the divergence.
+"""What stays fixed while a batch trains: old and reference logprobs, advantages less the divergence.
 
     old   log pi before the step's first update, where one batch gets several updates
     ref   log of the reference, where a loss or a penalty reads it
@@ -8,7 +8,6 @@ R: rollouts of the global batch, N: completion tokens of a micro-batch.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from rl.learner.kl import KLPenalty
 from rl.learner.objective import Batch
 from rl.learner.policy import Policy
 from rl.learner.reference import Reference
-from rl.records import Advantage, Floats, Ints, RankBatch
+from rl.records import Advantage, Ints, RankBatch
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Preparation:
     Attributes:
         reference: None where nothing reads it.
         keeps_old: a batch gets several updates.
-        advantage: made anew where the penalty is part of the reward.
+        advantage: what the rewards were compared by, where the penalty is part of the reward.
 
     """
 
@@ -43,13 +42,16 @@ class Preparation:
         """Return the micro-batches on the device with what is fixed, and metrics of the step."""
         batches = [Batch.of(micro, self.policy.ranks.device) for micro in batch.micro_batches]
         if self.reference:
-            reference = self.reference
-            batches = [replace(b, ref_logprobs=reference.logprobs(b)) for b in batches]
+            references = self.reference.logprobs(batches)
+            batches = [
+                replace(b, ref_logprobs=r) for b, r in zip(batches, references, strict=True)
+            ]
         penalised = self.reference is not None and self.kl.acts and self.kl.place == "reward"
         old = [self.policy.score(b) for b in batches] if self.keeps_old or penalised else []
-        metrics: dict[str, float] = {}
+        metrics = self.reference.metrics() if self.reference else {}
         if penalised:
-            batches, metrics = self._penalise(batch, batches, old, beta)
+            batches, penalty = self._penalise(batch, batches, old, beta)
+            metrics |= penalty
         if self.keeps_old:
             batches = [replace(b, old_logprobs=o) for b, o in zip(batches, old, strict=True)]
         return batches, metrics
@@ -57,32 +59,49 @@ class Preparation:
     def _penalise(
         self, batch: RankBatch, batches: Sequence[Batch], old: Sequence[Tensor], beta: float
     ) -> tuple[list[Batch], dict[str, float]]:
-        """Take beta times the divergence off every rollout's reward and compare groups again."""
-        lost = torch.zeros(len(batch.rewards), dtype=torch.float64)  # [R]
+        """Take beta times the divergence off every rollout's advantage."""
+        lost, tokens = torch.zeros(2, len(batch.rewards), dtype=torch.float64)  # [R] each
         for b, logprobs in zip(batches, old, strict=True):
             assert b.ref_logprobs is not None
             divergence = self.kl.estimator(logprobs, b.ref_logprobs)  # [N]
             lost.index_add_(0, b.rollout_ids.cpu(), beta * divergence.double().cpu())
-        lost = lost.to(self.policy.ranks.device)
-        dist.all_reduce(lost)  # the rows of one group lie on several ranks
-        advantages = penalised_advantages(
-            batch.rewards, batch.group_ids, lost.cpu().numpy(), self.advantage
+            tokens.index_add_(0, b.rollout_ids.cpu(), torch.ones_like(divergence).double().cpu())
+        sums = torch.stack([lost, tokens]).to(self.policy.ranks.device)
+        dist.all_reduce(sums)  # the rows of one group lie on several ranks
+        lost, tokens = sums.cpu().numpy()
+        counts = (tokens > 0) & ~np.isnan(batch.rewards)  # [R]
+        compared = self.advantage([1.0]) == [0.0]  # a reward by itself is worth nothing
+        penalties = torch.tensor(
+            relative_penalties(lost, counts, batch.group_ids if compared else None)
         )
         credited = [
-            replace(b, advantages=advantages.to(b.advantages)[b.rollout_ids]) for b in batches
+            replace(b, advantages=b.advantages - penalties.to(b.advantages)[b.rollout_ids])
+            for b in batches
         ]
         return credited, {"train/kl_penalty": float(lost.mean())}
 
 
-def penalised_advantages(
-    rewards: Floats, group_ids: Ints, lost: np.ndarray, advantage: Advantage
-) -> Tensor:
-    """Return the advantages [R] of rewards [R] less what each lost [R], group by group."""
-    remaining = [
-        None if np.isnan(reward) else float(reward - penalty)
-        for reward, penalty in zip(rewards.astype(np.float64), lost, strict=True)
-    ]
-    found: list[float] = []
-    for _, members in groupby(zip(group_ids.tolist(), remaining, strict=True), lambda m: m[0]):
-        found += advantage([reward for _, reward in members])
-    return torch.tensor(found, dtype=torch.float32)
+def relative_penalties(
+    lost: np.ndarray, counts: np.ndarray, group_ids: Ints | None
+) -> np.ndarray:
+    """Return what each rollout's advantage loses [R]: its penalty less the mean of its group's.
+
+    Advantages are made of the rewards alone and the penalty is taken off afterwards, in its own
+    units. Were the difference normalised, a group in which all rewards are equal would have no
+    spread but the penalties', and their noise would be blown up into a lesson (docs/losses.md).
+
+    Args:
+        lost: [R] beta times the divergence summed over a rollout's tokens.
+        counts: [R] rollouts that were scored and train; the others lose nothing and stay out of
+            the mean, for theirs was never measured or pulls at nothing.
+        group_ids: [R]; None where the advantage has no baseline.
+
+    """
+    if group_ids is None:
+        return np.where(counts, lost, 0.0)
+    penalties = np.zeros_like(lost)
+    for group_id in np.unique(group_ids):
+        members = counts & (group_ids == group_id)
+        if members.any():
+            penalties[members] = lost[members] - lost[members].mean()
+    return penalties

@@ -9,8 +9,11 @@ B: rows, T: padded length, N: completion tokens of a micro-batch.
 """
 
 import json
+import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -33,8 +36,12 @@ _FILE = "reference.safetensors"
 class Reference(Protocol):
     """What the trainer asks of a reference. All ranks call every method together."""
 
-    def logprobs(self, batch: Batch) -> Tensor:
-        """Log probability [N] of the completion tokens, at the sampler's temperature."""
+    def logprobs(self, batches: Sequence[Batch]) -> list[Tensor]:
+        """Log probability [N] of each one's completion tokens, at the sampler's temperature."""
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """What is worth knowing of the last call."""
         ...
 
     def after_step(self, step: int) -> None:
@@ -115,6 +122,10 @@ class FrozenModel:
 class Unchanging:
     """A reference that never changes and comes from elsewhere."""
 
+    def metrics(self) -> dict[str, float]:
+        """Nothing to know."""
+        return {}
+
     def after_step(self, step: int) -> None:
         """Nothing happens."""
 
@@ -129,41 +140,56 @@ class _AdapterOff(Unchanging):
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
 
-    def logprobs(self, batch: Batch) -> Tensor:
-        return self._policy.score(batch, adapter=False)
+    def logprobs(self, batches: Sequence[Batch]) -> list[Tensor]:
+        return [self._policy.score(batch, adapter=False) for batch in batches]
 
 
-class _Copy:
+class _Copy(Unchanging):
+    """A model on every rank; one that follows the policy keeps its moving average in float32.
+
+    In bfloat16 most of a small step would round to nothing: with a mix of 0.01 it hardly moved.
+    """
+
     def __init__(self, model: Any, setting: ReferenceSetting, every: int, mix: float) -> None:
         device = setting.policy.ranks.device
         self._module = PolicyModule(model, chunk=setting.logprob_chunk).to(device).eval()
         self._module.requires_grad_(False)
         self._setting, self._every, self._mix = setting, every, mix
+        self._parameters = dict(self._module.model.named_parameters())
+        averages = every > 0 and mix < 1
+        self._average = {n: p.float() for n, p in self._parameters.items()} if averages else {}
 
     @torch.no_grad()
-    def logprobs(self, batch: Batch) -> Tensor:
-        return self._module(batch.token_ids, batch.mask, self._setting.temperature)[0]
+    def logprobs(self, batches: Sequence[Batch]) -> list[Tensor]:
+        temperature = self._setting.temperature
+        return [self._module(b.token_ids, b.mask, temperature)[0] for b in batches]
 
     @torch.no_grad()
     def after_step(self, step: int) -> None:
         if not self._every or step % self._every:
             return
         new = self._setting.policy.weights()  # on rank 0
-        for name, parameter in self._module.model.named_parameters():
+        for name, parameter in self._parameters.items():
             moved = new[name].to(parameter) if new else torch.empty_like(parameter)
             dist.broadcast(moved, 0)
-            parameter.copy_(parameter.float().lerp(moved.float(), self._mix))
+            if self._average:
+                moved = self._average[name].lerp_(moved.float(), self._mix)
+            parameter.copy_(moved)
 
     def save(self, folder: Path) -> None:
         if self._every and self._setting.policy.ranks.first:
-            state = {n: p.contiguous().cpu() for n, p in self._module.model.named_parameters()}
-            save_file(state, folder / _FILE)
+            state = self._average or self._parameters
+            save_file({n: tensor.contiguous().cpu() for n, tensor in state.items()}, folder / _FILE)
 
+    @torch.no_grad()
     def load(self, folder: Path) -> None:
-        if self._every:
-            state = load_file(folder / _FILE)
-            for name, parameter in self._module.model.named_parameters():
-                parameter.data.copy_(state[name])
+        if not self._every:
+            return
+        state = load_file(folder / _FILE)
+        for name, parameter in self._parameters.items():
+            parameter.copy_(state[name])
+            if self._average:
+                self._average[name].copy_(state[name])
 
 
 def _require_same_tokens(teacher: Path, student: Path) -> None:
@@ -182,6 +208,7 @@ def _require_same_tokens(teacher: Path, student: Path) -> None:
 
 
 _AT_ONCE = 32  # requests in flight
+_PASSING = (httpx.codes.REQUEST_TIMEOUT, httpx.codes.TOO_MANY_REQUESTS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,6 +219,7 @@ class Endpoint:
         url: of its OpenAI-compatible API, with /v1.
         model: the name it serves the teacher under.
         timeout: seconds for one row.
+        max_retries: further attempts at a row that got no answer, or one that blames the server.
 
     """
 
@@ -200,6 +228,7 @@ class Endpoint:
     url: str
     model: str
     timeout: float
+    max_retries: int
 
     def start(self, setting: ReferenceSetting) -> Reference:
         """Connect at the first batch."""
@@ -209,36 +238,59 @@ class Endpoint:
 
 class _Remote(Unchanging):
     def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
+        self._endpoint, self._where = endpoint, f"reference.url={endpoint.url}"
+        self._url = f"{endpoint.url.rstrip('/')}/completions"
         self._http = httpx.Client(timeout=endpoint.timeout)
+        self._retries: list[str] = []  # what went wrong, of the last call; appending is atomic
 
-    def logprobs(self, batch: Batch) -> Tensor:
-        mask = batch.mask.cpu()
-        ends = [int(row.nonzero().max()) + 1 if row.any() else 0 for row in mask]
-        rows = [ids[:end].tolist() for ids, end in zip(batch.token_ids.cpu(), ends, strict=True)]
+    def metrics(self) -> dict[str, float]:
+        return {"train/reference_retries": float(len(self._retries))}
+
+    def logprobs(self, batches: Sequence[Batch]) -> list[Tensor]:
+        """Ask for the rows of all micro-batches together: the server waits for none of ours."""
+        self._retries = []
+        masks = [batch.mask.cpu() for batch in batches]
+        texts = [
+            ids[: int(row.nonzero().max()) + 1].tolist() if row.any() else []
+            for batch, mask in zip(batches, masks, strict=True)
+            for ids, row in zip(batch.token_ids.cpu(), mask, strict=True)
+        ]
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            scores = list(pool.map(self._score, rows))
-        whole = torch.zeros(mask.shape)
-        for row, found in zip(whole, scores, strict=True):
-            row[: len(found)] = torch.tensor(found)
-        return whole[mask].to(batch.rollout_logprobs)
+            scores = pool.map(self._score, texts)
+            logprobs = []
+            for batch, mask in zip(batches, masks, strict=True):
+                whole = torch.zeros(mask.shape)
+                for row, score in zip(whole, islice(scores, len(whole)), strict=True):
+                    row[: len(score)] = torch.tensor(score)
+                logprobs.append(whole[mask].to(batch.rollout_logprobs))
+        return logprobs
 
     def _score(self, token_ids: list[int]) -> list[float]:
         """Logprob of each token; 0 for the first."""
         if not token_ids:
             return []
-        where = f"reference.url={self._endpoint.url}"
         body = {"model": self._endpoint.model, "prompt": token_ids, "max_tokens": 1}
-        try:
-            answer = self._http.post(
-                f"{self._endpoint.url.rstrip('/')}/completions", json={**body, "prompt_logprobs": 0}
-            )
-        except httpx.HTTPError as error:
-            raise RunFailed(f"{where} did not answer ({type(error).__name__}: {error})") from error
-        if answer.status_code != httpx.codes.OK:
-            raise RunFailed(f"{where} answered {answer.status_code}: {answer.text[:300]}")
-        entries = answer.json()["choices"][0].get("prompt_logprobs")
+        answer = self._answer({**body, "prompt_logprobs": 0})
+        entries = answer["choices"][0].get("prompt_logprobs")
         if not entries:
-            raise RunFailed(f"{where} returns no prompt_logprobs: it must be a vLLM server")
+            raise RunFailed(f"{self._where} returns no prompt_logprobs: it must be a vLLM server")
         pairs = zip(entries[1:], token_ids[1:], strict=True)
         return [0.0, *(entry[str(token)]["logprob"] for entry, token in pairs)]
+
+    def _answer(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Ask until there is an answer, at most `max_retries` times more than once."""
+        problem = ""
+        for attempt in range(self._endpoint.max_retries + 1):
+            if attempt:
+                self._retries.append(problem)
+                time.sleep(min(0.25 * 2**attempt, 8.0))
+            try:
+                answer = self._http.post(self._url, json=body)
+                if answer.status_code == httpx.codes.OK:
+                    return answer.json()
+                problem = f"answered {answer.status_code}: {answer.text[:300]}"
+                if answer.status_code < 500 and answer.status_code not in _PASSING:
+                    break  # it is the question, and would be the same one again
+            except (httpx.HTTPError, ValueError) as error:  # ValueError: a body cut short
+                problem = f"did not answer ({type(error).__name__}: {error})"
+        raise RunFailed(f"{self._where} {problem}")

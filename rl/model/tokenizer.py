@@ -53,8 +53,12 @@ class Tokenizer:
             self._special_id(config.get(key)) for key in ("eos_token", "pad_token", "unk_token")
         )
 
+    def spell_special_tokens(self, spelled: bool = True) -> None:
+        """From now on, special tokens written out in a text are text, or become those tokens."""
+        self._inner.encode_special_tokens = spelled
+
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """Return the ids of `text`; special tokens written out in it become those tokens."""
+        """Return the ids of `text`."""
         return self._inner.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
@@ -92,12 +96,58 @@ def load_renderer(folder: Path, name: str, *, keep_thinking: bool = False) -> Re
         # Then a new user message needs no re-rendering: the next prompt extends the sampled tokens.
         config = config.model_copy(update={"thinking_retention": "all"})
     try:
-        return create_renderer(tokenizer, config)
+        renderer = create_renderer(tokenizer, config)
     except AssertionError as error:  # how a renderer says that a special token is missing
         raise ValueError(
             f"renderer {name!r} does not fit the tokenizer in {folder}: {error}; set "
             f"model.renderer to the model's own family: {_listed()}"
         ) from error
+    _spell_what_is_said(renderer, tokenizer)
+    return renderer
+
+
+# Whatever a format may write by itself, and no special token in what anybody says.
+_CONVERSATION: Any = [
+    {"role": "system", "content": "Be kind."},
+    {"role": "user", "content": "How much is 2 + 3?"},
+    {
+        "role": "assistant",
+        "content": "Wait.",
+        "reasoning_content": "Add.",
+        "tool_calls": [
+            {"id": "call_0", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
+        ],
+    },
+    {"role": "tool", "tool_call_id": "call_0", "name": "f", "content": "5"},
+    {"role": "assistant", "content": "5"},
+    {"role": "user", "content": "Thanks."},
+]
+_TOOLS: Any = [{"name": "f", "description": "Adds.", "parameters": {"type": "object"}}]
+
+
+def _spell_what_is_said(renderer: Renderer, tokenizer: Tokenizer) -> None:
+    """Let nobody's text end a turn or open another by spelling a special token.
+
+    Only where the format itself writes special tokens by their ids: a conversation that has none in
+    its text must come out the same.
+    """
+
+    def rendered() -> list[list[int]] | None:
+        try:
+            return [
+                renderer.render_ids(
+                    _CONVERSATION[:end], tools=tools, add_generation_prompt=end != 5
+                )
+                for end in (2, 4, 5, 6)
+                for tools in (None, _TOOLS)
+            ]
+        except Exception:  # noqa: BLE001 a format without tools or system messages
+            return None
+
+    before = rendered()
+    tokenizer.spell_special_tokens()
+    if before is None or rendered() != before:
+        tokenizer.spell_special_tokens(False)
 
 
 def decoded(renderer: Renderer, token_ids: Sequence[int]) -> str:

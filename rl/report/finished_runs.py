@@ -1,5 +1,7 @@
 """Finished runs, read back from their folders: settings, overrides, metrics, and how to go on."""
 
+import os
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +13,7 @@ from omegaconf import OmegaConf
 from rl.run.folder import RunFolder
 from rl.run.metrics import Row, read_metrics
 
+_WORDS = {"true", "false", "null", "nan", "inf"}  # that Hydra takes for something else
 RUN_KEYS = {"seed", "run_name", "resume", "output_dir"}  # differ between runs of one experiment
 
 
@@ -47,8 +50,12 @@ class RunResult:
     @property
     def failed(self) -> bool:
         """True when it ended before its last step."""
-        wanted = int((self.config or {}).get("max_steps", 1))
-        return self.error is not None or not self.rows or self.num_steps < wanted
+        return self.error is not None or not self.rows or self.num_steps < self.max_steps
+
+    @property
+    def max_steps(self) -> int:
+        """Optimizer steps of the whole run; one more than there are where nobody knows."""
+        return int((self.config or {}).get("max_steps", self.num_steps + 1))
 
     def same_as(self, other: "RunResult") -> bool:
         """True when the two differ in nothing but the seed, as far as it is known."""
@@ -71,18 +78,55 @@ def result_of(folder: RunFolder, error: str | None = None) -> RunResult:
 
 
 def resume_command(folder: RunFolder) -> str:
-    """The command line that takes the run up where its last checkpoint left it."""
+    """The command line that takes the run up where its last checkpoint left it, as it is typed."""
+    record = _record(folder)
     kept = [item for item in read_overrides(folder) if key_of(item) not in {"run_name", "resume"}]
-    return shlex.join(["python", "train.py", *kept, f"run_name={folder.name}", "resume=true"])
+    name = _quoted(str(record.get("run_name", folder.name)))
+    command = record.get("command", ["python", "train.py"])
+    line = shlex.join([*command, *kept, f"run_name={name}", "resume=true"])
+    place = record.get("started_in", os.getcwd())
+    return line if place == os.getcwd() else f"cd {shlex.quote(place)} && {line}"
+
+
+def _quoted(text: str) -> str:
+    """The text as Hydra's command line takes it for a text."""
+    is_plain = re.fullmatch(r"[A-Za-z_][\w./-]*( [\w./-]+)*", text, re.ASCII) is not None
+    if is_plain and text.lower() not in _WORDS:
+        return text
+    escaped = re.sub(r"(\\*)('|$)", lambda m: 2 * m[1] + ("\\'" if m[2] else ""), text)
+    return f"'{escaped}'"
+
+
+def how_to_go_on(folder: RunFolder) -> str:
+    """What of an unfinished run is saved and what is lost, and the command that takes it up."""
+    done = steps_done(read_metrics(folder))
+    if not done:
+        return "no step was done: nothing is lost, and the name is free"
+    saved = folder.num_saved_steps()
+    if not saved:
+        lost = f"its {done} steps are in no checkpoint (trainer.checkpoint_every): they are lost"
+    elif saved < done:
+        lost = f"{saved} of its {done} steps are in the last checkpoint; {done - saved} are lost"
+    else:
+        lost = f"all of its {saved} steps are in the last checkpoint"
+    return f"{lost}\ngo on  {resume_command(folder)}"
 
 
 def read_overrides(folder: RunFolder) -> list[str]:
     """The run's command-line overrides as `key=value`; none when there is no such file."""
+    return [str(item) for item in _record(folder).get("overrides") or []]
+
+
+def _record(folder: RunFolder) -> dict[str, Any]:
+    """What was noted of how the run was started."""
     if not folder.overrides.exists():
-        return []
+        return {}
     content = OmegaConf.to_container(OmegaConf.load(folder.overrides))
-    items = content.get("overrides", []) if isinstance(content, dict) else content
-    return [str(item) for item in items or []]
+    return (
+        {str(k): v for k, v in content.items()}
+        if isinstance(content, dict)
+        else {"overrides": content}
+    )
 
 
 def meaningful(overrides: Sequence[str]) -> tuple[str, ...]:

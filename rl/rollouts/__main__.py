@@ -31,7 +31,9 @@ from rl.run.status import Status
 from rl.sampling.chat import ChatSetting
 from rl.sampling.demonstrations import Imitator
 from rl.sampling.player import Player
+from rl.sampling.prompt_lengths import fitting
 from rl.sampling.sampler import PolicySampler
+from rl.sampling.watchdog import Watchdog
 
 
 def _imitate(run: Run, sampler: Imitator, env: Environment, renderer: Renderer) -> PlayGroup:
@@ -76,7 +78,7 @@ async def main(run_folder: RunFolder) -> None:
     run, status = Run.load(run_folder.config), Status(run_folder, "rollouts")
     status.set("loading the environment")
     env: Environment = build(run.env)()
-    examples = ExampleOrder(env.pools("train"), run.seed)
+    pools = env.pools("train")
     sampler = build(run.sampler)()
     start, version, tally = run_folder.resumed(), LiveVersion(), RequestTally()
     async with AsyncExitStack() as stack:
@@ -84,7 +86,10 @@ async def main(run_folder: RunFolder) -> None:
         if sampler.uses_vllm:
             setting = _setting(run, run_folder, env, sampler, version, tally)
             chat = await stack.enter_async_context(build(run.client)().connect(setting))
-            player = Player(sampler, env, chat)
+            status.set("measuring prompts")
+            pools = fitting(env, pools, chat, run.max_seq_len)
+            watchdog = stack.enter_context(Watchdog(status.set))
+            player = Player(sampler, env, chat, watchdog)
             play_group = player.play_group
             evaluator = evaluator_of(run, run_folder, env, player)
         else:
@@ -92,7 +97,7 @@ async def main(run_folder: RunFolder) -> None:
             play_group = _imitate(run, sampler, env, renderer)
         dispatcher = Dispatcher(
             play_group=play_group,
-            examples=examples,
+            examples=ExampleOrder(pools, run.seed),
             credit=Crediting(
                 build(run.truncation),
                 build(run.reward)(),

@@ -37,6 +37,8 @@ def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
         **{f"reward/{name}": value for name, value in mean_rewards(rollouts).items()},
         **{f"stop/{reason}": share for reason, share in stop_shares(rollouts).items()},
     }
+    if any(rollout.blocked_time for rollout in rollouts):
+        metrics["rollout/blocked"] = average([rollout.blocked_time > 0 for rollout in rollouts])
     by_env: dict[str, list[Rollout]] = defaultdict(list)
     for group in groups:
         by_env[group.example.env] += group.rollouts

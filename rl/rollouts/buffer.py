@@ -44,7 +44,7 @@ class FifoBuffer:
 
     def why_useless(self, group: Group) -> str:
         """Return why a group is not trained on, in a word for metrics; empty if it is."""
-        return "unscorable" if not _rewards(group) else ""
+        return _useless(group)
 
     def draw(
         self, step: int, count: int, max_staleness: int, running: Collection[int]
@@ -91,9 +91,9 @@ class DifficultyBuffer(FifoBuffer):
 
     def why_useless(self, group: Group) -> str:
         """Return the first of the reasons that applies."""
+        if reason := _useless(group):
+            return reason
         rewards = _rewards(group)
-        if not rewards:
-            return "unscorable"
         mean = sum(rewards) / len(rewards)
         if self.min_reward is not None and mean < self.min_reward:
             return "too_hard"
@@ -103,6 +103,13 @@ class DifficultyBuffer(FifoBuffer):
         shaped = [credit.reward for credit in group.credits if credit.reward is not None]
         spread = max(shaped) - min(shaped) if shaped else 0.0
         return "zero_spread" if spread < self.min_spread else ""
+
+
+def _useless(group: Group) -> str:
+    if not _rewards(group):
+        return "unscorable"
+    # Scored, but its prompt left no room: it would fill a batch with nothing to train on.
+    return "" if any(rollout.sequences for rollout in group.rollouts) else "without_tokens"
 
 
 def _rewards(group: Group) -> list[float]:

@@ -79,6 +79,7 @@ class Dispatcher:
         self._rejected_in_a_row: list[list[float]] = []  # rewards of each of these groups
         self._extremes = list(self.state.extremes)
         self._over: NoMoreBatches | None = None
+        self._stopped = False
         self.buffer.load(self.state.buffer)
         self._next_step = self.step
         self._running: dict[int, int] = {}  # group index -> version it was started under
@@ -165,16 +166,17 @@ class Dispatcher:
         """Wait for the groups of a step, and take them.
 
         Raises:
-            NoMoreBatches: the buffer takes nothing any more.
+            NoMoreBatches: the buffer takes nothing any more, or somebody wants the run to end.
 
         """
         drawn: list[Group] | None = None
 
         def ready() -> bool:
             nonlocal drawn
-            drawn = self.buffer.draw(
-                step, self.groups_per_step, self.max_staleness, self._running.values()
-            )
+            if not self._stopped:
+                drawn = self.buffer.draw(
+                    step, self.groups_per_step, self.max_staleness, self._running.values()
+                )
             return drawn is not None or self._over is not None
 
         async with self._changed:
@@ -185,6 +187,12 @@ class Dispatcher:
         self._untrained -= {group.index for group in drawn}
         self._next_step = step + 1
         return drawn
+
+    async def stop(self) -> None:
+        """Give no further batch, not even one that is ready: somebody wants the run to end."""
+        async with self._changed:
+            self._over, self._stopped = NoMoreBatches("stopped, as asked", solved=True), True
+            self._changed.notify_all()
 
     def progress(self) -> str:
         """Return what is being waited for, for the screen."""

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import NoReturn, Self
+from typing import Self
 
 _PR_SET_PDEATHSIG = 1
 _GRACE_S = 1.0
@@ -64,16 +64,30 @@ def end_groups(groups: Sequence[int], grace_s: float = _GRACE_S) -> None:
         deadline += 1.0
 
 
+class StopRequest:
+    """What TERM, HUP and USR2 (of a cluster's scheduler) do to us.
+
+    They stop a run as Ctrl-C does, unless `waits`: then the first of them only sets `asked`.
+    """
+
+    def __init__(self) -> None:
+        self.waits = self.asked = False
+
+    def __call__(self, *_: object) -> None:
+        """Handle a signal."""
+        if not self.waits or self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+
 @contextmanager
-def stopped_by_signals() -> Iterator[None]:
-    """TERM and HUP stop the run as Ctrl-C does."""
-
-    def stop(*_: object) -> NoReturn:
-        raise KeyboardInterrupt
-
-    before = {s: signal.signal(s, stop) for s in (signal.SIGTERM, signal.SIGHUP)}
+def stopped_by_signals() -> Iterator[StopRequest]:
+    """Handle signals for as long as the block lasts; yield what they asked for."""
+    stop = StopRequest()
+    numbers = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
+    before = {number: signal.signal(number, stop) for number in numbers}
     try:
-        yield
+        yield stop
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -79,6 +79,16 @@ class RunFolder:
         return self.path / "failures"
 
     @property
+    def stop_request(self) -> Path:
+        """Where this file is, the trainer saves after the present step and ends."""
+        return self.path / "stop"
+
+    @property
+    def dropped_metrics(self) -> Path:
+        """Lines of steps that were done, lost for want of a checkpoint, and done again."""
+        return self.path / "metrics.dropped.jsonl"
+
+    @property
     def warm_start(self) -> Path:
         """The run that makes the model this one starts from, while it lasts."""
         return self.path / "warm-start"
@@ -171,16 +181,25 @@ class RunFolder:
     def clear_processes(self) -> None:
         """Delete what the processes of the run before have left."""
         self.clear_sockets()
-        _remove(self.failures)
-        _remove(self.statuses)
+        for path in (self.failures, self.statuses, self.stop_request):
+            _remove(path)
+
+    def clear_preparations(self) -> None:
+        """Delete what a start that failed has prepared."""
+        for path in (self.built_model, self.warm_start):
+            _remove(path)
 
     def model(self) -> Path:
         """The local folder of the model that the run starts from."""
-        return Path(self._model.read_text().strip())
+        return Path(self._model.read_text().split("\n")[0])
 
-    def set_model(self, folder: Path) -> None:
-        """Record the local folder of the model."""
-        self._model.write_text(f"{folder}\n")
+    def model_fingerprint(self) -> str:
+        """What was recorded of the model's content, nothing where nothing was."""
+        return self._model.read_text().split("\n")[1]
+
+    def set_model(self, folder: Path, fingerprint: str = "") -> None:
+        """Record the local folder of the model, and what tells its content from any other."""
+        self._model.write_text(f"{folder}\n{fingerprint}\n")
 
     @property
     def _model(self) -> Path:
@@ -208,7 +227,12 @@ class RunFolder:
     def complete_checkpoints(self) -> list[Path]:
         """Complete checkpoints, oldest first (incomplete ones have another name)."""
         complete = self.checkpoints.glob("step_[0-9]*")
-        return sorted(complete, key=lambda path: int(path.name.removeprefix("step_")))
+        return sorted(complete, key=_step_of)
+
+    def num_saved_steps(self) -> int:
+        """Steps behind the newest complete checkpoint, 0 without one."""
+        complete = self.complete_checkpoints()
+        return _step_of(complete[-1]) if complete else 0
 
     def resumed(self) -> ResumePoint | None:
         """The newest complete checkpoint, None for a fresh run."""
@@ -217,6 +241,10 @@ class RunFolder:
             return None
         state = json.loads(self.state_of(complete[-1]).read_text())
         return ResumePoint(step=state["step"], folder=complete[-1], rollouts=state["rollouts"])
+
+
+def _step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step_"))
 
 
 def _remove(path: Path) -> None:

@@ -39,12 +39,18 @@ class MetricsFile:
         self._file.flush()
 
     def truncate_after(self, step: int) -> None:
-        """Drop the lines of later steps and any broken line, all at once or not at all."""
+        """Drop the lines of later steps and any broken line, all at once or not at all.
+
+        Later steps will be done again; their lines are kept elsewhere.
+        """
         self._file.close()
         aside = self.path.with_suffix(".tmp")
-        rows = [row for row in read_metrics(self._run_folder) if row["step"] <= step]
+        rows = read_metrics(self._run_folder)
+        if dropped := [row for row in rows if row["step"] > step]:
+            with self._run_folder.dropped_metrics.open("a") as file:
+                file.writelines(json.dumps(row) + "\n" for row in dropped)
         with aside.open("w") as kept:
-            kept.writelines(json.dumps(row) + "\n" for row in rows)
+            kept.writelines(json.dumps(row) + "\n" for row in rows if row["step"] <= step)
             kept.flush()
             os.fsync(kept.fileno())
         aside.replace(self.path)

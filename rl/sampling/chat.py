@@ -44,6 +44,10 @@ class Chat(Protocol):
         """
         ...
 
+    def measure(self, messages: list[Message], tools: ToolSpecs | None) -> int | None:
+        """Return how many tokens a first prompt has; None where only the server can tell."""
+        ...
+
     async def open(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:
         """Return the first prompt of a conversation."""
         ...

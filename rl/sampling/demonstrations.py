@@ -102,7 +102,7 @@ def _as_rollout(
         messages=messages,
         reward=1.0,
         rewards={},
-        stop_reason=StopReason.STOP,
+        stop_reason=StopReason.MAX_TOKENS if messages[-1].get("cut_off") else StopReason.STOP,
         turns=sum(message["role"] == "assistant" for message in messages),
         generation_time=0.0,
     )
@@ -149,6 +149,8 @@ def tokenize(
 def completion_ids(renderer: Renderer, message: Any) -> list[int]:
     """Return what the policy would have sampled to say `message`, stop token included.
 
+    A message that was `cut_off` has none.
+
     Worked out beside an empty question: no format lets a turn's own tokens depend on its history.
     """
     question: Any = {"role": "user", "content": ""}
@@ -163,7 +165,11 @@ def completion_ids(renderer: Renderer, message: Any) -> list[int]:
     ours = [i for i, (sampled, owner) in enumerate(marks) if sampled and owner == 1]
     if not ours or rendered.token_ids[: len(prompt)] != prompt:
         raise ValueError(f"the chat format cannot show this demonstrated turn: {message}")
-    return rendered.token_ids[len(prompt) : ours[-1] + 1]
+    completion = rendered.token_ids[len(prompt) : ours[-1] + 1]
+    if message.get("cut_off"):  # nobody sampled its end
+        stops = set(renderer.get_stop_token_ids())
+        completion = completion[: next((i for i, t in enumerate(completion) if t in stops), None)]
+    return completion
 
 
 def _reasons(message: Message) -> bool:

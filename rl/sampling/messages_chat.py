@@ -6,26 +6,50 @@ counts tokens and gives none away, so nothing said here can be trained on.
 
 import asyncio
 import json
+import math
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import aiohttp
+import msgspec
 
-from envs.messages import Message, assistant
+from envs.messages import Message, assistant, parse_json
 from rl.inference.client import Completion, GenerationError
 from rl.sampling.chat import ChatSetting, Prompt, ToolSpecs
 from rl.sampling.clock import Seats
 from rl.sampling.sampler import PolicySampler
+from rl.sampling.tool_calls import checked_call, mistaken_call
 
 _LONGEST_PAUSE_S = 60.0
+_LARGEST_ANSWER = 32 << 20  # bytes
 _REMEDIES = {
     401: "the server refused the key in {key}: set that variable, or client.api_key_variable",
     403: "the server refuses this model to the key in {key}: use another client.model or key",
     404: "the server knows no model client.model={model} (or client.url is not its .../v1)",
 }
+
+
+class _Spoken(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[Any] | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Spoken
+    finish_reason: Any = None
+
+
+class _Answer(msgspec.Struct):
+    choices: list[_Choice]
+
+
+class _Usage(msgspec.Struct):
+    completion_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +88,9 @@ class MessagesClient:
         """Open the connections; a missing key is left out, for local servers want none."""
         key = os.environ.get(self.api_key_variable)
         async with aiohttp.ClientSession(
-            headers={"Authorization": f"Bearer {key}"} if key else {},
+            headers={"Accept-Encoding": "identity"}
+            | ({"Authorization": f"Bearer {key}"} if key else {}),
+            auto_decompress=False,
             connector=aiohttp.TCPConnector(limit=setting.sampler.max_concurrent),
             timeout=aiohttp.ClientTimeout(total=setting.sampler.rollout_timeout),
         ) as session:
@@ -82,6 +108,14 @@ class MessagesChat:
 
     async def ready(self) -> None:
         """Nothing: words have no history of tokens."""
+
+    def measure(
+        self,
+        messages: list[Message],  # noqa: ARG002
+        tools: ToolSpecs | None,  # noqa: ARG002
+    ) -> int | None:
+        """Its tokens are the server's."""
+        return None
 
     async def open(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:
         """The messages as they are."""
@@ -135,24 +169,25 @@ class MessagesChat:
         if answer is None:
             return SpokenCompletion([], [], [], cut_off=True, message=assistant(""), too_long=True)
         try:
-            choice = answer["choices"][0]
-            spoken: dict[str, Any] = choice["message"]
-        except (KeyError, IndexError, TypeError) as error:
+            choice = msgspec.convert(answer, _Answer).choices[0]
+            usage = msgspec.convert(answer.get("usage") or {}, _Usage)
+        except (msgspec.ValidationError, IndexError) as error:
             shown = json.dumps(answer)[:200]
             raise GenerationError(
                 f"client.url={self.endpoint.url} did not answer as the OpenAI API does: {shown}"
             ) from error
-        message = assistant(spoken.get("content") or "")
-        if thought := spoken.get("reasoning_content") or spoken.get("reasoning"):
+        spoken = choice.message
+        message = assistant(spoken.content or "")
+        if thought := spoken.reasoning_content or spoken.reasoning:
             message["reasoning_content"] = thought
-        if spoken.get("tool_calls"):
-            message["tool_calls"] = spoken["tool_calls"]
+        if spoken.tool_calls:
+            message["tool_calls"] = [_call(i, c) for i, c in enumerate(spoken.tool_calls)]
         return SpokenCompletion(
             token_ids=[],
             logprobs=[],
             versions=[],
-            cut_off=choice.get("finish_reason") == "length",
-            num_untracked_tokens=(answer.get("usage") or {}).get("completion_tokens", 0),
+            cut_off=choice.finish_reason == "length",
+            num_untracked_tokens=usage.completion_tokens or 0,
             message=message,
         )
 
@@ -163,10 +198,10 @@ class MessagesChat:
         for attempt in range(tries + 1):
             try:
                 url = f"{endpoint.url.rstrip('/')}/chat/completions"
-                async with self.session.post(url, json=body) as response:
-                    status, text = response.status, await response.text()
+                async with self.session.post(url, json=body, allow_redirects=False) as response:
+                    status, text = response.status, await _text(response, where)
                     pause = _pause(response.headers.get("Retry-After"), attempt)
-            except (aiohttp.ClientConnectionError, aiohttp.InvalidURL) as error:
+            except aiohttp.ClientError as error:
                 status, text, pause = 0, f"is out of reach ({error})", _pause(None, attempt)
             if status == 200:
                 return _decoded(text, where)
@@ -182,7 +217,8 @@ class MessagesChat:
         endpoint = self.endpoint
         if status == 0:
             return f"{where} {text}: is the server running, and is that its address?"
-        said = " ".join(text.split())[:200]
+        printable = "".join(c if c.isprintable() else " " for c in text[:1000])
+        said = " ".join(printable.split())[:200]
         if remedy := _REMEDIES.get(status):
             told = remedy.format(key=endpoint.api_key_variable, model=endpoint.model)
             return f"{where} answered {status}: {told}. It said: {said}"
@@ -218,15 +254,43 @@ def _as_text(arguments: Any) -> str:
 
 def _decoded(text: str, where: str) -> Any:
     try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
+        return parse_json(text)
+    except ValueError as error:
         raise GenerationError(f"{where} did not answer with JSON: {text[:200]!r}") from error
+
+
+async def _text(response: aiohttp.ClientResponse, where: str) -> str:
+    """The answer, up to a size that no completion has. Compressed ones were not asked for."""
+    if "Content-Encoding" in response.headers:
+        raise GenerationError(
+            f"{where} compresses its answers though it was asked not to, and what is small on the "
+            "wire may be gigabytes here: turn that off"
+        )
+    data = bytearray()
+    async for chunk in response.content.iter_any():
+        data += chunk
+        if len(data) > _LARGEST_ANSWER:
+            raise GenerationError(
+                f"{where} answers with more than {_LARGEST_ANSWER >> 20} MiB: that is no completion"
+            )
+    return data.decode("utf-8", "replace")
+
+
+def _call(index: int, call: Any) -> Message:
+    """A tool call as the server parsed it; one that is malformed says so to the policy."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        return mistaken_call(f"call_{index}", json.dumps(call), "the tool call is malformed")
+    call_id, arguments = call.get("id") or f"call_{index}", function.get("arguments") or {}
+    return checked_call(call_id, function.get("name"), arguments, json.dumps(function))
 
 
 def _pause(retry_after: str | None, attempt: int) -> float:
     """Seconds to wait: what the server asks for, else 0.5, 1, 2, ...; never above a minute."""
     try:
-        wanted = float(retry_after) if retry_after else 0.5 * 2**attempt
+        pause = float(retry_after) if retry_after else math.nan
     except ValueError:  # a date, which hardly any server sends
-        wanted = 0.5 * 2**attempt
-    return min(max(wanted, 0.0), _LONGEST_PAUSE_S)
+        pause = math.nan
+    if math.isnan(pause):
+        pause = 0.5 * 2.0 ** min(attempt, 10)
+    return min(max(pause, 0.0), _LONGEST_PAUSE_S)

@@ -25,6 +25,7 @@ from rl.sampling.reward_names import check_names, weighted_sum
 from rl.sampling.rows import Rows
 from rl.sampling.sampler import PolicySampler
 from rl.sampling.speaker import Speaker
+from rl.sampling.watchdog import Watchdog
 
 
 @dataclass
@@ -34,6 +35,7 @@ class Player:
     sampler: PolicySampler
     env: Environment
     chat: Chat
+    watchdog: Watchdog | None = None
     _checked: set[str] = field(default_factory=set)  # environments that score what is weighted
     _places: dict[str, asyncio.Semaphore] = field(default_factory=dict)  # by environment
 
@@ -120,6 +122,7 @@ class Player:
             tool_errors=episode.tool_errors,
             error=error,
             num_untracked_tokens=rows.num_untracked_tokens,
+            blocked_time=self.watchdog.blocked() if self.watchdog else 0.0,
         )
 
     async def _converse(self, start: "_Start", episode: Episode, rows: Rows) -> StopReason:

@@ -55,6 +55,10 @@ class RendererChat:
     async def ready(self) -> None:
         """Nothing: `connect` renders by itself, and knows."""
 
+    def measure(self, messages: list[Message], tools: ToolSpecs | None) -> int | None:
+        """Render it."""
+        return len(render(self.renderer, messages, tools))
+
     async def open(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:
         """Render the opening messages."""
         return Prompt(messages, tools, render(self.renderer, messages, tools))

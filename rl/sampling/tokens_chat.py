@@ -51,6 +51,14 @@ class TokensChat(RendererChat):
             choices = "fork or refuse; client=renderer client.on_rewrite=extend keeps it"
             report_rewriting(on_rewrite, choices)
 
+    def measure(
+        self,
+        messages: list[Message],  # noqa: ARG002
+        tools: ToolSpecs | None,  # noqa: ARG002
+    ) -> int | None:
+        """Not before vLLM is up."""
+        return None
+
     async def open(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:
         """Let the server render the opening messages."""
         return Prompt(messages, tools, await self.client.tokenize(messages, tools))

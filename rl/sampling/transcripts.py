@@ -14,9 +14,12 @@ from glob import glob
 from pathlib import Path
 from random import Random
 
+from envs.episode import StopReason
 from envs.messages import Message
 from envs.protocol import Environment
 from rl.sampling.demonstrations import Imitator
+
+_CUT_OFF = {reason.value for reason in StopReason if reason.truncated}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,11 +59,14 @@ class TranscriptSampler(Imitator):
 def read_conversations(path: str, min_reward: float | None) -> list[list[Message]]:
     """Return the conversations of all files that match, files by name and lines in order.
 
+    A last turn that was cut off has `cut_off`: it ends without a stop token. One that was cut off
+    in a thought or a tool call is left out, for no format can show it.
+
     Raises:
         ValueError: a line is no JSON object with `messages`.
 
     """
-    found = []
+    conversations: list[list[Message]] = []
     for name in sorted(glob(str(Path(path).expanduser()))):
         for number, line in enumerate(Path(name).read_text(encoding="utf-8").splitlines(), 1):
             try:
@@ -70,7 +76,16 @@ def read_conversations(path: str, min_reward: float | None) -> list[list[Message
                 raise ValueError(
                     f"{name}, line {number}: no JSON object with `messages` ({error!r})"
                 ) from error
-            wanted = min_reward is None or (reward is not None and reward >= min_reward)
-            if wanted and messages and messages[-1].get("role") == "assistant":
-                found.append(messages)
-    return found
+            good = min_reward is None or (reward is not None and reward >= min_reward)
+            if not good or not messages or messages[-1].get("role") != "assistant":
+                continue
+            if record.get("stop_reason") not in _CUT_OFF:
+                conversations.append(messages)
+            elif _can_be_cut_off(messages[-1]):
+                conversations.append([*messages[:-1], {**messages[-1], "cut_off": True}])
+    return conversations
+
+
+def _can_be_cut_off(message: Message) -> bool:
+    """Whether rendering it closes nothing that was left open: a thought, a tool call."""
+    return bool(message.get("content")) and not message.get("tool_calls")

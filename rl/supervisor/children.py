@@ -10,13 +10,15 @@ from rl.config.schema import Run
 from rl.config.transport import transport
 from rl.inference.routes import healthy
 from rl.inference.server import VLLMServer, adapter_room, has_gpu, vllm_child
-from rl.run.child import Child, Reaper, end_groups, last_lines
+from rl.run.child import Child, Reaper, StopRequest, end_groups, last_lines
 from rl.run.failure import RunFailed, first_failure
 from rl.run.folder import RunFolder
 from rl.run.status import Status
 
 _TICK_S = 0.25
 _HEALTH_EVERY_S = 5.0
+_SAVING_S = 30.0  # how long after vLLM's end the trainer may take to save what it has
+STOPPING = "stopping after this step; its checkpoint comes first (a second signal ends at once)"
 
 
 class Children:
@@ -62,8 +64,11 @@ class Children:
         self._children[name] = child
         child.start()
 
-    def watch(self, tick: Callable[[], None]) -> None:
-        """Return when every trainer rank has finished; raise RunFailed when anything else ends."""
+    def watch(self, tick: Callable[[], None], stop: StopRequest) -> None:
+        """Return when every trainer rank has finished; raise RunFailed when anything else ends.
+
+        Who asks for the end gets it after the present step; before the first step, at once.
+        """
         trainers = [child for name, child in self._children.items() if name.startswith("trainer")]
         while True:
             tick()
@@ -73,6 +78,11 @@ class Children:
             if any(not (n.startswith("trainer") and status == 0) for n, status in ended.items()):
                 self._fail(ended)
             self._watch_server()
+            if stop.asked and not self._ready:
+                raise KeyboardInterrupt
+            if stop.asked and not self._run_folder.stop_request.exists():
+                self._run_folder.stop_request.touch()
+                print(STOPPING, flush=True)  # noqa: T201 ours is the terminal
             self._reaper.ensure_alive()
             time.sleep(_TICK_S)
 

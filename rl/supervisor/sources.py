@@ -1,12 +1,15 @@
 """The source files that something made here depends on: whole packages, and what a module uses."""
 
 import ast
+import importlib.util
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import Any
 
+from rl.config.schema import ConfigError
 from rl.config.signatures import Module, source
 
 ROOT = Path(__file__).parents[2]
@@ -32,6 +35,44 @@ def module_files(names: Iterable[str], apart_from: Iterable[str] = ()) -> list[P
             files[name] = module.path
             waiting += _imports(module)
     return sorted(set(files.values()))
+
+
+def check_imports(config: Mapping[str, Any]) -> None:
+    """Raise ConfigError for each node whose module cannot be imported, as far as can be seen.
+
+    Some are imported by the trainer alone, half a minute later and without a word of which it was.
+    """
+    problems: list[str] = []
+    for group, node in config.items():
+        target = node.get("_target_") if isinstance(node, Mapping) else None
+        if not isinstance(target, str):
+            continue
+        for path in module_files([target.rpartition(".")[0]]):
+            missing = {name for name in _needed(path) if _top_is_missing(name)}
+            problems += [
+                f"{group}: {target} cannot be imported, for {path} imports {name}, which is not "
+                "installed"
+                for name in sorted(missing)
+            ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _needed(path: Path) -> Iterator[str]:
+    """What a file imports without an `if` or a `try`."""
+    for node in ast.parse(path.read_bytes()).body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            yield node.module
+
+
+@cache
+def _top_is_missing(name: str) -> bool:
+    top = name.partition(".")[0]
+    if top in sys.stdlib_module_names or top in sys.modules:
+        return False
+    return importlib.util.find_spec(top) is None
 
 
 @cache

@@ -10,9 +10,11 @@ ends theirs.
 """
 
 import json
+import os
 import shutil
-from collections.abc import Callable
-from contextlib import ExitStack
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -24,13 +26,18 @@ from rl.config.build import build, construct
 from rl.config.check import check
 from rl.config.resume_rules import run_folder_problems
 from rl.config.schema import ConfigError, Run
+from rl.model.folder import fingerprint
+from rl.report.finished_runs import how_to_go_on, steps_done
 from rl.report.screen import Screen, final_summary
-from rl.run.child import Reaper, stopped_by_signals
+from rl.run.child import Reaper, StopRequest, stopped_by_signals
+from rl.run.failure import RunFailed
 from rl.run.folder import RunFolder
 from rl.run.lock import ensure_free, locked
 from rl.run.metrics import column, read_metrics
 from rl.run.status import progress_of, read_statuses
+from rl.supervisor.base_model import model_of
 from rl.supervisor.children import Children
+from rl.supervisor.sources import check_imports
 from rl.supervisor.warm_start import keep_result, warm_start_key, warm_start_run
 
 CONSTRUCTED = (
@@ -44,6 +51,7 @@ def supervise(
     *,
     overrides: list[str],
     choices: dict[str, str],
+    command: Sequence[str],
     compose: Callable[[list[str]], dict[str, Any]],
 ) -> float | None:
     """Do a whole run and return the mean reward of its last ten steps (None without rewards).
@@ -52,6 +60,7 @@ def supervise(
         config: resolved configuration.
         overrides: what the command line changed, as written.
         choices: which file of each group was chosen.
+        command: the command line before its overrides, as written.
         compose: makes a resolved configuration out of overrides.
 
     Raises:
@@ -63,18 +72,31 @@ def supervise(
     run_folder = RunFolder(Path(str(config.get("output_dir")), str(config.get("run_name"))))
     ensure_free(run_folder)
     check(config, choices=choices)
-    main = Run(**config)
-    construct(main, CONSTRUCTED)
-    with stopped_by_signals(), locked(run_folder), Reaper() as reaper:
+    run = Run(**config)
+    construct(run, CONSTRUCTED)
+    check_imports(config)
+    with stopped_by_signals() as stop, locked(run_folder), Reaper() as reaper:
         _check_folder(config)
-        record = {"overrides": overrides, "choices": choices}
-        run_folder.overrides.write_text(yaml.safe_dump(record, sort_keys=False))
-        model = _prepare_model(main, run_folder, reaper, compose)
-        _execute(main, model, reaper)
+        if not read_metrics(run_folder) and not run_folder.resumed():
+            run_folder.clear_preparations()
+        record = {"overrides": overrides, "choices": choices, "command": list(command)}
+        record |= {"started_in": os.getcwd(), "run_name": run.run_name}
+        run_folder.overrides.write_text(yaml.safe_dump(record, sort_keys=False, allow_unicode=True))
+        try:
+            model = model_of(run_folder, lambda: _prepared(run, run_folder, reaper, compose))
+            _say_what_is_done_again(run_folder)
+            _execute(run, model, reaper, stop, waits=True)
+        except RunFailed as error:
+            raise RunFailed(f"{error}\n{how_to_go_on(run_folder)}") from error
+        except KeyboardInterrupt:
+            _say(how_to_go_on(run_folder))
+            raise
         trainer = read_statuses(run_folder).get("trainer.rank0")
         if reason := progress_of(trainer.doing) if trainer else "":
-            _say(f"ended before max_steps={main.max_steps}: {reason}")
+            _say(f"ended before max_steps={run.max_steps}: {reason}")
         _say(final_summary(run_folder))
+    if stop.asked:
+        sys.exit(0)  # nor does a sweep go on
     rewards = column(read_metrics(run_folder), "train/reward")[-10:]
     return sum(rewards) / len(rewards) if rewards else None
 
@@ -85,7 +107,16 @@ def _check_folder(config: dict[str, Any]) -> None:
         raise ConfigError(problems)
 
 
-def _prepare_model(
+def _say_what_is_done_again(run_folder: RunFolder) -> None:
+    saved, done = run_folder.num_saved_steps(), steps_done(read_metrics(run_folder))
+    if saved < done:
+        _say(
+            f"going on after step {saved}: the {done - saved} later ones are in no checkpoint and "
+            f"are done again (their numbers: {run_folder.dropped_metrics})"
+        )
+
+
+def _prepared(
     run: Run,
     run_folder: RunFolder,
     reaper: Reaper,
@@ -102,30 +133,36 @@ def _prepare_model(
         kept.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(supervised.path, ignore_errors=True)
         _say(f"warm start: {first.max_steps} supervised steps, once for this model and environment")
-        _execute(first, source.prepare(supervised.built_model), reaper)
+        _execute(first, source.prepare(supervised.built_model), reaper, StopRequest(), waits=False)
         keep_result(supervised, kept)
     return kept
 
 
-def _execute(run: Run, model: Path, reaper: Reaper) -> None:
+def _execute(run: Run, model: Path, reaper: Reaper, stop: StopRequest, *, waits: bool) -> None:
+    """Start all processes of a run and watch them; `waits`: signals let it save first."""
     run_folder = RunFolder(run.folder)
     run.folder.mkdir(parents=True, exist_ok=True)
     run.save(run_folder.config)
     run_folder.versions.write_text(json.dumps(_versions(), indent=1))
     run_folder.clear_processes()
     run_folder.make_sockets_folder()
-    run_folder.set_model(model)
+    run_folder.set_model(model, fingerprint(model))
     with ExitStack() as stack:
         stack.callback(run_folder.clear_sockets)
-        parts = Children(run, run_folder, reaper)
-        stack.callback(parts.end)
-        parts.start()
+        children = Children(run, run_folder, reaper)
+        stack.callback(children.end)
+        children.start()
         with Screen(run_folder, run.max_steps) as screen:
-            parts.watch(screen.update)
+            stop.waits = waits
+            try:
+                children.watch(screen.update, stop)
+            finally:
+                stop.waits = False
 
 
 def _say(text: str) -> None:
-    print(text, flush=True)  # noqa: T201 this process owns the terminal
+    with suppress(OSError):  # a terminal that was closed
+        print(text, flush=True)  # noqa: T201 this process owns the terminal
 
 
 def _versions() -> dict[str, str]:

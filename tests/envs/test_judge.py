@@ -1,6 +1,8 @@
 """The judge: what it asks a real endpoint, how it reads the verdict, what it does without one."""
 
 import asyncio
+import gzip
+import re
 from contextlib import asynccontextmanager
 
 import pytest
@@ -42,8 +44,9 @@ class Endpoint:
         await asyncio.sleep(self.seconds)
         self.at_once -= 1
         if isinstance(answer, tuple):
-            status, text = answer
-            return web.Response(status=status, text=text)
+            status, text, *headers = answer
+            body = text if isinstance(text, bytes) else text.encode()
+            return web.Response(status=status, body=body, headers=headers[0] if headers else {})
         message = {"role": "assistant", "content": answer}
         return web.json_response({"choices": [{"message": message}]})
 
@@ -142,7 +145,9 @@ async def test_a_judge_that_stays_away_is_an_error_that_says_how_often_it_was_as
         await ask(endpoint)
     assert len(endpoint.requests) == 3
     slow = Endpoint("yes", seconds=1.0)
-    with pytest.raises(JudgeError, match=r"did not answer \(ReadTimeout\), 1 times in a row"):
+    with pytest.raises(
+        JudgeError, match=r"did not answer \((Read)?Timeout(Error)?\), 1 times in a row"
+    ):
         await ask(slow, timeout=0.05, max_retries=0)
     async with serving(Endpoint("yes")) as url:
         gone = Judge(url=url, **KNOBS)
@@ -194,3 +199,39 @@ def test_it_can_be_used_from_one_loop_after_another():
 def test_impossible_knobs_are_refused_with_a_remedy(changes, problem):
     with pytest.raises(ValueError, match=problem):
         Judge(**{"url": "http://x/v1", **KNOBS, **changes})
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (
+            (200, gzip.compress(bytes(10**7)), {"Content-Encoding": "gzip"}),
+            "compresses its answers",
+        ),
+        ((200, b" " * (5 << 20)), "answers with more than 4 MiB: that is no verdict"),
+        ((307, "", {"Location": "http://127.0.0.1:9/"}), "answered 307"),
+        ((200, "[" * 5000), "is no OpenAI-compatible endpoint, it answered: [[["),
+        ((200, b"\xff\xfe"), "is no OpenAI-compatible endpoint, it answered: "),
+        ((200, '{"choices": [{"message": {"content": ["yes"]}}]}'), "is no OpenAI-compatible"),
+        ((200, '{"choices": {"message": 1}}'), "is no OpenAI-compatible endpoint"),
+    ],
+    ids=["bomb", "endless", "redirect", "deep", "no UTF-8", "parts", "no list"],
+)
+async def test_an_endpoint_that_means_harm_is_a_sentence(answer, told):
+    with pytest.raises(JudgeError, match=re.escape(told)):
+        await ask(Endpoint(answer), max_retries=0)
+
+
+async def test_the_timeout_is_of_the_whole_answer_not_of_each_piece():
+    async def trickle(request):
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for _ in range(50):
+            await response.write(b" ")
+            await asyncio.sleep(0.05)
+        return response
+
+    endpoint = Endpoint("yes")
+    endpoint.chat = trickle
+    with pytest.raises(JudgeError, match=r"did not answer \(TimeoutError\)"):
+        await ask(endpoint, timeout=0.3, max_retries=0)

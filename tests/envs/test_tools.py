@@ -141,6 +141,23 @@ def test_a_fault_of_the_tool_is_a_fault_of_the_environment():
         ask(raw("broken", {}), [broken])
 
 
+@pytest.mark.parametrize("blocking", [False, True])
+def test_a_timeout_of_the_tools_own_is_its_fault_not_the_policys(blocking):
+    async def impatient() -> str:
+        """Ask a server."""
+        raise TimeoutError("the server")
+
+    def blocked() -> str:
+        """Ask a server."""
+        raise TimeoutError("the server")
+
+    tool = blocked if blocking else impatient
+    held = episode()
+    with pytest.raises(TimeoutError, match="the server"):
+        ask(raw(tool.__name__, {}), [tool], held)
+    assert held.tool_errors == 0
+
+
 def test_a_slow_tool_is_told_to_the_policy_and_one_that_blocks_does_not_stall_the_others():
     release = threading.Event()
 

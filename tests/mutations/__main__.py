@@ -2,14 +2,13 @@
 
 import argparse
 import json
-import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
@@ -18,6 +17,7 @@ from queue import SimpleQueue
 from rich.console import Console
 from rich.table import Table
 
+from rl.run.child import Child, Reaper
 from tests.mutations.catalogue import MUTATIONS
 from tests.mutations.mutation import REPO, Mutation
 
@@ -51,34 +51,35 @@ def mistaken(mutation: Mutation, root: Path) -> Iterator[None]:
 
 
 def run_tests(root: Path, tests: tuple[str, ...], timeout: float) -> tuple[bool | None, str]:
-    """Return whether they pass, and the first that does not; None where they never started."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    process = subprocess.Popen(
-        [*command, "-m", "not server and not gpu", *tests],
-        cwd=root,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        preexec_fn=lambda: os.nice(10),
-    )
-    try:
-        output, _ = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, 9)
-        process.communicate()
-        return False, f"still running after {timeout:g} s"
+    """Return whether they pass, and the first that does not; None where there is no telling."""
+    command = ["env", "-C", str(root), "nice", "-n", "10", sys.executable, "-m", "pytest", "-x"]
+    command += ["-q", "-p", "no:cacheprovider", "-m", "not server and not gpu", *tests]
+    log, environment = root / "mutation.log", {"PYTHONDONTWRITEBYTECODE": "1"}
+    log.unlink(missing_ok=True)
+    deadline = time.monotonic() + timeout
+    with (
+        Reaper() as reaper,
+        Child("pytest", command, log=log, reaper=reaper, env=environment) as it,
+    ):
+        while it.returncode is None:
+            if time.monotonic() > deadline:
+                return None, f"still running after {timeout:g} s"
+            time.sleep(0.1)
+        status = it.returncode
+    output = log.read_text(errors="replace")
     failed = [line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))]
     first = failed[0].partition(" - ")[0] if failed else output.strip()[-300:]
-    return {0: True, 1: False, 2: False}.get(process.returncode), first
+    return {0: True, 1: False, 2: False}.get(status), first
 
 
 def judged(mutation: Mutation, root: Path, timeout: float) -> Result:
     """Return what becomes of one mistake."""
     began = time.monotonic()
     result: Result = {"name": mutation.name, "file": mutation.file}
+    try:
+        mutation.applied(root)
+    except ValueError as error:
+        return result | {"outcome": BROKEN, "by": str(error), "seconds": 0.0}
     with mistaken(mutation, root):
         passed, by = run_tests(root, mutation.tests, timeout) if mutation.tests else (True, "")
     outcome = {None: BROKEN, False: NOTICED, True: SERVER if mutation.server else UNNOTICED}[passed]
@@ -109,7 +110,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--results", type=Path, default=Path("outputs/mutations.jsonl"))
     parser.add_argument("--resume", action="store_true", help="keep the results that are there")
     parser.add_argument("--jobs", type=int, default=1, help="mistakes tried side by side")
-    parser.add_argument("--timeout", type=float, default=300.0, help="seconds a mistake")
+    parser.add_argument("--timeout", type=float, default=900.0, help="seconds a mistake")
     parser.add_argument("--baseline", action="store_true", help="first see all tests pass without")
     parser.add_argument("--list", action="store_true")
     return parser.parse_args()
@@ -145,7 +146,8 @@ def main() -> int:
 
         with ThreadPoolExecutor(asked.jobs) as pool, asked.results.open("w") as file:
             file.writelines(json.dumps(row) + "\n" for row in results.values())
-            for row in pool.map(one, waiting):
+            for future in as_completed([pool.submit(one, mutation) for mutation in waiting]):
+                row = future.result()
                 results[str(row["name"])] = row
                 file.write(json.dumps(row) + "\n")
                 file.flush()

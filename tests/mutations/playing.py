@@ -84,8 +84,8 @@ PLAYING = (
     mutation(
         "plan: rollouts instead of prompts are aggregated",
         "rl/rollouts/plan.py",
-        "[position for _, _, position, _ in rows]",
-        "[i for _, _, _, i in rows]",
+        "[position for _, _, position, _ in training]",
+        "[i for _, _, _, i in training]",
         "rl/rollouts/test_plan.py",
     ),
     mutation(
@@ -93,7 +93,7 @@ PLAYING = (
         "rl/rollouts/plan.py",
         "        if credit.trains\n",
         "",
-        "rl/rollouts/test_plan.py",
+        "rl/rollouts/test_batch_mutants.py",
     ),
     mutation(
         "example_order: every pass the same",
@@ -108,7 +108,7 @@ PLAYING = (
         "rl/rollouts/batch_metrics.py",
         "row.token_versions[row.token_versions >= 0]",
         "row.token_versions[row.token_versions > 0]",
-        "rl/rollouts/test_batch_metrics.py",
+        "rl/rollouts/test_batch_mutants.py",
     ),
     mutation(
         "service: masked rollouts pass for used",
@@ -137,7 +137,6 @@ PLAYING = (
         "rl/sampling/speaker.py",
         "if reply and prompt.tools == tools and _same(",
         "if reply and _same(",
-        "rl/sampling/test_speaker.py",
         "rl/sampling/test_speaker_mutants.py",
     ),
     mutation(
@@ -170,8 +169,8 @@ PLAYING = (
         "rl/sampling/test_player.py",
     ),
     mutation(
-        "player: weights of rewards ignored",
-        "rl/sampling/player.py",
+        "reward_names: weights of rewards ignored",
+        "rl/sampling/reward_names.py",
         "sum(weight * rewards.get(name, 0.0)",
         "sum(rewards.get(name, 0.0)",
         "rl/sampling/test_player.py",
@@ -190,8 +189,7 @@ PLAYING = (
         "rl/sampling/renderer_chat.py",
         "return Prompt(messages, tools, render(self.renderer, messages, tools))",
         "return Prompt(messages, tools, render(self.renderer, messages))",
-        "rl/sampling/test_renderer_chat.py",
-        "rl/sampling/test_played_environments.py",
+        "rl/sampling/test_speaker_mutants.py",
     ),
     mutation(
         "demonstrations: the stop token is not learned",
@@ -205,7 +203,6 @@ PLAYING = (
         "rl/sampling/transcripts.py",
         "reward is not None and reward >= min_reward",
         "reward is not None and reward > min_reward",
-        "rl/sampling/test_demonstrations.py",
         "rl/sampling/test_transcripts_mutants.py",
     ),
     # inference
@@ -215,7 +212,6 @@ PLAYING = (
         'versions[span["start"] : span["end"]] = [int(span["version"])] * count',
         'versions = [int(span["version"])] * len(token_ids)',
         "rl/inference/test_client.py",
-        "rl/inference/test_client_mutants.py",
     ),
     mutation(
         "client: the prefix cache outlives the weights",
@@ -223,7 +219,6 @@ PLAYING = (
         '"cache_salt": f"v{version}"',
         '"cache_salt": "v0"',
         "rl/inference/test_client.py",
-        "rl/inference/test_client_mutants.py",
     ),
     mutation(
         "client: cut off where it stopped",
@@ -231,7 +226,6 @@ PLAYING = (
         'choice["finish_reason"] == "length"',
         'choice["finish_reason"] == "stop"',
         "rl/inference/test_client.py",
-        "rl/inference/test_client_mutants.py",
     ),
     mutation(
         "server: logprobs before the temperature",
@@ -310,7 +304,6 @@ PLAYING = (
         "envs/tools.py",
         "if not deadline.expired():",
         "if False:",
-        "envs/test_tools.py",
         "envs/test_tools_mutants.py",
     ),
     mutation(

@@ -402,8 +402,14 @@ class Cases:
                 "grad_norm": stats["train/grad_norm"],
                 "loss": stats["train/loss"],
             }
+        stats = policy.update(self.batch([]), self.objective)
+        result["empty"] = {
+            "unchanged": all_same(self.everywhere(policy), middle),
+            **{name: stats[f"train/{name}"] for name in ("empty", "skipped", "grad_norm", "loss")},
+        }
         stats = policy.update(second, self.objective)
         result["next"] = {
+            "empty": stats["train/empty"],
             "same": all_same(self.everywhere(policy), end),
             "skipped": stats["train/skipped"],
         }

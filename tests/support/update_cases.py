@@ -102,10 +102,13 @@ def several(cases: Any, policy: Any, optim: Any) -> dict[str, Any]:
 class Fixed:
     """A reference that knows `tiny_policy.fixed`."""
 
-    def logprobs(self, batch: Any) -> Any:
+    def logprobs(self, batches: Any) -> Any:
         from tests.support import tiny_policy as tiny
 
-        return tiny.filled(batch, old=False, dtype=torch.float32).ref_logprobs
+        return [tiny.filled(b, old=False, dtype=torch.float32).ref_logprobs for b in batches]
+
+    def metrics(self) -> dict[str, float]:
+        return {}
 
 
 def anchors(policy: Any, *, keeps_old: bool, reference: Any = None) -> Any:
@@ -119,7 +122,7 @@ def anchors(policy: Any, *, keeps_old: bool, reference: Any = None) -> Any:
 
 
 def penalty(cases: Any, policy: Any) -> dict[str, Any]:
-    """Advantages of 12 rewards less the divergence of each rollout, the third unscorable."""
+    """Advantages of 12 rollouts less the divergence of each, the third unscorable."""
     import numpy as np
 
     from tests.support import tiny_policy as tiny
@@ -138,8 +141,10 @@ def penalty(cases: Any, policy: Any) -> dict[str, Any]:
             for o, r in zip(own, cases.rows, strict=True)
         ]
     )
-    left = (rewards - lost).reshape(4, 3)
-    expected = np.nan_to_num(left - np.nanmean(left, axis=1, keepdims=True)).flatten()
+    counted = np.array([r.row.num_completion > 0 for r in cases.rows]) & ~np.isnan(rewards)
+    known = np.where(counted, lost, np.nan).reshape(4, 3)
+    relative = np.nan_to_num(known - np.nanmean(known, axis=1, keepdims=True)).flatten()
+    expected = np.array([r.advantage for r in cases.rows]) - relative
     wrong = max(
         float(np.abs(b.advantages.numpy() - expected[b.rollout_ids.numpy()]).max(initial=0.0))
         for b in batches
@@ -169,7 +174,8 @@ def gap(cases: Any, policy: Any, reference: Any) -> float:
     from rl.learner.objective import Batch
 
     micros = [Batch.of(m, cases.ranks.device) for m in cases.batch(cases.rows).micro_batches]
-    found = [(policy.score(micro) - reference.logprobs(micro)).abs() for micro in micros]
+    references = reference.logprobs(micros)
+    found = [(policy.score(m) - r).abs() for m, r in zip(micros, references, strict=True)]
     largest = torch.cat([torch.zeros(1), *found]).max()
     dist.all_reduce(largest, dist.ReduceOp.MAX)
     return float(largest)
@@ -187,7 +193,7 @@ def refreshed(cases: Any, policy: Any, reference: Any, start: Any) -> dict[str, 
     again = initial(cases, policy)
     again.load(checkpoint(cases))
     result["gaps"] = [gap(cases, policy, each) for each in (reference, again)]
-    reference._mix = 1.0
+    reference._mix, reference._average = 1.0, {}
     reference.after_step(4)
     result["replaced"] = gap(cases, policy, reference)
     result["away"] = worst(now, start)

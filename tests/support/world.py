@@ -20,6 +20,10 @@ from tests.support.virtual_time import run_virtually
 GROUP_SIZE, GROUPS_PER_STEP = 2, 3
 EXAMPLES = [Example(id=i, env="scripted", messages=[]) for i in range(10)]
 
+ROW = Sequence(  # of one token, for those who count groups
+    np.zeros(1, np.int32), np.ones(1, np.bool_), np.zeros(1, np.float32), np.zeros(1, np.int32)
+)
+
 
 def _credit(example, rollouts):
     rewards = [rollout.reward for rollout in rollouts]

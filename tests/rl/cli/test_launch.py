@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rl.cli.launch import command_of
 from tests.support.composing import REPO
 from tests.support.launching import train
 
@@ -211,3 +212,21 @@ def test_all_runs_of_a_sweep_are_checked_before_the_first_starts(tmp_path: Path)
     # In this order nothing is trained should the check be missing.
     assert result.stderr.startswith("this sweep cannot start:\n- loss=gspo gives")
     assert "(2 of 4 runs, first: loss=gspo aggregation=token_mean seed=0 " in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "command"),
+    [
+        ("python train.py loss=grpo", "python train.py"),
+        (".venv/bin/python -u /x/train.py seed=1 -m", ".venv/bin/python -u /x/train.py"),
+        (
+            "python train.py --config-dir sweeps --config-name losses seed=1",
+            "python train.py --config-name losses --config-dir sweeps hydra.mode=RUN",
+        ),
+        ("python train.py -cd mine loss=own", "python train.py --config-dir mine"),
+    ],
+)
+def test_the_command_before_the_overrides_is_kept_as_typed(typed: str, command: str) -> None:
+    parts = typed.split()
+    program = next(index for index, part in enumerate(parts) if part.endswith(".py"))
+    assert command_of(parts, parts[program:], ["hydra.mode=MULTIRUN"]) == command.split()

@@ -39,6 +39,7 @@ class Folder:
         self.path = Path(config["output_dir"]) / config["run_name"]
         self.path.mkdir(parents=True)
         Run(**config).save(self.path / SAVED)
+        (self.path / "metrics.jsonl").write_text('{"step": 0}\n')
 
 
 def test_a_folder_that_holds_a_run_is_refused_with_both_ways_out(config: dict[str, Any]) -> None:
@@ -72,3 +73,22 @@ def test_resuming_may_change_how_long_and_how_but_not_what_is_learned(
     assert "optim.beta1 was 0.9 and is 0.5" in problem
     assert "loss._target_ was losses.cispo.cispo and is losses.ppo_clip.ppo_clip" in problem
     assert problem.endswith("repeat the overrides of that run, or start a new one")
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_start_that_failed_before_its_first_step_blocks_nothing(
+    config: dict[str, Any], resume: bool
+) -> None:
+    folder = Folder(changed(config, {"optim.beta1": 0.5}))
+    (folder.path / "metrics.jsonl").write_text("")
+    check(changed(config, {"resume": resume}))
+    (folder.path / "checkpoints" / "step_000001").mkdir(parents=True)
+    with pytest.raises(ConfigError):
+        check(changed(config, {"resume": resume}))
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "ü" * 128, "below/" + "y" * 256])
+def test_a_name_that_no_folder_can_have_is_refused(config: dict[str, Any], name: str) -> None:
+    with pytest.raises(ConfigError, match="a folder's name takes 255: choose a shorter run_name"):
+        check(changed(config, {"run_name": name}))
+    check(changed(config, {"run_name": "x" * 255}))

@@ -2,15 +2,20 @@
 
 import math
 from functools import partial
+from itertools import chain
 
 import numpy as np
 import pytest
 import torch
 
-from losses.advantages import group_mean, group_zscore
+from envs.episode import Example, StopReason
+from losses.advantages import group_mean, group_zscore, none
+from losses.aggregation import token_mean
 from losses.kl import k1
 from rl.learner.kl import KLPenalty
-from rl.learner.preparation import penalised_advantages
+from rl.learner.preparation import Preparation, relative_penalties
+from rl.records import Credit, Group, Rollout, Sequence
+from rl.rollouts.plan import plan_batch
 
 
 def penalty(target_kl: float | None, beta: float = 0.5) -> KLPenalty:
@@ -49,36 +54,89 @@ def test_there_is_a_penalty_where_beta_is_above_zero(beta, acts):
     assert penalty(None, beta).acts == acts
 
 
-NAN = math.nan
+# Two rollouts; all right, one masked and one that nobody could score; one alone.
+LOST = np.array([0.5, 0.0, 0.005, -0.003, 0.0, 100.0, 3.0])
+COUNTS = np.array([True, True, True, True, False, False, True])
+GROUP_IDS = np.array([0, 0, 1, 1, 1, 1, 2], np.int32)
 
 
 @pytest.mark.parametrize(
-    ("advantage", "expected"),
+    ("group_ids", "expected"),
     [
-        # 0.5 and 0, 1 and 3 beside one that nobody could score, one alone
-        (group_mean, [0.25, -0.25, -1.0, 0.0, 1.0, 0.0]),
-        (
-            partial(group_zscore, epsilon=0.0),
-            [math.sqrt(0.5), -math.sqrt(0.5), -math.sqrt(0.5), 0.0, math.sqrt(0.5), 0.0],
-        ),
+        (GROUP_IDS, [0.25, -0.25, 0.004, -0.004, 0.0, 0.0, 0.0]),
+        (None, [0.5, 0.0, 0.005, -0.003, 0.0, 0.0, 3.0]),
     ],
-    ids=["group_mean", "group_zscore"],
+    ids=["compared", "without a baseline"],
 )
-def test_what_is_left_of_the_rewards_is_compared_group_by_group(advantage, expected):
-    rewards = np.array([1.0, 0.0, 2.0, NAN, 2.0, 7.0], np.float32)
-    lost = np.array([0.5, 0.0, 1.0, 100.0, -1.0, 3.0])
-    group_ids = np.array([0, 0, 1, 1, 1, 2], np.int32)
-    found = penalised_advantages(rewards, group_ids, lost, advantage)
-    torch.testing.assert_close(found, torch.tensor(expected))
+def test_an_advantage_loses_its_penalty_less_the_mean_of_those_that_were_measured(
+    group_ids, expected
+):
+    assert relative_penalties(LOST, COUNTS, group_ids) == pytest.approx(expected, abs=1e-12)
 
 
-def test_a_penalty_that_evens_out_the_rewards_leaves_no_lesson():
-    rewards, lost = np.array([1.0, 0.0], np.float32), np.array([0.75, -0.25])
-    found = penalised_advantages(rewards, np.zeros(2, np.int32), lost, group_mean)
-    assert found.tolist() == [0.0, 0.0]
+class SameDivergences:
+    """A policy and its reference on one rank: log pi - log ref of each token is given."""
+
+    class ranks:
+        device = torch.device("cpu")
+
+    def __init__(self, divergences):
+        self.divergences = torch.tensor(divergences)
+
+    def score(self, batch):
+        return self.divergences[batch.rollout_ids]
+
+    def logprobs(self, batches):
+        return [torch.zeros(len(batch.rollout_ids)) for batch in batches]
+
+    def metrics(self):
+        return {}
 
 
-def test_without_a_penalty_advantages_are_those_of_the_rewards():
-    rewards, ids = np.array([1.0, 0.0, 0.5], np.float32), np.zeros(3, np.int32)
-    found = penalised_advantages(rewards, ids, np.zeros(3), group_mean)
-    assert found.tolist() == group_mean([1.0, 0.0, 0.5])
+def penalised(rewards, trains, divergences, advantage, monkeypatch):
+    """Advantages by rollout, of one group whose rollouts have two tokens, at beta 0.5."""
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor: None)
+    row = Sequence(
+        np.array([7, 8, 9], np.int32),
+        np.array([False, True, True]),
+        np.zeros(3, np.float32),
+        np.array([-1, 0, 0], np.int32),
+    )
+    credits = tuple(map(Credit, rewards, advantage(rewards), trains))
+    rollouts = tuple(Rollout((row,), [], r, {}, StopReason.STOP, 1, 0.0) for r in rewards)
+    group = Group(0, Example(0, "e", []), 0, rollouts, credits)
+    (batch,) = plan_batch(
+        [group], token_mean, step=0, ranks=1, tokens_per_micro_batch=99, metrics={}
+    )
+    policy = SameDivergences(divergences)
+    kl = KLPenalty(estimator=k1, beta=0.5, place="reward", target_kl=None)
+    prepare = Preparation(policy, policy, keeps_old=False, kl=kl, advantage=advantage)
+    batches, _ = prepare(batch, 0.5)
+    pairs = [zip(b.rollout_ids.tolist(), b.advantages.tolist(), strict=True) for b in batches]
+    return dict(chain(*pairs))
+
+
+zscore = partial(group_zscore, epsilon=0.0)
+HALF = math.sqrt(0.5)
+
+
+@pytest.mark.parametrize(
+    ("advantage", "rewards", "trains", "divergences", "expected"),
+    [
+        # All right: nothing but the divergence, 0.5 * 2 tokens * 0.005, tells them apart.
+        (zscore, [1.0, 1.0], [True, True], [0.005, -0.005], {0: -0.005, 1: 0.005}),
+        (group_mean, [1.0, 1.0], [True, True], [0.005, -0.005], {0: -0.005, 1: 0.005}),
+        # One right: a spread of rewards, and the penalty in units of its own.
+        (zscore, [1.0, 0.0], [True, True], [0.2, 0.0], {0: HALF - 0.1, 1: -HALF + 0.1}),
+        (group_mean, [1.0, 0.0], [True, True], [0.2, 0.0], {0: 0.4, 1: -0.4}),
+        # The third is cut off and masked: its reward stays in the baseline, and nothing more.
+        (group_mean, [1.0, 1.0, 0.1], [True, True, False], [0.2, 0.0, 9.0], {0: 0.2, 1: 0.4}),
+        (none, [1.0, 0.5], [True, True], [0.2, -0.1], {0: 0.8, 1: 0.6}),
+    ],
+)
+def test_a_penalty_in_the_reward_by_hand(
+    advantage, rewards, trains, divergences, expected, monkeypatch
+):
+    assert penalised(rewards, trains, divergences, advantage, monkeypatch) == pytest.approx(
+        expected, abs=1e-6
+    )

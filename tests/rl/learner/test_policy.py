@@ -106,7 +106,22 @@ def test_a_batch_that_is_not_finite_changes_nothing(ranks, dtype, mode, bad):
 
 @steps
 def test_the_batch_after_a_bad_one_steps_as_if_there_had_been_none(ranks, dtype, mode):
-    assert measured(ranks, dtype, mode)["bad"]["next"] == {"same": True, "skipped": 0}
+    assert measured(ranks, dtype, mode)["bad"]["next"] == {
+        "same": True,
+        "skipped": 0,
+        "empty": 0,
+    }
+
+
+@steps
+def test_a_batch_in_which_nothing_trains_is_skipped_and_moves_no_momentum(ranks, dtype, mode):
+    assert measured(ranks, dtype, mode)["bad"]["empty"] == {
+        "unchanged": True,
+        "empty": 1,
+        "skipped": 0,
+        "grad_norm": 0,
+        "loss": 0,
+    }
 
 
 @steps

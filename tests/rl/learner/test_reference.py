@@ -2,6 +2,7 @@
 
 import json
 import threading
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
 
@@ -10,7 +11,13 @@ import pytest
 import torch
 
 from rl.learner.objective import Batch
-from rl.learner.reference import Endpoint, FrozenModel, NoReference, ReferenceSetting
+from rl.learner.reference import (
+    Endpoint,
+    FrozenModel,
+    InitialPolicy,
+    NoReference,
+    ReferenceSetting,
+)
 from rl.records import MicroBatch
 from rl.run.failure import RunFailed
 from tests.support import tiny_policy
@@ -48,7 +55,8 @@ def test_a_moved_reference_is_the_same_after_save_and_load(ranks, mode):
 
 
 def setting(folder, temperature=1.0):
-    policy = SimpleNamespace(ranks=SimpleNamespace(device=torch.device("cpu"), first=True))
+    ranks = SimpleNamespace(device=torch.device("cpu"), first=True)
+    policy = SimpleNamespace(ranks=ranks, has_adapter=False)
     return ReferenceSetting(policy, folder, torch.float32, temperature, logprob_chunk=7, seed=0)
 
 
@@ -78,7 +86,7 @@ def folder(tmp_path_factory):
 
 def test_a_teacher_scores_the_completion_tokens_and_never_changes(folder):
     teacher = FrozenModel(path=str(folder), revision=None, dtype="float32").start(setting(folder))
-    found = teacher.logprobs(batch())
+    found = teacher.logprobs([batch()])[0]
     teacher.after_step(1)
     model = tiny_policy.exact_model(folder, seed=5)
     expected = []
@@ -88,7 +96,7 @@ def test_a_teacher_scores_the_completion_tokens_and_never_changes(folder):
         expected += [float(logprobs[i - 1, ids[i]]) for i in at]
     torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-5, atol=1e-5)
     assert not found.requires_grad
-    torch.testing.assert_close(teacher.logprobs(batch()), found, rtol=0, atol=0)
+    torch.testing.assert_close(teacher.logprobs([batch()])[0], found, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("key", ["model", "added_tokens"])
@@ -115,7 +123,7 @@ def test_where_there_is_no_reference_nobody_gets_one(folder):
 class Teacher(BaseHTTPRequestHandler):
     """vLLM's answer with prompt_logprobs=0; token t at position i has logprob -(t + i / 8)."""
 
-    status, has_logprobs = 200, True
+    status, has_logprobs, failures = 200, True, 0
     seen: list  # requests, set by the fixture
 
     def do_POST(self):
@@ -128,8 +136,9 @@ class Teacher(BaseHTTPRequestHandler):
         logprobs = {"prompt_logprobs": [None, *entries[1:]]} if self.has_logprobs else {}
         choice = {"index": 0, "text": "y", "finish_reason": "length", **logprobs}
         answer = {"id": "cmpl-1", "object": "text_completion", "choices": [choice]}
-        text = json.dumps(answer if self.status == 200 else {"error": {"message": "broken"}})
-        self.send_response(self.status)
+        status = 503 if len(self.seen) <= self.failures else self.status
+        text = json.dumps(answer if status == 200 else {"error": {"message": "broken"}})
+        self.send_response(status)
         self.end_headers()
         self.wfile.write(text.encode())
 
@@ -155,13 +164,14 @@ def serve():
         server.server_close()
 
 
-def endpoint(url, folder):
-    return Endpoint(url=url, model="teacher", timeout=10.0).start(setting(folder))
+def endpoint(url, folder, max_retries=0):
+    remote = Endpoint(url=url, model="teacher", timeout=10.0, max_retries=max_retries)
+    return remote.start(setting(folder))
 
 
 def test_a_server_s_logprobs_stand_at_the_tokens_they_belong_to(serve, folder):
     url, seen = serve()
-    found = endpoint(url + "/", folder).logprobs(batch())
+    found = endpoint(url + "/", folder).logprobs([batch()])[0]
     assert found.tolist() == [-(7 + 2 / 8), -(8 + 3 / 8), -(4 + 1 / 8)]
     assert found.dtype == torch.float32
     assert {path for path, _ in seen} == {"/v1/completions"}
@@ -170,6 +180,60 @@ def test_a_server_s_logprobs_stand_at_the_tokens_they_belong_to(serve, folder):
     assert {(b["model"], b["prompt_logprobs"], b["max_tokens"]) for _, b in seen} == {
         ("teacher", 0, 1)
     }
+
+
+def test_a_server_is_asked_for_all_micro_batches_together(serve, folder):
+    url, seen = serve()
+    teacher = endpoint(url, folder)
+    assert [len(found) for found in teacher.logprobs([batch(), batch()])] == [3, 3]
+    assert len(seen) == 4
+    assert teacher.metrics() == {"train/reference_retries": 0}
+
+
+def test_a_server_that_fails_for_a_while_is_asked_again_and_counted(serve, folder):
+    url, seen = serve(failures=1)
+    teacher = endpoint(url, folder, max_retries=1)
+    assert teacher.logprobs([batch()])[0].tolist() == [-(7 + 2 / 8), -(8 + 3 / 8), -(4 + 1 / 8)]
+    assert teacher.metrics() == {"train/reference_retries": 1}
+    assert len(seen) == 3
+
+
+def test_a_question_that_is_refused_is_not_asked_again(serve, folder):
+    url, seen = serve(status=404)
+    with pytest.raises(RunFailed, match="answered 404"):
+        endpoint(url, folder, max_retries=9).logprobs([batch()])
+    assert len(seen) == 2  # one for each row
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory):
+    path = tmp_path_factory.mktemp("ranks") / "rendezvous"
+    torch.distributed.init_process_group("gloo", f"file://{path}", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_in_bfloat16_too_a_reference_follows_by_the_mix_and_survives_a_checkpoint(folder, tmp_path):
+    """Two hundred refreshes of 0.01 towards a policy that stands still: 0.99 ** 200 are left."""
+    given = replace(setting(folder), dtype=torch.bfloat16)
+    reference = InitialPolicy(refresh_every=1, refresh_mix=0.01).start(given)
+    start = {n: p.clone() for n, p in reference._module.model.named_parameters()}
+    given.policy.weights = lambda: {name: tensor + 1 for name, tensor in start.items()}
+    for step in range(100):
+        reference.after_step(step)
+    reference.save(tmp_path)
+    other = InitialPolicy(refresh_every=1, refresh_mix=0.01).start(given)
+    other.load(tmp_path)
+    for step in range(100):
+        other.after_step(step)
+    for name, parameter in other._module.model.named_parameters():
+        torch.testing.assert_close(
+            parameter.float() - start[name].float(),
+            torch.full(parameter.shape, 1 - 0.99**200),
+            rtol=0.0,
+            atol=0.02,  # the spacing of bfloat16 between 1 and 4, where the norms' weights are
+        )
 
 
 @pytest.mark.parametrize(
@@ -183,7 +247,7 @@ def test_a_server_s_logprobs_stand_at_the_tokens_they_belong_to(serve, folder):
 def test_a_server_that_fails_ends_the_run_with_one_sentence(serve, folder, changes, said):
     url, _ = serve(**changes)
     with pytest.raises(RunFailed) as caught:
-        endpoint(url, folder).logprobs(batch())
+        endpoint(url, folder).logprobs([batch()])[0]
     assert str(caught.value) == f"reference.url={url}{said}"
 
 
@@ -192,6 +256,6 @@ def test_a_server_that_is_not_there_ends_the_run_with_one_sentence(serve, folder
     url = f"http://127.0.0.1:{unused.server_port}/v1"
     unused.server_close()
     with pytest.raises(RunFailed) as caught:
-        endpoint(url, folder).logprobs(batch())
+        endpoint(url, folder).logprobs([batch()])[0]
     assert str(caught.value).startswith(f"reference.url={url} did not answer (ConnectError: ")
     assert "\n" not in str(caught.value)

@@ -7,10 +7,11 @@ import pytest
 from envs.episode import Example, StopReason
 from rl.records import Credit, Group, Rollout
 from rl.rollouts.buffer import DifficultyBuffer, FifoBuffer
+from tests.support.world import ROW
 
 
 def group(index: int, version: int, rewards: tuple[float | None, ...] = (1.0, 0.0)) -> Group:
-    rollouts = tuple(Rollout((), [], r, {}, StopReason.STOP, 1, 0.0) for r in rewards)
+    rollouts = tuple(Rollout((ROW,), [], r, {}, StopReason.STOP, 1, 0.0) for r in rewards)
     return Group(
         index, Example(0, "e", []), version, rollouts, tuple(Credit(r, 0.0) for r in rewards)
     )
@@ -70,6 +71,18 @@ def test_a_group_with_nothing_to_score_is_rejected_by_reason():
     assert buffer.add(group(1, 0, (None, 0.5)))
     assert buffer.rejected == {"unscorable": 1}
     assert len(buffer) == 1
+
+
+@pytest.mark.parametrize(
+    "buffer", [FifoBuffer(), DifficultyBuffer(min_spread=0.0, min_reward=None, max_reward=None)]
+)
+def test_a_group_without_a_token_to_train_on_is_rejected_by_reason(buffer):
+    whole = group(0, 0)
+    empty = tuple(replace(rollout, sequences=()) for rollout in whole.rollouts)
+
+    assert not buffer.add(replace(whole, rollouts=empty))
+    assert buffer.add(replace(whole, rollouts=(whole.rollouts[0], empty[1])))
+    assert buffer.rejected == {"without_tokens": 1}
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from rl.rollouts.dispatcher import DispatcherState
 from rl.rollouts.example_order import ExampleOrder
 from rl.wire import NoMoreBatches
 from tests.support.virtual_time import run_virtually
-from tests.support.world import EXAMPLES, GROUPS_PER_STEP, World
+from tests.support.world import EXAMPLES, GROUPS_PER_STEP, ROW, World
 
 
 @pytest.mark.parametrize("rejects", [0.0, 0.3])
@@ -152,7 +152,8 @@ def test_one_rollout_that_is_scored_now_and_then_keeps_the_run_alive():
         await asyncio.sleep(1)
         rewards = (1.0 if index % 3 == 0 else None, None)
         return tuple(
-            Rollout((), [], r, {}, StopReason.STOP, 1, 0.0, "" if r else "broken") for r in rewards
+            Rollout((ROW,), [], r, {}, StopReason.STOP, 1, 0.0, "" if r else "broken")
+            for r in rewards
         )
 
     world = World(0, 1)
@@ -186,7 +187,7 @@ def graded(reward_of):
 
     async def play_group(index, example, group_size):
         await asyncio.sleep(1 + index / 1000)
-        return tuple(Rollout((), [], r, {}, StopReason.STOP, 1, 0.0) for r in reward_of(index))
+        return tuple(Rollout((ROW,), [], r, {}, StopReason.STOP, 1, 0.0) for r in reward_of(index))
 
     return play_group
 

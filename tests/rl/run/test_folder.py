@@ -44,9 +44,9 @@ def test_a_short_run_folder_holds_its_sockets_itself(tmp_path_factory):
 
 def test_the_model_is_remembered(tmp_path):
     run_folder = RunFolder(tmp_path)
-    run_folder.set_model(tmp_path / "a model")
+    run_folder.set_model(tmp_path / "a model", "123")
 
-    assert run_folder.model() == tmp_path / "a model"
+    assert (run_folder.model(), run_folder.model_fingerprint()) == (tmp_path / "a model", "123")
 
 
 def test_rollouts_and_logs_have_their_places(tmp_path):

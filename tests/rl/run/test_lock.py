@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rl.run.folder import RunFolder
-from rl.run.lock import FolderInUse, ensure_free, locked
+from rl.run.lock import FolderInUse, FolderUnusable, ensure_free, locked
 
 REPO = Path(__file__).parents[3]
 HOLDER = """
@@ -81,3 +81,11 @@ def test_of_many_that_start_at_once_one_goes_on(tmp_path):
             subprocess.run(["kill", child.strip()], check=False, capture_output=True)
     assert sorted(map(bool, children)) == [False, False, True]
     assert all("is running (pid" in error for error in errors)
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    run_folder = RunFolder(tmp_path / "file" / "outputs" / "run")
+    ensure_free(run_folder)
+    with pytest.raises(FolderUnusable, match=r"run cannot be written \(Not a directory\)"):
+        locked(run_folder).__enter__()

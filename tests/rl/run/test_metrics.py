@@ -60,7 +60,10 @@ def test_a_resume_drops_the_later_lines_and_goes_on_behind_them(ten_steps):
     assert steps(ten_steps) == [0, 1, 2, 3, 4, 5]
     file.truncate_after(-1)
     assert steps(ten_steps) == []
-    assert sorted(path.name for path in ten_steps.iterdir()) == ["metrics.jsonl"]
+    dropped = ten_steps / "metrics.dropped.jsonl"
+    assert sorted(ten_steps.iterdir()) == [dropped, ten_steps / "metrics.jsonl"]
+    lines = dropped.read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [5, 6, 7, 8, 9, 0, 1, 2, 3, 4, 5]
 
 
 def test_a_tail_reads_every_line_once_and_half_a_line_when_it_is_whole(ten_steps):

@@ -1,6 +1,7 @@
 """The messages client against a real HTTP server that misbehaves on demand."""
 
 import asyncio
+import gzip
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -48,8 +49,9 @@ class Server:
         self.asked.append(await request.json())
         self.keys.append(request.headers.get("Authorization"))
         status, body, *headers = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        text = body if isinstance(body, str) else json.dumps(body)
-        return web.Response(status=status, text=text, headers=headers[0] if headers else {})
+        if not isinstance(body, bytes):
+            body = (body if isinstance(body, str) else json.dumps(body)).encode()
+        return web.Response(status=status, body=body, headers=headers[0] if headers else {})
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[str]:
@@ -166,6 +168,68 @@ async def test_a_server_that_is_not_there_is_said_to_be_out_of_reach():
     async with client(url, max_retries=0).connect(SETTING) as chat:
         with pytest.raises(GenerationError, match=r"is out of reach .* is the server running"):
             await asyncio.wait_for(Player(SAMPLER, ScriptedEnv(), chat).play_group(0, HI, 1), 20)
+
+
+BOMB = gzip.compress(bytes(10**7))
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        ((200, BOMB, {"Content-Encoding": "gzip"}), "compresses its answers"),
+        ((200, b" " * (33 << 20)), "answers with more than 32 MiB: that is no completion"),
+        ((307, "", {"Location": "http://127.0.0.1:9/"}), "answered 307: "),
+        ((200, "[" * 5000), "did not answer with JSON: '[[["),
+        ((200, b"\xff\xfe"), "did not answer with JSON: "),
+        ((200, {"choices": [{"message": {"content": ["a"]}}]}), "did not answer as the OpenAI"),
+        ((200, {"choices": [{"message": "hi"}]}), "did not answer as the OpenAI API does"),
+        ((200, {"choices": [said("x")["choices"][0]], "usage": 7}), "did not answer as the Open"),
+        ((200, []), "did not answer as the OpenAI API does: []"),
+        ((500, "\x1b[2Jboo"), "answered 500: [2Jboo"),
+    ],
+    ids=[
+        *("bomb", "endless", "redirect", "deep", "no UTF-8", "parts", "no message", "usage"),
+        *("list", "escape"),
+    ],
+)
+async def test_a_server_that_means_harm_is_one_sentence(answer, told):
+    status, body, *headers = answer
+    server = Server((status, body, {"Retry-After": "0", **(headers[0] if headers else {})}))
+    with pytest.raises(GenerationError) as caught:
+        await play(server, ScriptedEnv())
+    assert told in str(caught.value)
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("retry_after", ["nan", "-inf", "soon"])
+async def test_a_retry_after_that_is_no_time_is_not_waited_for(retry_after):
+    server = Server((429, "slow down", {"Retry-After": retry_after}), (200, said("good")))
+    async with asyncio.timeout(10):
+        (rollout,) = await play(server, ScriptedEnv())
+    assert rollout.reward == 2.0
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        *(7, None, "look", [], {}, {"function": None}, {"function": {"name": ["look"]}}),
+        {"id": 3, "function": {"name": "look", "arguments": "[" * 5000}},
+        {"function": {"name": "look", "arguments": {"word": ["deep"]}}},
+    ],
+)
+async def test_a_malformed_tool_call_of_a_server_is_the_policys_mistake(call):
+    async def look(word: str) -> str:
+        """Look a word up."""
+        return word
+
+    class Tooled(ScriptedEnv):
+        tools = (look,)
+        reply = Environment.reply
+
+    server = Server((200, said("\ud800", tool_calls=[call])), (200, said("good")))
+    (rollout,) = await play(server, Tooled(max_turns=3))
+    assert (rollout.reward, rollout.tool_calls, rollout.tool_errors) == (2.0, 1, 1)
+    assert rollout.messages[1]["content"] == "\ufffd"
 
 
 def test_an_address_without_a_scheme_is_refused_at_once():

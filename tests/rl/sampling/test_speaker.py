@@ -65,6 +65,24 @@ def test_a_changed_history_starts_a_row_for_every_turn():
     assert rollout.num_completion == 3 * len("good?")
 
 
+def test_other_tools_in_a_later_turn_are_shown_to_the_policy():
+    def spec(name):
+        return {"name": name, "description": "", "parameters": {"type": "object"}}
+
+    async def changing(self, episode, speak):
+        spoken = await speak(list(HI), [spec("first")])
+        messages = [*HI, spoken.message, user("more")]
+        await speak(messages, [spec("second")] if self.replies else [spec("first")])
+
+    for replies, prompts in ((("changed",), 2), ((), 1)):
+        client = ScriptedClient("good")
+        env = type("Mine", (Driving,), {"play": changing})(*replies)
+        (rollout,) = play(env, client, max_seq_len=4096)
+        assert len(rollout.sequences) == prompts  # the history was rendered anew, or extended
+        later = bytes(token for token in client.requests[1][0] if token < 256)
+        assert (b"second" in later, b"first" in later) == (prompts == 2, prompts == 1)
+
+
 def test_the_rollouts_of_a_group_are_played_one_by_one_even_with_one_turn():
     client = ScriptedClient("good")
     rollouts = play(Driving(), client, group_size=3)

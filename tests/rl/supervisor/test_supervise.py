@@ -48,3 +48,35 @@ def test_an_evaluation_leaves_a_living_one_alone(tmp_path):
         result = train(*arguments, "client.model=x", output_dir=tmp_path, program="evaluate.py")
     assert f"live is running (pid {os.getpid()})" in result.stderr
     assert result.returncode == 2
+
+
+MODEL = ["model=hf", "adapter=none", "model.max_seq_len=64", "model.max_tokens=32"]
+BROKEN_LOSS = "import a_package_of_nobodys\ndef my_loss(tokens, *, knob: float): ...\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([*MODEL, "model.path=model"], "model holds no tokenizer.json: save the tokenizer there"),
+        (["~loss.clip_low", "~loss.clip_high", "loss._target_=broken_loss.my_loss",
+          "+loss.knob=1.0"], "loss: broken_loss.my_loss cannot be imported, for"),
+    ],
+    ids=["no tokenizer", "own loss"],
+)  # fmt: skip
+def test_what_cannot_start_says_so_in_a_sentence(arguments, sentence, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "broken_loss.py").write_text(BROKEN_LOSS)
+    result = train(*arguments, output_dir=tmp_path)
+    assert sentence in result.stderr
+    assert result.stderr.startswith("this run cannot start:\n- ")
+    assert "Traceback" not in result.stderr
+    assert result.returncode == 2
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    result = train(output_dir=tmp_path, OFFBYONE_CACHE=str(tmp_path / "file"))
+    assert "file/warm" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.returncode == 2

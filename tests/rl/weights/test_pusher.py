@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from rl.inference.server import SERVED_AS
 from rl.model.loading import load_model
 from rl.model.lora import LoRA, adapter_weights, full_weights
+from rl.rollouts.plan import plan
 from rl.run.failure import RunFailed
 from rl.weights.fingerprint import fingerprint
 from rl.weights.pusher import WeightPusher, WeightSync
@@ -38,7 +39,7 @@ class Listener(BaseHTTPRequestHandler):
             read = load_file(path)
         self.server.calls.append((self.path, body, read))
         prose = "lora" in self.path
-        scores = [None, *({str(t): {"logprob": -1.0}} for t in body.get("token_ids", [])[1:])]
+        scores = [None, *({str(t): {"logprob": -t / 8}} for t in body.get("token_ids", [])[1:])]
         answer = b"Success" if prose else json.dumps({"prompt_logprobs": scores}).encode()
         self.send_response(200)
         self.send_header("content-type", "text/plain" if prose else "application/json")
@@ -86,21 +87,53 @@ def pusher(transport, tmp_path):
     return WeightPusher(SYNC, transport, tmp_path / "vllm.sock", timeout=5.0)
 
 
-def test_the_probe_leaves_the_engine_room_for_a_token_of_its_own(vllm, tmp_path):
-    policy = SimpleNamespace(
-        ranks=SimpleNamespace(first=True),
-        logprobs=lambda token_ids: torch.full(token_ids.shape, -1.25),
-    )
-    token_ids = np.array([[5, 6, 7, 8], [5, 6, 7, 0]], np.int32)
-    chosen = np.array([[0, 0, 1, 1], [0, 0, 1, 0]], np.bool_)
-    batch = SimpleNamespace(token_ids=token_ids, completion_mask=chosen)
-    sync = WeightSync(transport="shm", probe_every=1, probe_rows=2, max_mismatch=0.5)
+class Scorer:
+    """A policy that gives every token the logprob that the server gives it, plus `gap`."""
 
-    found = WeightPusher(sync, "shm", tmp_path / "vllm.sock", timeout=5.0).probe(policy, batch, 1)
+    class ranks:
+        first = True
+
+    def __init__(self, gap):
+        self.gap = gap
+
+    def logprobs(self, token_ids):
+        scores = torch.tensor(token_ids) / -8 + self.gap
+        scores[:, 0] = 0  # nothing precedes the first
+        return scores
+
+
+def two_rows(chosen=((0, 0, 1, 1), (0, 0, 1, 0))):
+    token_ids = np.array([[5, 16, 27, 38], [9, 6, 70, 0]], np.int32)
+    return SimpleNamespace(token_ids=token_ids, completion_mask=np.array(chosen, np.bool_))
+
+
+def test_the_probe_leaves_the_engine_room_for_a_token_of_its_own(vllm, tmp_path):
+    found = pusher("shm", tmp_path).probe(Scorer(-0.03125), two_rows(), 1)
 
     asked = sorted(body["token_ids"] for _, body, _ in vllm.calls)
-    assert asked == [[5, 6], [5, 6, 7]]  # a row may fill the context
-    assert found["mismatch/mean_abs"] == pytest.approx(0.25)
+    assert asked == [[5, 16, 27], [9, 6]]  # a row may fill the context
+    assert found == {"mismatch/mean_abs": 0.03125, "mismatch/max_abs": 0.03125}
+
+
+def test_the_probe_compares_each_token_with_itself(vllm, tmp_path):
+    """One position off, in either direction, and neighbours would be compared."""
+    assert pusher("shm", tmp_path).probe(Scorer(0.0), two_rows(), 1)["mismatch/max_abs"] == 0
+
+
+def test_every_probe_is_bounded_and_the_first_most_closely(vllm, tmp_path):
+    with pytest.raises(RunFailed, match=r"version 1: mean .* 0.0625 > 0.05 \(sync.max_mismatch"):
+        pusher("shm", tmp_path).probe(Scorer(0.0625), two_rows(), 1)
+    push = pusher("shm", tmp_path)
+    for version, gap in ((1, 0.03125), (2, 0.0625)):
+        assert push.probe(Scorer(gap), two_rows(), version)["mismatch/mean_abs"] == gap
+    with pytest.raises(RunFailed, match="version 3: mean .* 0.1250 > 0.1 .* doubled after"):
+        push.probe(Scorer(0.125), two_rows(), 3)
+
+
+def test_a_batch_in_which_nothing_trains_is_not_compared(vllm, tmp_path):
+    (share,) = plan([], step=0, ranks=1, tokens_per_micro_batch=9, metrics={})
+    for batch in (share.micro_batches[0], two_rows(np.zeros((2, 4)))):
+        assert pusher("shm", tmp_path).probe(Scorer(9.0), batch, 1) == {}
 
 
 def routes(vllm):

@@ -1,0 +1,86 @@
+"""Names the line of user code that holds up the event loop, while it does.
+
+An `async def` of an environment that blocks (time.sleep, requests, a long computation) stops every
+rollout, and nothing inside a loop can interrupt it. So a thread looks from outside: it asks it
+for a sign of life, and where none comes it says which line is at work. The run goes on as soon as
+that line returns; if it never does, the last word says why.
+"""
+
+import asyncio
+import logging
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Self
+from weakref import WeakKeyDictionary
+
+log = logging.getLogger(__name__)
+
+_INTERVAL_S = 0.5
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+
+
+class Watchdog:
+    """A context manager inside the loop that it watches."""
+
+    def __init__(
+        self, say: Callable[[str], None], *, patience: float = 3.0, interval: float = _INTERVAL_S
+    ) -> None:
+        """`say` shows a line on the screen; `patience`: seconds without a sign of life."""
+        self._say, self._patience, self._interval = say, patience, interval
+        self._blocked: WeakKeyDictionary[asyncio.Task[object], float] = WeakKeyDictionary()
+        self._ended = threading.Event()
+        self._alive = True
+
+    def __enter__(self) -> Self:
+        self._loop, self._ident = asyncio.get_running_loop(), threading.get_ident()
+        threading.Thread(target=self._watch, daemon=True, name="watchdog").start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+
+    def blocked(self) -> float:
+        """Return how many seconds the present task has held up all others since it was asked."""
+        task = asyncio.current_task()
+        return self._blocked.pop(task, 0.0) if task is not None else 0.0
+
+    def _watch(self) -> None:
+        asked, told = time.monotonic(), 0.0
+        while not self._ended.wait(self._interval) and not self._loop.is_closed():
+            now = time.monotonic()
+            if self._alive:
+                self._alive, asked, told = False, now, 0.0
+                self._loop.call_soon_threadsafe(self._live)
+            elif now - asked > max(self._patience, 2 * told):  # again, ever less often
+                told = now - asked
+                self._report(told)
+
+    def _live(self) -> None:
+        self._alive = True
+
+    def _report(self, seconds: float) -> None:
+        task, frame = asyncio.current_task(self._loop), sys._current_frames().get(self._ident)
+        if task is None or frame is None:
+            return
+        self._blocked[task] = seconds
+        sentence = (
+            f"all rollouts stand still for {seconds:.0f} s: {_place(frame)} blocks the event loop; "
+            "make it a plain function (`def`: it gets a thread), or await something that does not"
+        )
+        log.warning("%s", sentence)
+        self._say(sentence)
+
+
+def _place(frame: FrameType) -> str:
+    """The innermost line that is no library's."""
+    innermost, caller = frame, frame.f_back
+    while frame.f_code.co_filename.startswith((*_LIBRARIES, "<")) and caller is not None:
+        frame, caller = caller, caller.f_back
+    if caller is None:
+        frame = innermost
+    code = frame.f_code
+    return f"{code.co_qualname} ({code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno})"

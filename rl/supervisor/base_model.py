@@ -1,0 +1,40 @@
+"""The model that a run starts from: prepared once, and the same one whenever the run goes on."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from rl.config.schema import ConfigError
+from rl.model.folder import fingerprint
+from rl.run.folder import RunFolder
+
+
+def model_of(run_folder: RunFolder, prepare: Callable[[], Path]) -> Path:
+    """Return the local folder of the model; that of the first start where a run goes on.
+
+    A newer commit on the hub or a newer warm start would put what was learned on another base.
+
+    Args:
+        run_folder: of the run.
+        prepare: builds, fetches or finds the model; may raise ValueError and OSError.
+
+    Raises:
+        ConfigError: there is no such model, or no longer the one that the run started from.
+
+    """
+    goes_on = run_folder.resumed() is not None
+    if goes_on and run_folder.model().is_dir():
+        model = run_folder.model()
+    else:
+        try:
+            model = prepare()
+        except (ValueError, OSError) as error:
+            raise ConfigError([str(error)]) from error
+    expected = run_folder.model_fingerprint() if goes_on else ""
+    if expected and fingerprint(model) != expected:
+        raise ConfigError(
+            [
+                f"{run_folder} started from {run_folder.model()}, and {model} holds something else "
+                "now: what was learned fits the old one alone. Bring that back, or start a new run"
+            ]
+        )
+    return model

@@ -1,0 +1,62 @@
+"""Every Python snippet of docs/environments.md runs as it stands, imports and all."""
+
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from envs.episode import Episode
+from envs.protocol import Environment
+
+TEXT = (Path(__file__).parents[2] / "docs" / "environments.md").read_text()
+
+
+def snippets() -> dict[str, str]:
+    """Blocks that say which file they are, without their indentation."""
+    blocks = re.findall(r"(?:^    .*\n|^\n)+", TEXT, re.MULTILINE)
+    found = {}
+    for block in blocks:
+        for part in re.split(r"^(?=    # [\w/]+\.(?:py|yaml))", block, flags=re.MULTILINE):
+            lines = [line[4:] for line in part.splitlines()]
+            if lines and (name := re.match(r"# ([\w/]+\.py)", lines[0])):
+                found[name[1]] = "\n".join(lines)
+    return found
+
+
+@pytest.fixture
+def modules(monkeypatch):
+    made = {}
+    for path, source in snippets().items():
+        name = path.removesuffix(".py").replace("/", ".")
+        made[name] = module = ModuleType(name)
+        monkeypatch.setitem(sys.modules, name, module)
+        exec(compile(source.split("\n# conf/")[0], path, "exec"), module.__dict__)
+    return made
+
+
+async def test_the_environments_of_the_documentation_play(modules):
+    assert set(modules) == {"envs.my_env", "envs.my_pages", "envs.my_shorter", "my_package"}
+    shout = modules["envs.my_shorter"].Shorter(num_train=2, reward_weights={"exact": 1.0})
+    pages = modules["envs.my_pages"].Pages()
+    for env in (shout, pages):
+        assert isinstance(env, Environment)
+        example = env.examples("train")[0]
+        answer = {"role": "assistant", "content": example.info["answer"]}
+        scored = await env.score(Episode(example, [*example.messages, answer]))
+        assert set(env.reward_weights) <= set(scored)
+        assert max(scored.values()) == 1.0
+    held = Episode(pages.examples("train")[0], [])
+    call = {"id": "c", "function": {"name": "read", "arguments": {"title": "Rome"}}}
+    assert (await pages.toolbox.answer(call, held))["content"] == "The capital of Italy."
+    assert len(pages.tool_specs) == 2
+
+
+async def test_the_parts_of_the_composed_environment_run(modules, tmp_path):
+    parts = modules["my_package"]
+    (tmp_path / "index.json").write_text('{"Paris": "The capital of France."}')
+    index = parts.load_index(path=str(tmp_path / "index.json"))
+    assert parts.search("par", index, limit=1) == "Paris"
+    episode = Episode(None, [{"role": "assistant", "content": "Paris"}])
+    assert await parts.cited(episode, index, bonus=0.5) == 0.5

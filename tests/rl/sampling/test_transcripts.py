@@ -1,0 +1,58 @@
+"""Conversations out of files: a turn that was cut off is learned without an end."""
+
+import json
+from itertools import islice
+from random import Random
+
+import pytest
+
+from envs.episode import StopReason
+from envs.messages import assistant, tool_call, user
+from rl.sampling.transcripts import TranscriptSampler, read_conversations
+from tests.support.scripted import IM_END, ScriptedEnv, tiny_renderer
+
+
+def written(folder, *lines) -> str:
+    path = folder / "rollouts.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+def line(last, reason, reward=1.0):
+    return {"messages": [user("hi"), last], "reward": reward, "stop_reason": reason}
+
+
+@pytest.mark.parametrize(
+    ("reason", "ended"),
+    [("stop", True), ("max_turns", True), ("max_tokens", False), ("context", False)],
+)
+def test_only_a_turn_that_the_policy_ended_is_learned_with_its_end(tmp_path, reason, ended):
+    path = written(tmp_path, line(assistant("good"), reason))
+    sampler = TranscriptSampler(path=path, min_reward=None, max_staleness=0)
+
+    (rollout,) = sampler.group(ScriptedEnv(), tiny_renderer(), Random(0), 1, 256)
+
+    (row,) = rollout.sequences
+    assert row.token_ids[row.completion_mask].tolist() == [*b"good", *([IM_END] if ended else [])]
+    assert rollout.stop_reason is (StopReason.STOP if ended else StopReason.MAX_TOKENS)
+
+
+def test_a_thought_or_a_call_that_was_cut_off_is_left_out(tmp_path):
+    thought = {"role": "assistant", "content": "", "reasoning_content": "hm"}
+    path = written(
+        tmp_path,
+        line(thought, "max_tokens"),
+        line(tool_call("look", content="so"), "context"),
+        line(thought, "stop"),
+    )
+    assert read_conversations(path, None) == [[user("hi"), thought]]
+
+
+def test_lines_below_min_reward_or_without_one_are_left_out(tmp_path):
+    lines = [line(assistant(str(r)), "stop", r) for r in (0.0, 0.5, 1.0, None)]
+    path = written(tmp_path, *lines)
+    kept = read_conversations(path, 0.5)
+    assert [messages[-1]["content"] for messages in kept] == ["0.5", "1.0"]
+    sampler = TranscriptSampler(path=path, min_reward=0.5, max_staleness=0)
+    drawn = [m[-1]["content"] for m in islice(sampler.conversations(ScriptedEnv(), Random(0)), 20)]
+    assert set(drawn) == {"0.5", "1.0"}

@@ -1,0 +1,67 @@
+"""Environment code that blocks the loop is named while it does, and the run goes on."""
+
+import asyncio
+import re
+import subprocess
+import sys
+import time
+
+from envs.episode import Example
+from rl.inference.live_version import LiveVersion
+from rl.sampling.player import Player
+from rl.sampling.renderer_chat import RendererChat
+from rl.sampling.watchdog import Watchdog
+from tests.support.scripted import HI, SAMPLER, ScriptedClient, ScriptedEnv, tiny_renderer
+
+EXAMPLE = Example(id=3, env="scripted", messages=list(HI))
+
+
+class Blocking(ScriptedEnv):
+    """Its score blocks the loop where the policy said "bad"."""
+
+    def __init__(self, block):
+        super().__init__()
+        self.block = block
+
+    async def score(self, episode):
+        if episode.text == "bad":
+            self.block()  # here
+        return await super().score(episode)
+
+
+async def played(env, *, patience):
+    sentences = []
+    with Watchdog(sentences.append, patience=patience, interval=0.05) as watchdog:
+        chat = RendererChat(
+            SAMPLER, tiny_renderer(), ScriptedClient("bad", "good"), 256, LiveVersion(7)
+        )
+        player = Player(SAMPLER, env, chat, watchdog)
+        return await player.play_group(0, EXAMPLE, 2), sentences
+
+
+def test_a_score_that_blocks_is_named_with_its_line_and_counted_and_the_run_goes_on():
+    (bad, good), sentences = asyncio.run(played(Blocking(lambda: time.sleep(1)), patience=0.2))
+
+    assert (good.reward, bad.reward) == (2.0, 0.0)
+    assert bad.blocked_time > 0.2
+    assert good.blocked_time == 0.0
+    assert re.match(r"all rollouts stand still for .* s: .*\(test_watchdog\.py:\d+\)", sentences[0])
+
+
+def test_a_library_in_between_does_not_hide_the_environments_line():
+    def block():
+        subprocess.run([sys.executable, "-c", "import time; time.sleep(1)"], check=True)
+
+    _, sentences = asyncio.run(played(Blocking(block), patience=0.2))
+    assert "block (test_watchdog.py:" in sentences[0]
+
+
+def test_a_loop_that_is_alive_is_left_alone():
+    async def alive():
+        sentences = []
+        with Watchdog(sentences.append, patience=1.0, interval=0.05):
+            for _ in range(30):
+                await asyncio.sleep(0.01)
+        return sentences
+
+    assert asyncio.run(alive()) == []

@@ -1,0 +1,71 @@
+"""A run goes on from the model that it started from, and from no other."""
+
+import json
+
+import pytest
+
+from rl.config.schema import ConfigError
+from rl.model.folder import fingerprint
+from rl.run.folder import RunFolder
+from rl.supervisor.base_model import model_of
+
+
+@pytest.fixture
+def model(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture
+def run_folder(tmp_path, model):
+    """Of a run that has saved a checkpoint."""
+    run_folder = RunFolder(tmp_path / "run")
+    checkpoint = run_folder.checkpoint(3)
+    checkpoint.mkdir(parents=True)
+    run_folder.state_of(checkpoint).write_text(json.dumps({"step": 3, "rollouts": {}}))
+    run_folder.set_model(model, fingerprint(model))
+    return run_folder
+
+
+def newer(model):
+    """Another model, as the hub or a newer warm start would give."""
+    folder = model.with_name("newer")
+    folder.mkdir()
+    (folder / "config.json").write_text('{"newer": true}')
+    return folder
+
+
+def test_a_run_that_goes_on_does_not_prepare_its_model_again(run_folder, model):
+    assert model_of(run_folder, pytest.fail) == model
+
+
+def test_a_fresh_run_does_whatever_lies_there(tmp_path, model):
+    run_folder = RunFolder(tmp_path / "fresh")
+    run_folder.path.mkdir()
+    run_folder.set_model(tmp_path / "of a start that failed", "123")
+    assert model_of(run_folder, lambda: model) == model
+
+
+def test_a_model_that_was_deleted_is_prepared_again_if_it_is_the_same(run_folder, model):
+    again = model.rename(model.with_name("again"))
+    assert model_of(run_folder, lambda: again) == again
+
+
+@pytest.mark.parametrize("deleted", [True, False])
+def test_another_model_is_refused(deleted, run_folder, model):
+    other = newer(model)
+    (model / "config.json").unlink()
+    if deleted:
+        model.rmdir()
+    with pytest.raises(ConfigError, match=r"run started from .*model, and .* holds something else"):
+        model_of(run_folder, lambda: other)
+
+
+def test_what_is_wrong_with_a_model_is_said_before_the_start(tmp_path):
+    def prepare():
+        raise ValueError("no such model")
+
+    with pytest.raises(ConfigError, match="no such model"):
+        model_of(RunFolder(tmp_path), prepare)

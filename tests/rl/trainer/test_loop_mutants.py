@@ -1,0 +1,134 @@
+"""The trainer's loop with a learner and a pusher that only keep books, on a real socket."""
+
+import socket
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from rl.config.build import build
+from rl.config.schema import Run
+from rl.records import MicroBatch, RankBatch
+from rl.run.failure import RunFailed
+from rl.run.folder import RunFolder
+from rl.run.metrics import MetricsFile, read_metrics
+from rl.run.status import Status
+from rl.trainer import loop
+from rl.wire import HEADER, Call, pack, unpack
+from tests.support.composing import composed
+
+EMPTY = MicroBatch(*(np.zeros((1, 2), np.int32) for _ in range(7)))
+STATS = {"train/grad_norm": 1.0, "train/learning_rate": 1e-3, "train/skipped": 0.0}
+
+
+class Rehearsal(loop.TrainingRun):
+    """One rank; what it holds is the test's."""
+
+    def __init__(self, folder, *, start, max_steps, checkpoint_every, moves=True):
+        settings = [f"trainer.checkpoint_every={checkpoint_every}", f"max_steps={max_steps}"]
+        self.run = Run(**composed(f"output_dir={folder.path.parent}", *settings))
+        self.run_folder, self.start, self.nonfinite = folder, start, 0
+        self.settings, self.sampler = build(self.run.trainer)(), build(self.run.sampler)()
+        self.status = Status(folder, "trainer.rank0")
+        self.ranks = SimpleNamespace(first=True, rank=0)
+        stats = {**STATS, "train/grad_norm": float(moves)}
+        self.learner = SimpleNamespace(policy=None, update=lambda batch: dict(stats))
+        self.metrics, self.logger = MetricsFile(folder), build(self.run.logger)()
+        self.pushed = []
+
+    def _pusher(self):
+        return self
+
+    def connect(self, policy):
+        pass
+
+    def push(self, policy, version, *, must_differ):
+        self.pushed.append((version, must_differ))
+
+    def probe(self, policy, batch, version):
+        return {}
+
+    def _wait_for_vllm(self):
+        pass
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made = RunFolder(tmp_path / "r")
+    made.path.mkdir()
+    made.make_sockets_folder()
+    made.set_model(tmp_path)
+    return made
+
+
+@pytest.fixture
+def calls(folder):
+    """What the rollouts process is asked; it answers at once."""
+    asked: list[Call] = []
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(folder.rollouts_socket))
+    listener.listen()
+
+    def serve():
+        connection = listener.accept()[0].makefile("rwb")
+        while header := connection.read(HEADER.size):
+            call = unpack(connection.read(HEADER.unpack(header)[0]), Call)
+            asked.append(call)
+            batch = RankBatch(step=call.step, micro_batches=(EMPTY,))
+            answer = pack(batch if call.what == "next_batch" else {})
+            connection.write(HEADER.pack(len(answer)) + answer)
+            connection.flush()
+
+    threading.Thread(target=serve, daemon=True).start()
+    yield asked
+    listener.close()
+
+
+@pytest.fixture
+def saved(monkeypatch):
+    """Steps of the checkpoints."""
+    steps: list[int] = []
+    monkeypatch.setattr(loop, "save_checkpoint", lambda *_, step, **__: steps.append(step))
+    return steps
+
+
+def test_every_step_makes_one_version_pushes_it_and_says_that_it_is_live(folder, calls, saved):
+    run = Rehearsal(folder, start=3, max_steps=6, checkpoint_every=0)
+    run.train()
+    assert run.pushed == [(3, False), (4, True), (5, True), (6, True)]
+    assert [c.version for c in calls if c.what == "publish"] == [3, 4, 5, 6]
+    assert [c.step for c in calls if c.what == "next_batch"] == [3, 4, 5]
+
+
+def test_a_step_without_gradient_need_not_change_the_weights(folder, calls, saved):
+    run = Rehearsal(folder, start=0, max_steps=1, checkpoint_every=0, moves=False)
+    run.train()
+    assert run.pushed == [(0, False), (1, False)]
+
+
+def test_a_resumed_run_has_every_line_once(folder, calls, saved):
+    with_later = MetricsFile(folder)
+    for step in range(5):  # the run was killed after its checkpoint of step 3
+        with_later.append(step, {"old": 1.0})
+    with_later.close()
+    Rehearsal(folder, start=3, max_steps=6, checkpoint_every=0).train()
+    rows = read_metrics(folder)
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4, 5]
+    assert ["old" in row for row in rows] == [True] * 3 + [False] * 3
+    assert [row.get("train/policy_version") for row in rows[3:]] == [4, 5, 6]
+
+
+@pytest.mark.parametrize(("every", "steps"), [(0, [5]), (2, [2, 4, 5]), (5, [5])])
+def test_checkpoints_come_when_they_are_due_and_at_the_end(every, steps, folder, calls, saved):
+    Rehearsal(folder, start=0, max_steps=5, checkpoint_every=every).train()
+    assert saved == steps
+
+
+def test_only_steps_in_a_row_without_a_gradient_end_the_run(folder):
+    run = Rehearsal(folder, start=0, max_steps=1, checkpoint_every=0)
+    most = run.settings.max_nonfinite_steps
+    for skipped in [1.0] * (most - 1) + [0.0] + [1.0] * (most - 1):
+        run._stop_if_nonfinite({"train/skipped": skipped})
+    with pytest.raises(RunFailed, match=f"{most} steps in a row"):
+        run._stop_if_nonfinite({"train/skipped": 1.0})
