@@ -218,3 +218,4 @@ def serving(
             time.sleep(_ENDING_S)
             look()  # where it has ended, that is the reason and the rest its consequence
             raise
+        look()  # a few failed requests cost no more than their rollouts, so nobody may have said so
