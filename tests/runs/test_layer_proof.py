@@ -35,7 +35,7 @@ def linear(weight: torch.Tensor) -> torch.nn.Module:
 
 def weights(dtype: torch.dtype) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
-    shapes = {"q": (64, 128), "k": (32, 128), "v": (32, 128), "out": (128, 64), "norm": (128,)}
+    shapes = {"q": (64, 128), "k": (32, 128), "v": (32, 128), "out": (128, 64), "norm": (4096,)}
     return {
         f"{name}.weight": (0.08 * torch.randn(shape, generator=generator)).to(dtype)
         for name, shape in shapes.items()

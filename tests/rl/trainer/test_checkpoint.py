@@ -1,8 +1,12 @@
 """Checkpoints are complete or absent, and the newest few stay (policy_worker.py does the work)."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from rl.run.folder import RunFolder
+from rl.trainer.checkpoint import save_checkpoint
 from tests.support.policy_worker import measurements
 
 torch.set_num_threads(1)
@@ -36,3 +40,25 @@ def test_the_next_attempt_replaces_what_failed_and_leaves_nothing_beside(found):
 def test_the_newest_is_resumed_with_the_state_of_the_rollouts(found):
     assert found["resumed"] == [11, "step_000011", {"next": "again"}]
     assert {"deepspeed", "hf", "state.json"} <= set(found["files"])
+
+
+@pytest.fixture
+def one_rank(tmp_path):
+    path = tmp_path / "rendezvous"
+    torch.distributed.init_process_group("gloo", f"file://{path}", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_one_whose_state_cannot_be_written_is_absent(tmp_path):
+    """The state lies in it before it gets its name: whoever sees the name may read it."""
+    folder = RunFolder(tmp_path)
+    policy = SimpleNamespace(ranks=SimpleNamespace(first=True), export=lambda path, source: None)
+    learner = SimpleNamespace(policy=policy, save=lambda path: None)
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        save_checkpoint(
+            learner, folder, step=3, rollouts={"next": object()}, model=tmp_path, keep=2
+        )
+    assert folder.complete_checkpoints() == []
+    assert not folder.checkpoint(3).exists()
