@@ -297,14 +297,14 @@ LEARNING = (
         aside.rename(final)
         run_folder.state_of(final).write_text(json.dumps(state))
 """,
-        "rl/trainer/test_checkpoint.py",
+        "rl/trainer/test_checkpoint_mutants.py",
     ),
     mutation(
         "checkpoint: one more is kept",
         "rl/trainer/checkpoint.py",
         "[:-keep]",
         "[: -keep - 1]",
-        "rl/trainer/test_checkpoint.py",
+        "rl/trainer/test_checkpoint_mutants.py",
     ),
     mutation(
         "rollouts_link: every rank gets the first rank's share",

@@ -246,14 +246,14 @@ PLAYING = (
         "rl/inference/routes.py",
         "/pause?mode=keep&clear_cache=false",
         "/pause?mode=abort&clear_cache=false",
-        "rl/weights/test_pusher.py",
+        "rl/inference/test_routes_mutants.py",
     ),
     mutation(
         "routes: scores from the first token on",
         "rl/inference/routes.py",
         "strict=True)\n        ]",
         "strict=False)\n        ][1:]",
-        "rl/weights/test_pusher.py",
+        "rl/inference/test_routes_mutants.py",
     ),
     # evaluation
     mutation(
