@@ -3,6 +3,7 @@
 import socket
 import threading
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -38,7 +39,7 @@ class Rehearsal(loop.TrainingRun):
         self.metrics, self.logger = MetricsFile(folder), build(self.run.logger)()
         self.pushed = []
 
-    def _pusher(self):
+    def _pusher(self) -> Any:
         return self
 
     def connect(self, policy):
