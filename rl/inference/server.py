@@ -5,14 +5,13 @@ A socket needs no port, cannot collide with another run, and the folder's permis
 """
 
 import os
-import shutil
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rl.config.transport import VLLM_RANKS, Node, Transport
 from rl.inference.routes import VLLMRoutes, wait_until_healthy
@@ -58,6 +57,8 @@ class VLLMServer:
         args: further vLLM flags, passed through: `{max_num_seqs: 64}` is `--max-num-seqs 64`.
 
     """
+
+    starts_vllm: ClassVar[bool] = True  # so `args` are vLLM's flags
 
     startup_timeout: float
     cpu_kv_cache_gib: int
@@ -121,9 +122,14 @@ class VLLMServer:
         }
 
 
-def has_gpu() -> bool:
-    """Whether this machine has a GPU, asked without importing torch."""
-    return shutil.which("nvidia-smi") is not None
+def has_gpu(devices: Path = Path("/dev")) -> bool:
+    """Whether there is a GPU for us, asked of the driver's devices without importing torch.
+
+    A tool on the PATH proves none, nor does a GPU that CUDA_VISIBLE_DEVICES hides.
+    """
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return False
+    return any(devices.glob("nvidia[0-9]*")) or (devices / "dxg").exists()  # dxg: in WSL
 
 
 def _threads() -> int:

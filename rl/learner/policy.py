@@ -27,7 +27,6 @@ from rl.model.lora import (
 )
 from rl.records import Ints, RankBatch
 
-
 # A step in which nothing trains: truncation=mask, and all of the batch cut off.
 _EMPTY = {"train/loss": 0.0, "train/grad_norm": 0.0, "train/skipped": 0.0, "train/empty": 1.0}
 

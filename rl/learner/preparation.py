@@ -1,4 +1,4 @@
-"""What stays fixed while a batch trains: old and reference logprobs, advantages less the divergence.
+"""What stays fixed while a batch trains: old and reference logprobs, advantages less divergence.
 
     old   log pi before the step's first update, where one batch gets several updates
     ref   log of the reference, where a loss or a penalty reads it
@@ -43,9 +43,7 @@ class Preparation:
         batches = [Batch.of(micro, self.policy.ranks.device) for micro in batch.micro_batches]
         if self.reference:
             references = self.reference.logprobs(batches)
-            batches = [
-                replace(b, ref_logprobs=r) for b, r in zip(batches, references, strict=True)
-            ]
+            batches = [replace(b, ref_logprobs=r) for b, r in zip(batches, references, strict=True)]
         penalised = self.reference is not None and self.kl.acts and self.kl.place == "reward"
         old = [self.policy.score(b) for b in batches] if self.keeps_old or penalised else []
         metrics = self.reference.metrics() if self.reference else {}
@@ -81,9 +79,7 @@ class Preparation:
         return credited, {"train/kl_penalty": float(lost.mean())}
 
 
-def relative_penalties(
-    lost: np.ndarray, counts: np.ndarray, group_ids: Ints | None
-) -> np.ndarray:
+def relative_penalties(lost: np.ndarray, counts: np.ndarray, group_ids: Ints | None) -> np.ndarray:
     """Return what each rollout's advantage loses [R]: its penalty less the mean of its group's.
 
     Advantages are made of the rewards alone and the penalty is taken off afterwards, in its own

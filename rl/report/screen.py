@@ -5,15 +5,20 @@ run folder since the last call, and whatever goes wrong here is said once and ne
 """
 
 import contextlib
+import fcntl
 import logging
+import os
 import time
+from collections.abc import Sequence
 from statistics import mean
+from typing import IO
 
 from rich.console import Console
 from rich.live import Live
+from rich.text import Text
 
-from rl.report.finished_runs import resume_command, steps_done
-from rl.report.panel import SLOW_S, RunView, duration, is_slow, live_panel, number
+from rl.report.finished_runs import result_of, resume_command, steps_done
+from rl.report.panel import ALARMS, SLOW_S, RunView, duration, is_slow, live_panel, number
 from rl.run.folder import RunFolder
 from rl.run.metrics import (
     MetricsTail,
@@ -25,6 +30,7 @@ from rl.run.metrics import (
     total_seconds,
 )
 from rl.run.status import PartStatus, read_statuses
+from rl.run.warning_lines import WarningTail
 
 FIRST_STEPS = 5  # printed without a limit where there is no terminal
 LINE_INTERVAL_S = 2.0  # between two step lines after those
@@ -34,6 +40,7 @@ LINE = (  # label, metric, format, width: of a plain step line
     ("grad norm", "train/grad_norm", "", 8),
     ("tokens/s", "rollout/tokens_per_s", ",.0f", 8),
     ("staleness", "staleness/mean", ".2f", 5),
+    ("failed", "rollout/errors", ".1%", 5),
     ("seconds", "time/step", ".1f", 6),
     ("eval", "eval/reward", "", 8),
 )
@@ -48,19 +55,22 @@ class Screen:
         """`console` is standard output unless given."""
         self.folder = folder
         self.view = RunView(folder.name, max_steps)
-        self._tail = MetricsTail(folder)
+        self._tail, self._warnings = MetricsTail(folder), WarningTail(folder)
         self._console = console or Console()
+        self._alone = TerminalLock()
         self._painter: LivePainter | PlainPainter | None = None  # None: not open, or given up
 
     def __enter__(self) -> "Screen":
         terminal = self._console.is_terminal and not self._console.is_dumb_terminal
         terminal = terminal and self._console.file.isatty()  # FORCE_COLOR alone is no terminal
+        terminal = terminal and self._alone.take(self._console.file)
         self._painter = LivePainter(self._console) if terminal else PlainPainter(self._console)
         self.update()
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._guarded(last=True)
+        self._alone.release()
 
     def update(self) -> None:
         """Read what is new and show it. Cheap, and raises nothing."""
@@ -71,6 +81,8 @@ class Screen:
             return
         try:
             self._read()
+            for line in self._warnings.read():
+                self._painter.warn(line)
             self._painter.paint(self.view, time.time(), last)
         except Exception as error:  # noqa: BLE001 (a closed terminal must not end the run)
             log.warning("the screen is off from here on: %s: %s", type(error).__name__, error)
@@ -82,6 +94,29 @@ class Screen:
         for row in self._tail.read():
             self.view.add(with_evaluation(self.view, row))
         self.view.statuses = read_statuses(self.folder)
+
+
+class TerminalLock:
+    """A terminal has room for one live panel; of runs side by side the others print lines."""
+
+    def __init__(self) -> None:
+        self._descriptor: int | None = None
+
+    def take(self, file: IO[str]) -> bool:
+        """True where nobody else draws on this terminal, or where nobody can know."""
+        with contextlib.suppress(OSError, ValueError):  # no file behind it, or no such device
+            self._descriptor = os.open(os.ttyname(file.fileno()), os.O_RDONLY | os.O_NOCTTY)
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+        return True
+
+    def release(self) -> None:
+        """Let another have it."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
 
 
 class LivePainter:
@@ -100,6 +135,10 @@ class LivePainter:
             self._live.update(live_panel(view, now), refresh=True)
         if last:
             self.close()
+
+    def warn(self, line: str) -> None:
+        """Print a line above the picture."""
+        self._live.console.print(Text(line, "yellow"))
 
     def close(self) -> None:
         """Give the terminal back."""
@@ -128,6 +167,10 @@ class PlainPainter:
             self._row, self._printed_at = view.rows[-1], now
             self._num_lines += 1
             self._print(step_line(view, now))
+
+    def warn(self, line: str) -> None:
+        """Print a line as it is."""
+        self._print(line)
 
     def close(self) -> None:
         """Nothing to give back."""
@@ -170,7 +213,7 @@ def step_line(view: RunView, now: float) -> str:
     row, width = view.rows[-1], len(str(view.max_steps))
     parts = [f"{view.done:>{width}}/{view.max_steps} steps"]
     for label, name, spec, size in LINE:
-        if row.get(name) is not None:
+        if row.get(name) is not None and (row[name] or name not in ALARMS):
             parts.append(f"{label} {number(row[name], spec):>{size}}")
     return "  ".join([*parts, view.times(now)])
 
@@ -180,6 +223,14 @@ def status_line(part: str, status: PartStatus, age: str) -> str:
     return f"{time.strftime('%H:%M:%S')} {part}: {status.doing}{age}"
 
 
+def course(rewards: Sequence[float]) -> str:
+    """Reward at first and at last, of steps that do not overlap."""
+    half = len(rewards) // 2
+    if not half:
+        return f"{rewards[0]:.3f}"
+    return f"{mean(rewards[: min(5, half)]):.3f} -> {mean(rewards[-min(10, half) :]):.3f}"
+
+
 def final_summary(folder: RunFolder) -> str:
     """The last word on one run, in aligned lines."""
     rows = read_metrics(folder)
@@ -187,15 +238,17 @@ def final_summary(folder: RunFolder) -> str:
     steps = steps_done(rows)
     lines = [("run", f"{folder.name}: {steps} steps in {duration(seconds)}")]
     if rewards := column(rows, "train/reward"):
-        first, last, best = mean(rewards[:5]), mean(rewards[-10:]), max(rewards)
+        best = max(rewards)
         at = next(row["step"] for row in rows if row.get("train/reward") == best)
-        lines.append(("reward", f"{first:.3f} -> {last:.3f}, best {best:.3f} at step {at}"))
+        lines.append(("reward", f"{course(rewards)}, best {best:.3f} at step {at}"))
     evaluated = {
         name for row in rows for name in row if name.startswith(("eval/reward", "eval/pass"))
     }
     for name in sorted(evaluated, key=lambda name: (name != "eval/reward", name))[:4]:
         if values := column(rows, name):
             lines.append((name, f"{values[0]:.3f} -> {values[-1]:.3f}"))
+    if failed := mean_of(rows, "rollout/errors"):
+        lines.append(("failed", f"{failed:.1%} of the rollouts (error in rollouts/*.jsonl)"))
     if tokens := sum(column(rows, "train/tokens")):
         lines.append(("tokens", f"{tokens:,.0f}, {tokens / max(seconds, 1e-9):,.0f} a second"))
     if total := sum((split := time_split(rows)).values()):
@@ -205,9 +258,16 @@ def final_summary(folder: RunFolder) -> str:
         if (average := mean_of(rows, f"{label}/mean{unit}")) is not None:
             highest = max(column(rows, f"{label}/max{unit}"), default=average)
             lines.append((label, f"{average:.3g} on average, {highest:.3g} at most"))
-    lines.append(("files", f"{folder}/  metrics.jsonl, rollouts/, logs/"))
-    if exports := folder.exports():
-        lines.append(("model", str(exports[-1])))
-    lines.append(("go on", resume_command(folder)))
+    lines += _what_is_there(folder, steps)
     width = max(len(label) for label, _ in lines) + 2
     return "\n".join(f"{label:<{width}}{text}" for label, text in lines)
+
+
+def _what_is_there(folder: RunFolder, steps: int) -> list[tuple[str, str]]:
+    """Files, model, and how to go on where there is something left to do."""
+    lines = [("files", f"{folder}/  metrics.jsonl, rollouts/, logs/")]
+    if exports := folder.exports():
+        lines.append(("model", str(exports[-1])))
+    if steps < result_of(folder).max_steps:
+        lines.append(("go on", resume_command(folder)))
+    return lines

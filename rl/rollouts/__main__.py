@@ -28,11 +28,13 @@ from rl.run.failure import reporting
 from rl.run.folder import RunFolder
 from rl.run.open_files import raise_open_files
 from rl.run.status import Status
+from rl.run.warning_lines import noting_warnings
 from rl.sampling.chat import ChatSetting
 from rl.sampling.demonstrations import Imitator
 from rl.sampling.player import Player
 from rl.sampling.prompt_lengths import fitting
 from rl.sampling.sampler import PolicySampler
+from rl.sampling.waits import Waits
 from rl.sampling.watchdog import Watchdog
 
 
@@ -83,6 +85,7 @@ async def main(run_folder: RunFolder) -> None:
     start, version, tally = run_folder.resumed(), LiveVersion(), RequestTally()
     async with AsyncExitStack() as stack:
         evaluator: Evaluator | None = None
+        waits: Waits | None = None
         if sampler.uses_vllm:
             setting = _setting(run, run_folder, env, sampler, version, tally)
             chat = await stack.enter_async_context(build(run.client)().connect(setting))
@@ -90,7 +93,7 @@ async def main(run_folder: RunFolder) -> None:
             pools = fitting(env, pools, chat, run.max_seq_len)
             watchdog = stack.enter_context(Watchdog(status.set))
             player = Player(sampler, env, chat, watchdog)
-            play_group = player.play_group
+            play_group, waits = player.play_group, player.waits
             evaluator = evaluator_of(run, run_folder, env, player)
         else:
             renderer = load_renderer(run_folder.model(), build(run.model)().renderer)
@@ -113,11 +116,11 @@ async def main(run_folder: RunFolder) -> None:
             version=version,
             state=msgspec.convert(start.rollouts, DispatcherState) if start else DispatcherState(),
         )
-        service = RolloutService(run, run_folder, dispatcher, status, tally, evaluator)
+        service = RolloutService(run, run_folder, dispatcher, status, tally, evaluator, waits)
         server = await asyncio.start_unix_server(service.serve, run_folder.rollouts_socket)
         await stack.enter_async_context(server)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(dispatcher.run())
+            tasks.create_task(service.sample())
             tasks.create_task(service.report())
             if evaluator:
                 tasks.create_task(evaluator.run())
@@ -125,6 +128,6 @@ async def main(run_folder: RunFolder) -> None:
 
 if __name__ == "__main__":
     run_folder = RunFolder(Path(sys.argv[1]))
-    with reporting(run_folder, "rollouts"):
+    with reporting(run_folder, "rollouts"), noting_warnings(run_folder, "rollouts"):
         raise_open_files()  # a connection to vLLM for every rollout in flight
         asyncio.run(main(run_folder))

@@ -196,6 +196,8 @@ class Dispatcher:
 
     def progress(self) -> str:
         """Return what is being waited for, for the screen."""
+        if self.version.number < 0:
+            return "waiting for the first weights"
         done = min(len(self.buffer), self.groups_per_step) * self.group_size
         wanted = self.groups_per_step * self.group_size
         flying = len(self._running) * self.group_size

@@ -7,6 +7,7 @@ weights are live), `evaluation` (of the last ones that were due), `state` (what 
 """
 
 import asyncio
+import time
 from contextlib import suppress
 from dataclasses import asdict
 
@@ -20,9 +21,11 @@ from rl.records import Credit, Group, RankBatch, Rollout
 from rl.rollouts.batch_metrics import batch_metrics
 from rl.rollouts.dispatcher import Dispatcher
 from rl.rollouts.plan import plan_batch
+from rl.run.failure import report_failure
 from rl.run.folder import RunFolder
 from rl.run.json_lines import json_line
 from rl.run.status import Status
+from rl.sampling.waits import Waits
 from rl.wire import HEADER, Answer, Call, NoMoreBatches, pack, unpack
 
 
@@ -37,8 +40,13 @@ class RolloutService:
         status: Status,
         tally: RequestTally,
         evaluator: Evaluator | None = None,
+        waits: Waits | None = None,
     ) -> None:
-        """`tally`: of the requests to vLLM; those since the last batch are logged with the next."""
+        """`tally`: of the requests to vLLM; those since the last batch are logged with the next.
+
+        `waits`: what the rollouts in flight wait for.
+        """
+        self._waits = waits
         self._run, self._run_folder, self._dispatcher, self._status = (
             run,
             run_folder,
@@ -51,10 +59,12 @@ class RolloutService:
         self._rejected: list[Group] = []
         self._error: Exception | None = None
         self._broken = asyncio.Event()
+        self._num_ranks = 0  # that listen
         dispatcher.on_rejected = self._rejected.append
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one rank until it hangs up."""
+        self._num_ranks += 1
         with suppress(asyncio.IncompleteReadError, ConnectionError):  # the rank has ended
             while True:
                 header = await reader.readexactly(HEADER.size)
@@ -62,6 +72,7 @@ class RolloutService:
                 answer = pack(await self._answer(unpack(data, Call)))
                 writer.write(HEADER.pack(len(answer)) + answer)
                 await writer.drain()
+        self._num_ranks -= 1
         writer.close()
 
     async def _answer(self, call: Call) -> Answer:
@@ -124,13 +135,28 @@ class RolloutService:
         ]
         self._run_folder.rollouts_of(step).write_text("".join(lines))
 
+    async def sample(self) -> None:
+        """Play groups, for ever. What ends that ends the run, once the ranks have saved."""
+        try:
+            await self._dispatcher.run()
+        except* Exception as failure:
+            report_failure(self._run_folder, "rollouts", failure)
+            await self._dispatcher.stop()
+            deadline = time.monotonic() + self._run.trainer["wait_timeout"]
+            while self._num_ranks and time.monotonic() < deadline:
+                await asyncio.sleep(0.1)
+            raise
+
     async def report(self) -> None:
         """Say on the screen, a few times a second, what is being waited for.
 
         Raises what answering a rank raised: nobody else would, asyncio only logs it.
         """
         while True:
-            self._status.set(self._dispatcher.progress())
+            standstill = self._waits.standstill() if self._waits else ""
+            self._status.set("; ".join(filter(None, [self._dispatcher.progress(), standstill])))
+            if self._run_folder.stop_request.exists():
+                await self._dispatcher.stop()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._broken.wait(), 0.25)
             if self._error:

@@ -43,12 +43,19 @@ def reporting(run_folder: RunFolder, part: str) -> Iterator[None]:
         yield
     except Exception as error:  # noqa: BLE001 the outermost frame of a process
         traceback.print_exc()
-        report = {"part": part, "time": time.time(), "message": _message(error)}
-        path = run_folder.failures / f"{part}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.with_suffix(".new").write_text(json.dumps(report))
-        path.with_suffix(".new").rename(path)  # the supervisor never sees half of it
+        report_failure(run_folder, part, error)
         sys.exit(1)
+
+
+def report_failure(run_folder: RunFolder, part: str, error: BaseException) -> None:
+    """Say why a part cannot go on; the first report of a part stands."""
+    path = run_folder.failures / f"{part}.json"
+    if path.exists():
+        return
+    report = {"part": part, "time": time.time(), "message": _message(error)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.with_suffix(".new").write_text(json.dumps(report))
+    path.with_suffix(".new").rename(path)  # the supervisor never sees half of it
 
 
 def first_failure(run_folder: RunFolder) -> dict[str, str] | None:

@@ -74,9 +74,19 @@ class RunFolder:
         return self.path / "status"
 
     @property
+    def warnings(self) -> Path:
+        """What each process warned of, one file per process."""
+        return self.path / "warnings"
+
+    @property
     def failures(self) -> Path:
         """Why a process could not go on, one file per process."""
         return self.path / "failures"
+
+    @property
+    def wandb_id(self) -> Path:
+        """What Weights & Biases knows the run by."""
+        return self.path / "wandb_id.txt"
 
     @property
     def stop_request(self) -> Path:
@@ -181,7 +191,7 @@ class RunFolder:
     def clear_processes(self) -> None:
         """Delete what the processes of the run before have left."""
         self.clear_sockets()
-        for path in (self.failures, self.statuses, self.stop_request):
+        for path in (self.failures, self.statuses, self.warnings, self.stop_request):
             _remove(path)
 
     def clear_preparations(self) -> None:

@@ -13,11 +13,11 @@ from rl.inference.server import VLLMServer, adapter_room, has_gpu, vllm_child
 from rl.run.child import Child, Reaper, StopRequest, end_groups, last_lines
 from rl.run.failure import RunFailed, first_failure
 from rl.run.folder import RunFolder
-from rl.run.status import Status
+from rl.run.status import Status, read_statuses
 
 _TICK_S = 0.25
 _HEALTH_EVERY_S = 5.0
-_SAVING_S = 30.0  # how long after vLLM's end the trainer may take to save what it has
+_SAVING_S = 30.0  # after vLLM's end
 STOPPING = "stopping after this step; its checkpoint comes first (a second signal ends at once)"
 
 
@@ -74,17 +74,28 @@ class Children:
             tick()
             ended = {n: c.returncode for n, c in self._children.items() if c.returncode is not None}
             if all(trainer.returncode == 0 for trainer in trainers):
+                self._raise_reported()  # what they saved may be all that could be saved
                 return
             if any(not (n.startswith("trainer") and status == 0) for n, status in ended.items()):
-                self._fail(ended)
+                self._fail(ended, tick)
             self._watch_server()
-            if stop.asked and not self._ready:
-                raise KeyboardInterrupt
-            if stop.asked and not self._run_folder.stop_request.exists():
-                self._run_folder.stop_request.touch()
-                print(STOPPING, flush=True)  # noqa: T201 ours is the terminal
+            if stop.asked:
+                self._ask_to_stop()
             self._reaper.ensure_alive()
             time.sleep(_TICK_S)
+
+    def _ask_to_stop(self) -> None:
+        """Let the trainer save what it has; before the first batch that is nothing."""
+        if not self._has_begun():
+            raise KeyboardInterrupt
+        if not self._run_folder.stop_request.exists():
+            self._run_folder.stop_request.touch()
+            print(STOPPING, flush=True)  # noqa: T201 ours is the terminal
+
+    def _has_begun(self) -> bool:
+        """True once the first weights are live, so that there may be something to save."""
+        rollouts = read_statuses(self._run_folder).get("rollouts")
+        return rollouts is not None and rollouts.phase.startswith("batch")
 
     def _watch_server(self) -> None:
         """A server can hang while its process lives, so the URL is watched too."""
@@ -101,14 +112,28 @@ class Children:
         elif self._ready and now - self._checked > self._run.trainer["wait_timeout"]:
             self._explain("inference", "has stopped answering")
 
-    def _fail(self, ended: Mapping[str, int | None]) -> NoReturn:
-        if ended.get("inference") is not None:  # the others only notice that it is gone
-            self._explain("inference", f"ended with status {ended['inference']}")
-        time.sleep(2 * _TICK_S)  # the first to fail may not be the first to end
+    def _raise_reported(self) -> None:
         failure = first_failure(self._run_folder)
         if failure:
             log = self._run_folder.log_of(failure["part"])
             raise RunFailed(f"{failure['part']}: {failure['message']}\n(details: {log})")
+
+    def _let_save(self, tick: Callable[[], None]) -> None:
+        """Without vLLM no batch will come, but what was learned can still be saved."""
+        self._run_folder.stop_request.touch()
+        deadline = time.monotonic() + _SAVING_S
+        ranks = [child for name, child in self._children.items() if name.startswith("trainer")]
+        while any(rank.returncode is None for rank in ranks) and time.monotonic() < deadline:
+            tick()
+            time.sleep(_TICK_S)
+
+    def _fail(self, ended: Mapping[str, int | None], tick: Callable[[], None]) -> NoReturn:
+        if ended.get("inference") is not None:  # the others only notice that it is gone
+            if self._has_begun():
+                self._let_save(tick)
+            self._explain("inference", f"ended with status {ended['inference']}")
+        time.sleep(2 * _TICK_S)  # the first to fail may not be the first to end
+        self._raise_reported()
         name = next(
             n for n, status in ended.items() if not (n.startswith("trainer") and status == 0)
         )

@@ -6,9 +6,11 @@ from pathlib import Path
 
 from rl.run.failure import reporting
 from rl.run.folder import RunFolder
+from rl.run.warning_lines import noting_warnings
 from rl.trainer.loop import TrainingRun
 
 if __name__ == "__main__":
     run_folder = RunFolder(Path(sys.argv[1]))
-    with reporting(run_folder, f"trainer.rank{os.environ['RANK']}"):
+    part = f"trainer.rank{os.environ['RANK']}"
+    with reporting(run_folder, part), noting_warnings(run_folder, part):
         TrainingRun(run_folder).train()

@@ -67,11 +67,27 @@ def save_checkpoint(
         run_folder.state_of(aside).write_text(json.dumps(state))
         if final.exists():
             _delete(final)
-        aside.rename(final)
+        publish(aside, final)
         for old in run_folder.complete_checkpoints()[:-keep]:
             _delete(old)
     dist.barrier()
     return final
+
+
+def publish(aside: Path, final: Path) -> None:
+    """Give a folder its name, once all of it is on the disk: a crash leaves no half of it."""
+    for path in [*aside.rglob("*"), aside]:
+        _sync(path)
+    aside.rename(final)
+    _sync(final.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _clear(folder: Path) -> None:

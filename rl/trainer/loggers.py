@@ -2,14 +2,17 @@
 
 import logging
 import re
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from rl.run.folder import RunFolder
 from rl.run.metrics import finite
 
+_LONGEST_NAME = 55  # of the 64 characters that wandb takes
 WANDB_TIMEOUT_S = 30.0  # for the service to answer at the start, and for uploads at the end
 
 log = logging.getLogger(__name__)
@@ -43,7 +46,7 @@ class WandbLogger(Logger):
     _run: Any = field(default=None, init=False, repr=False)
 
     def start(self, folder: Path, run_name: str, config: Mapping[str, Any]) -> None:
-        """Open the run whose id follows from `run_name`, so that a resumed run continues it."""
+        """Open the run of this folder, so that a resumed one continues it."""
         if self.mode == "disabled":
             return
         try:
@@ -80,7 +83,7 @@ class WandbLogger(Logger):
         )
         opened = partial(
             wandb.init, project=self.project, entity=self.entity, dir=folder, name=run_name,
-            id=wandb_id(run_name), resume="allow", config=dict(config), settings=settings,
+            id=wandb_id(folder, run_name), resume="allow", config=dict(config), settings=settings,
         )  # fmt: skip
         if self.mode == "online":
             try:
@@ -95,9 +98,16 @@ class WandbLogger(Logger):
         return opened(mode="offline")
 
 
-def wandb_id(run_name: str) -> str:
-    """The run's id at wandb: its name in the characters and length wandb allows."""
-    return re.sub(r"[^\w.-]", "-", run_name)[-64:]
+def wandb_id(folder: Path, run_name: str) -> str:
+    """The run's id at wandb, made at its first start and kept in its folder for those that follow.
+
+    Other folders and machines have runs of this name, which are other runs.
+    """
+    path = RunFolder(folder).wandb_id
+    if not path.exists():
+        legal = re.sub(r"[^\w.-]", "-", run_name)[-_LONGEST_NAME:]
+        path.write_text(f"{legal}-{secrets.token_hex(4)}\n")
+    return path.read_text().strip()
 
 
 def first_line(error: Exception) -> str:

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from rl.run.folder import RunFolder
+from rl.run.metrics import read_metrics
 from tests.support.launching import alive, groups_below, stop, wait_for
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
@@ -46,12 +48,53 @@ def started(launcher, name):
         stop(process)
 
 
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])
 def test_nothing_is_left_five_seconds_after_the_supervisor_got(sent, launcher):
     with started(launcher, f"killed-{sent.name}") as (process, groups):
         os.kill(process.pid, sent)
         assert wait_for(lambda: not alive(groups), 5), alive(groups)
         assert process.wait(timeout=5) == (-sent if sent == signal.SIGKILL else 130)
+
+
+def test_term_saves_what_was_learned_and_says_how_to_go_on(launcher):
+    with started(launcher, "preempted") as (process, groups):
+        os.kill(process.pid, signal.SIGTERM)
+        screen, _ = process.communicate(timeout=60)
+        assert process.returncode == 0, screen
+        assert wait_for(lambda: not alive(groups), 5), alive(groups)
+    run_folder = RunFolder(launcher.output / "preempted")
+    assert run_folder.num_saved_steps() == len(read_metrics(run_folder)) > 0
+    assert "stopping after this step" in screen
+    assert "run_name=preempted resume=true" in screen
+    assert not run_folder.sockets.exists()
+
+
+def test_a_second_term_ends_at_once_and_says_what_is_lost(launcher):
+    with started(launcher, "impatient") as (process, groups):
+        for _ in range(2):
+            os.kill(process.pid, signal.SIGTERM)
+            time.sleep(0.05)
+        screen, _ = process.communicate(timeout=10)
+        assert process.returncode in (130, 0), screen  # 0: the step was over in between
+        assert wait_for(lambda: not alive(groups), 5), alive(groups)
+    assert "run_name=impatient resume=true" in screen
+
+
+def test_two_ranks_stop_after_the_same_step(launcher):
+    demonstrations = ["loss=sft", "sampler=demonstrations", "model.warm_start=null"]
+    sizes = ["trainer.ranks=2", "max_steps=5000", "trainer.checkpoint_every=0"]
+    process = launcher.start("two-ranks", *demonstrations, *sizes, warm=[])
+    run_folder = RunFolder(launcher.output / "two-ranks")
+    try:
+        assert wait_for(lambda: len(read_metrics(run_folder)) > 2, 400)
+        os.kill(process.pid, signal.SIGUSR2)
+        screen, _ = process.communicate(timeout=60)
+    finally:
+        stop(process)
+    assert process.returncode == 0, screen
+    resumed = run_folder.resumed()
+    assert resumed is not None
+    assert resumed.step == len(read_metrics(run_folder)) > 2
 
 
 @pytest.mark.parametrize("part", ["VLLM::EngineCor", "rl.rollouts", "rl.trainer"])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rl.inference.routes import VLLMRoutes, healthy, wait_until_healthy
-from rl.inference.server import VLLMServer, serving
+from rl.inference.server import VLLMServer, has_gpu, serving
 from rl.run.failure import RunFailed
 from rl.run.folder import RunFolder
 from rl.sampling.renderer_chat import render
@@ -113,3 +113,23 @@ def test_vllm_is_told_the_seed_of_the_run(tmp_path):
         )
         assert command[command.index("--seed") + 1] == str(seed)
         assert command[-2:] == ["--max-num-seqs", "4"]
+
+
+@pytest.mark.parametrize(
+    ("device", "visible", "expected"),
+    [("nvidia0", None, True), ("nvidiactl", None, False), ("dxg", None, True), ("", None, False),
+     ("nvidia3", "", False), ("nvidia0", "0", True)],
+)  # fmt: skip
+def test_a_gpu_is_what_the_driver_shows_not_a_tool_on_the_path(
+    device, visible, expected, tmp_path, monkeypatch
+):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\nexit 9\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    if device:
+        (tmp_path / device).touch()
+    assert has_gpu(tmp_path) is expected

@@ -2,12 +2,10 @@
 
 import random
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import yaml
 
 from losses import aggregation
 from losses.correction import tis_sequence
@@ -19,38 +17,27 @@ from rl.learner.objective import Batch, Objective
 from rl.records import MicroBatch
 from rl.rollouts.plan import plan, weigh
 from tests.support import tiny_policy
+from tests.support.composing import CONF, chosen, composed
 
 torch.set_num_threads(1)
 
-CONF = Path(__file__).parents[3] / "conf"
 AGGREGATIONS = {
     "token_mean": aggregation.token_mean,
     "sequence_mean": aggregation.sequence_mean,
     "constant_length": partial(aggregation.constant_length, length=17),
     "prompt_mean": aggregation.prompt_mean,
 }
-SHIPPED = {path.stem: path for path in (CONF / "loss").glob("*.yaml")}
+SHIPPED = [path.stem for path in (CONF / "loss").glob("*.yaml")]
 SPLITS = [(1, 10_000), (1, 60), (1, 1), (2, 45), (3, 30), (3, 1)]  # ranks, tokens_per_micro_batch
-
-
-def node(name):
-    return yaml.safe_load(SHIPPED[name].read_text())
 
 
 def shipped(name):
     """The loss with the knobs of its YAML."""
-    return build({key: value for key, value in node(name).items() if key != "defaults"})
+    return build(chosen("loss", name))
 
 
 def own_aggregation(name):
-    (found,) = (
-        v
-        for d in node(name)["defaults"]
-        if d != "_self_"
-        for k, v in d.items()
-        if k.startswith("override /aggregation")
-    )
-    return found
+    return composed(f"loss={name}")["aggregation"]["_target_"].rpartition(".")[2]
 
 
 def everything(loss, tokens, entropies):
@@ -66,14 +53,14 @@ COMPOSED = {
     "entropy_bonus": 0.2,
 }
 # One loss for each function and aggregation: ppo_clip is shipped under several names.
-OWN = {(node(loss)["_target_"], own_aggregation(loss)): loss for loss in sorted(SHIPPED)}
+OWN = {(chosen("loss", loss)["_target_"], own_aggregation(loss)): loss for loss in sorted(SHIPPED)}
 CROSSED = ("cispo", "ppo_clip")
 COMBINATIONS = [
     *((loss, name, "alone") for loss in CROSSED for name in AGGREGATIONS),
     *(
         (loss, name, "alone")
-        for (_, name), loss in OWN.items()
-        if node(loss)["_target_"] not in {node(crossed)["_target_"] for crossed in CROSSED}
+        for (target, name), loss in OWN.items()
+        if target not in {chosen("loss", crossed)["_target_"] for crossed in CROSSED}
     ),
     ("ppo_clip", "token_mean", "composed"),
     ("cispo", "sequence_mean", "composed"),

@@ -2,18 +2,22 @@
 
 import io
 import json
+import logging
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from rl.report.panel import RunView
-from rl.report.screen import Screen, final_summary
+from rl.report.screen import LivePainter, PlainPainter, Screen, final_summary
 from rl.run.folder import RunFolder
 from rl.run.metrics import MetricsFile
 from rl.run.status import PartStatus, Status
+from rl.run.warning_lines import noting_warnings
 
 STEP = {
     "train/reward": 0.25,
@@ -161,6 +165,48 @@ def test_the_final_summary_says_what_came_out_and_how_to_go_on(tmp_path):
         "python train.py loss=grpo run_name=my-run resume=true",
     ):
         assert shown in text
+    (folder / "config.yaml").write_text("max_steps: 20")
+    assert "resume=true" not in final_summary(RunFolder(folder))
+
+
+@pytest.mark.parametrize(
+    ("rewards", "shown"),
+    [
+        ([0.2], "reward  0.200, best"),
+        ([0.2, 0.4], "reward  0.200 -> 0.400, best"),
+        ([0.1, 0.3, 0.9, 0.5, 0.7], "reward  0.200 -> 0.600, best"),
+    ],
+)
+def test_the_first_and_the_last_steps_of_a_short_run_are_different_ones(rewards, shown, tmp_path):
+    metrics = MetricsFile(RunFolder(tmp_path))
+    for step, reward in enumerate(rewards):
+        metrics.append(step, {"train/reward": reward})
+    assert shown in final_summary(RunFolder(tmp_path))
+
+
+def test_rollouts_that_failed_stand_in_the_lines_and_in_the_summary(tmp_path):
+    screen, output = plain(tmp_path)
+    metrics = MetricsFile(RunFolder(tmp_path))
+    with screen:
+        for errors in (0.0, 0.12):
+            metrics.append(int(errors > 0), {**STEP, "rollout/errors": errors})
+            screen.update()
+    assert ["failed" in line for line in output.getvalue().splitlines()] == [False, True]
+    assert "failed 12.0%" in output.getvalue()
+    assert "6.0% of the rollouts" in final_summary(RunFolder(tmp_path))
+
+
+def test_runs_side_by_side_on_one_terminal_draw_one_panel(tmp_path):
+    ours, theirs = os.openpty()
+    with open(theirs, "w") as terminal:
+        console = Console(file=terminal, force_terminal=True, width=80)
+        screens = [Screen(RunFolder(tmp_path), 10, console) for _ in range(3)]
+        with screens[0], screens[1]:
+            painters = [screen._painter for screen in screens[:2]]
+        with screens[2]:
+            painters.append(screens[2]._painter)
+    os.close(ours)
+    assert list(map(type, painters)) == [LivePainter, PlainPainter, LivePainter]
 
 
 def test_the_final_summary_of_a_run_without_a_step_is_no_error(tmp_path):
@@ -171,3 +217,22 @@ def test_neither_torch_nor_wandb_is_imported_by_the_screen():
     modules = "rl.report.screen, rl.report.sweep_summary"
     code = f"import sys, {modules}; assert not {{'torch', 'wandb'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
+
+
+def test_a_warning_of_another_process_is_said_once_on_the_screen_and_stands_in_its_log(
+    tmp_path, capsys
+):
+    log = logging.getLogger("my_env")
+    for terminal in (True, False):
+        run_folder = RunFolder(tmp_path / str(terminal))
+        output = Terminal() if terminal else io.StringIO()
+        console = Console(file=output, force_terminal=terminal, width=80)
+        with Screen(run_folder, 10, console) as screen, noting_warnings(run_folder, "rollouts"):
+            for _ in range(2):
+                log.warning("the judge is [bold]slow\x07")
+                log.info("nobody wants to know")
+                screen.update()
+        assert output.getvalue().count("rollouts: the judge is [bold]slow") == 1
+        assert "\x07" not in output.getvalue()
+        assert "nobody wants to know" not in output.getvalue()
+    assert capsys.readouterr().err.count("the judge is") == 2  # the panel holds back the others

@@ -300,7 +300,10 @@ def test_what_a_group_raises_ends_the_run():
 
 def test_progress_says_what_is_waited_for():
     world = World(0, 1)
+    assert world.dispatcher.progress() == "waiting for the first weights"
+    world.dispatcher.version.publish(0)
     assert world.dispatcher.progress() == "batch 0: 0 of 6 rollouts, 0 in flight"
+    world = World(0, 1)
     world.run(3)
     assert world.dispatcher.progress().startswith("batch 3: ")
 
@@ -326,3 +329,20 @@ def test_the_order_depends_on_the_seed_and_not_on_what_was_asked_before():
 def test_an_environment_without_examples_is_refused():
     with pytest.raises(ValueError, match="no training examples"):
         ExampleOrder([Pool(1.0, [])], 0)
+
+
+def test_after_a_stop_there_is_no_batch_though_groups_are_ready():
+    async def stopped_after_one(world):
+        running = asyncio.ensure_future(world.dispatcher.run())
+        await world.dispatcher.publish(0)
+        await world.dispatcher.batch(0)
+        await asyncio.sleep(1000)  # the groups of the next batch are ready by now
+        await world.dispatcher.stop()
+        with pytest.raises(NoMoreBatches) as end:
+            await world.dispatcher.batch(1)
+        running.cancel()
+        return end.value.solved, len(world.dispatcher.checkpoint().pending)
+
+    solved, pending = run_virtually(stopped_after_one(World(0, 1)))
+    assert solved
+    assert pending == 3  # which a resumed run plays again

@@ -13,6 +13,7 @@ from envs.messages import assistant
 from rl.inference.client import RequestTally
 from rl.records import Credit, Group, RankBatch, Rollout, Sequence
 from rl.rollouts.service import RolloutService
+from rl.run.failure import RunFailed, first_failure
 from rl.run.folder import RunFolder
 from rl.run.status import Status
 from rl.wire import HEADER, Answer, Call, NoMoreBatches, pack, unpack
@@ -43,13 +44,20 @@ class Dispatcher:
             raise self.groups
         return self.groups
 
+    async def run(self):
+        raise self.failure
+
+    async def stop(self):
+        self.groups = NoMoreBatches("stopped, as asked", solved=True)
+
     def progress(self):
         return "batch 0: nothing"
 
 
 def service(folder, groups, aggregation=TOKEN_MEAN, tally=None) -> RolloutService:
     run = SimpleNamespace(
-        aggregation=aggregation, trainer={"ranks": 2, "tokens_per_micro_batch": 64}
+        aggregation=aggregation,
+        trainer={"ranks": 2, "tokens_per_micro_batch": 64, "wait_timeout": 5.0},
     )
     run_folder = RunFolder(folder)
     dispatcher = Dispatcher(groups)
@@ -131,3 +139,33 @@ async def test_a_rank_is_answered_over_its_socket(tmp_path):
         answer = unpack(await reader.readexactly(size), Answer)
         assert unpack(answer.value, RankBatch).step == 0
         writer.close()
+
+
+async def test_a_run_that_is_to_stop_does_so_before_the_same_batch_on_every_rank(tmp_path):
+    served = service(tmp_path, [group(0.0, 1.0)])
+    reporting = asyncio.ensure_future(served.report())
+    (one,) = await asked(served, Call(what="next_batch", rank=0, step=0))
+    served._run_folder.stop_request.touch()
+    async with asyncio.timeout(5):
+        while not isinstance(served._dispatcher.groups, NoMoreBatches):
+            await asyncio.sleep(0.02)
+    (other,) = await asked(served, Call(what="next_batch", rank=1, step=0))
+    ends = await asked(served, *(Call(what="next_batch", rank=r, step=1) for r in range(2)))
+    reporting.cancel()
+    assert (one.over, other.over) == ("", "")
+    assert [(end.over, end.solved) for end in ends] == [("stopped, as asked", True)] * 2
+
+
+async def test_when_sampling_fails_the_ranks_can_save_before_this_process_ends(tmp_path):
+    served = service(tmp_path, [group(0.0, 1.0)])
+    served._dispatcher.failure = RunFailed("none could be scored")
+    served._num_ranks = 1
+    sampling = asyncio.ensure_future(served.sample())
+    (end,) = await asked(served, Call(what="next_batch", rank=0, step=0))
+    await asyncio.sleep(0.2)
+    assert end.over
+    assert first_failure(served._run_folder)["message"] == "none could be scored"
+    assert not sampling.done()  # the rank saves and asks for our state
+    served._num_ranks = 0  # it has hung up
+    with pytest.raises(ExceptionGroup):
+        await asyncio.wait_for(sampling, 5)

@@ -1,8 +1,14 @@
 """Checkpoints are complete or absent, and the newest few stay (policy_worker.py does the work)."""
 
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from rl.run.folder import RunFolder
+from rl.trainer.checkpoint import publish, save_checkpoint
 from tests.support.policy_worker import measurements
 
 torch.set_num_threads(1)
@@ -36,3 +42,53 @@ def test_the_next_attempt_replaces_what_failed_and_leaves_nothing_beside(found):
 def test_the_newest_is_resumed_with_the_state_of_the_rollouts(found):
     assert found["resumed"] == [11, "step_000011", {"next": "again"}]
     assert {"deepspeed", "hf", "state.json"} <= set(found["files"])
+
+
+def test_all_of_it_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    """The names that were written to the disk, by whichever they had at that moment."""
+    aside, final = tmp_path / ".aside", tmp_path / "step_000001"
+    (aside / "hf").mkdir(parents=True)
+    for name in ("state.json", "hf/model.safetensors"):
+        (aside / name).write_text("x")
+    events = []
+    fsync, rename = os.fsync, Path.rename
+
+    def noted_fsync(descriptor):
+        events.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    def noted_rename(path, target):
+        events.append("renamed")
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(Path, "rename", noted_rename)
+    publish(aside, final)
+
+    before, after = events[: events.index("renamed")], events[events.index("renamed") + 1 :]
+    written = ("", "/hf", "/state.json", "/hf/model.safetensors")
+    assert {*before} == {f"{aside}{name}" for name in written}
+    assert after == [str(tmp_path)]
+    assert (final / "hf" / "model.safetensors").exists()
+
+
+@pytest.fixture
+def one_rank(tmp_path):
+    path = tmp_path / "rendezvous"
+    torch.distributed.init_process_group("gloo", f"file://{path}", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_one_whose_state_cannot_be_written_is_absent(tmp_path):
+    """The state lies in it before it gets its name: whoever sees the name may read it."""
+    folder = RunFolder(tmp_path)
+    policy = SimpleNamespace(ranks=SimpleNamespace(first=True), export=lambda path, source: None)
+    learner = SimpleNamespace(policy=policy, save=lambda path: None)
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        save_checkpoint(
+            learner, folder, step=3, rollouts={"next": object()}, model=tmp_path, keep=2
+        )
+    assert folder.complete_checkpoints() == []
+    assert not folder.checkpoint(3).exists()

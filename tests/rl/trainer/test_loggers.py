@@ -1,6 +1,7 @@
 """Loggers: a service that fails is a warning, never the end of a run."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -92,6 +93,11 @@ def test_wandb_that_breaks_during_the_run_is_dropped_with_one_warning(caplog):
     ]
 
 
-def test_the_wandb_id_of_a_run_is_legal_and_always_the_same():
-    assert wandb_id("a/b c:1") == wandb_id("a/b c:1") == "a-b-c-1"
-    assert len(wandb_id("x" * 300)) == 64
+def test_the_wandb_id_of_a_run_is_legal_its_own_and_always_the_same(tmp_path):
+    first = wandb_id(tmp_path, "a/b c:1")
+    assert first == wandb_id(tmp_path, "a/b c:1")
+    assert re.fullmatch(r"a-b-c-1-[0-9a-f]{8}", first)
+    (tmp_path / "elsewhere").mkdir()
+    other = wandb_id(tmp_path / "elsewhere", "x" * 300)
+    assert other != wandb_id(tmp_path, "x" * 300)
+    assert len(other) == 64

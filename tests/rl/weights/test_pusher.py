@@ -126,7 +126,7 @@ def test_every_probe_is_bounded_and_the_first_most_closely(vllm, tmp_path):
     push = pusher("shm", tmp_path)
     for version, gap in ((1, 0.03125), (2, 0.0625)):
         assert push.probe(Scorer(gap), two_rows(), version)["mismatch/mean_abs"] == gap
-    with pytest.raises(RunFailed, match="version 3: mean .* 0.1250 > 0.1 .* doubled after"):
+    with pytest.raises(RunFailed, match=r"version 3: mean .* 0.1250 > 0.1 .* doubled after"):
         push.probe(Scorer(0.125), two_rows(), 3)
 
 
@@ -190,4 +190,13 @@ def test_a_step_that_changed_nothing_is_an_error_and_one_that_did_is_not(transpo
         push.push(policy, 2, must_differ=True)
     policy.model.model.layers[0].self_attn.q_proj.lora_B["default"].weight.data += 1
     push.push(policy, 2, must_differ=True)
+    assert routes(vllm).count("/update_weights") == 2
+
+
+@pytest.mark.parametrize("transport", ["shm", "adapter"])
+def test_weights_that_nothing_should_have_changed_may_be_the_same(transport, vllm, tmp_path):
+    """After a skipped step, say."""
+    policy, push = OnePolicy(tmp_path / "model"), pusher(transport, tmp_path)
+    for version in (1, 2):
+        push.push(policy, version, must_differ=False)
     assert routes(vllm).count("/update_weights") == 2
