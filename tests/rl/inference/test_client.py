@@ -168,16 +168,18 @@ MANY = """
 import asyncio, json, resource, sys
 from pathlib import Path
 soft, hard = int(sys.argv[2]), int(sys.argv[3])
-from rl.inference.client import VLLMClient
+from rl.inference.client import RequestTally, VLLMClient
 from rl.run.open_files import raise_open_files
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 raise_open_files()
 
 async def main():
-    async with VLLMClient(Path(sys.argv[1]), model="policy", timeout=60) as client:
+    tally = RequestTally()
+    async with VLLMClient(Path(sys.argv[1]), model="policy", timeout=60, tally=tally) as client:
         prompt, sampling = map(json.loads, sys.argv[4:])
         requests = (client.generate(prompt, sampling, n=1, version=0) for _ in range(300))
-        print(len(await asyncio.gather(*requests)), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        answers = len(await asyncio.gather(*requests))
+        print(answers, tally.num_retried, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 asyncio.run(main())
 """
@@ -197,4 +199,4 @@ async def test_more_requests_than_files_may_be_open_wait_for_each_other(
             text=True,
             check=False,
         )
-    assert done.stdout.split() == ["300", str(raised)], done.stderr[-2000:]
+    assert done.stdout.split() == ["300", "0", str(raised)], done.stderr[-2000:]
