@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rl.cli.hydra_errors import explain
 from rl.cli.launch import command_of
 from tests.support.composing import REPO
 from tests.support.launching import train
@@ -230,3 +231,10 @@ def test_the_command_before_the_overrides_is_kept_as_typed(typed: str, command: 
     parts = typed.split()
     program = next(index for index, part in enumerate(parts) if part.endswith(".py"))
     assert command_of(parts, parts[program:], ["hydra.mode=MULTIRUN"]) == command.split()
+
+
+def test_a_place_that_hydra_cannot_write_is_named() -> None:
+    error = PermissionError(13, "Permission denied", "/read/only")
+    assert explain(error, []).problems == [
+        "/read/only cannot be written (Permission denied): choose another output_dir"
+    ]
