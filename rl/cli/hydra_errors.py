@@ -53,6 +53,9 @@ def explain(error: Exception, arguments: list[str], primary: str = PRIMARY) -> C
     if isinstance(error, HydraException | OmegaConfBaseException | ValueError):
         causes = [error, *([error.__cause__] if error.__cause__ else [])]
         return ConfigError([line for cause in causes if (line := str(cause).strip())])
+    if isinstance(error, OSError) and error.filename:  # Hydra makes output_dir
+        why = f"{error.filename} cannot be written ({error.strerror})"
+        return ConfigError([f"{why}: choose another output_dir"])
     name = type(error).__name__
     return ConfigError([f"{name}: {error} (HYDRA_FULL_ERROR=1 shows where)"])
 

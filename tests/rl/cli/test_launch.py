@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rl.cli.hydra_errors import explain
 from rl.cli.launch import command_of
 from tests.support.composing import REPO
 from tests.support.launching import train
@@ -257,3 +258,10 @@ def test_a_flag_of_vllm_that_is_mistyped_is_not_to_be_added(
 ) -> None:
     result = train(f"inference.args.{key}=8", output_dir=tmp_path)
     assert f"inference.args.{key}{said}" in result.stderr
+
+
+def test_a_place_that_hydra_cannot_write_is_named() -> None:
+    error = PermissionError(13, "Permission denied", "/read/only")
+    assert explain(error, []).problems == [
+        "/read/only cannot be written (Permission denied): choose another output_dir"
+    ]

@@ -51,7 +51,11 @@ def test_an_evaluation_leaves_a_living_one_alone(tmp_path):
 
 
 MODEL = ["model=hf", "adapter=none", "model.max_seq_len=64", "model.max_tokens=32"]
-BROKEN_LOSS = "import a_package_of_nobodys\ndef my_loss(tokens, *, knob: float): ...\n"
+BROKEN_LOSS = """
+import a_package_of_nobodys
+def my_loss(tokens, *, knob: float):
+    return -tokens.anchor * tokens.advantages
+"""
 
 
 @pytest.mark.parametrize(
