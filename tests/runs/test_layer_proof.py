@@ -55,7 +55,7 @@ def a_step_later(sent: dict[str, torch.Tensor], number: int) -> dict[str, torch.
 def test_a_layer_that_is_one_step_behind_is_named_and_no_other(dtype, step):
     from rl.weights.vllm_plugin import layers_that_differ
 
-    sent = weights(dtype)
+    last = sent = weights(dtype)
     for number in range(step):
         last, sent = sent, a_step_later(sent, number)
     assert list(layers_that_differ(Model(sent), sent)) == []
@@ -69,10 +69,11 @@ def test_where_the_weights_can_be_looked_at_each_of_them_counts():
     from rl.weights.vllm_plugin import layers_that_differ
 
     sent = weights(torch.bfloat16)
-    model = torch.nn.ModuleDict({"out": torch.nn.Linear(64, 128, bias=False).bfloat16()})
-    model["out"].weight.data.copy_(sent["out.weight"])
+    layer = torch.nn.Linear(64, 128, bias=False).bfloat16()
+    layer.weight.data.copy_(sent["out.weight"])
+    model = torch.nn.ModuleDict({"out": layer})
     assert list(layers_that_differ(model, sent)) == []
-    model["out"].weight.data[3, 5] *= 1 + 2**-7
+    layer.weight.data[3, 5] *= 1 + 2**-7
     assert list(layers_that_differ(model, sent)) == ["out"]
 
 

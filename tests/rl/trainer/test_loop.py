@@ -6,6 +6,7 @@ import threading
 from dataclasses import dataclass
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -18,7 +19,7 @@ from rl.run.metrics import MetricsFile
 from rl.run.status import Status
 from rl.trainer.loggers import ConsoleLogger
 from rl.trainer.loop import TrainingRun
-from rl.wire import HEADER, Call, pack, unpack
+from rl.wire import HEADER, Answer, Call, pack, unpack
 
 STEP = {"train/reward": 0.5, "time/step": 1.0, "eval/reward": 0.25}
 LAST = {"eval/reward": 0.75, "eval/pass@1": 0.5}
@@ -62,7 +63,8 @@ class RolloutsProcess(socketserver.StreamRequestHandler):
         while head := self.rfile.read(HEADER.size):
             call = unpack(self.rfile.read(HEADER.unpack(head)[0]), Call)
             batch = RankBatch(call.step, (), np.empty(0, np.float32), np.empty(0, np.int32), {})
-            answer = pack(batch if call.what == "next_batch" else {})
+            value = msgspec.Raw(pack(batch if call.what == "next_batch" else {}))
+            answer = pack(Answer(value=value))
             self.wfile.write(HEADER.pack(len(answer)) + answer)
 
 
@@ -86,7 +88,7 @@ class KilledRun(TrainingRun):
         self.status, self.logger = Status(run_folder, "trainer.rank0"), ConsoleLogger()
         self.metrics = MetricsFile(run_folder)
 
-    def _evaluation(self, *_: object) -> dict[str, float]:
+    def _evaluation(self, rollouts, watch, version) -> dict[str, float]:
         return {}
 
     def _checkpoint(self, step: int, rollouts: object) -> None:
