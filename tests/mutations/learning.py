@@ -209,15 +209,15 @@ LEARNING = (
     mutation(
         "pusher: must_differ ignored",
         "rl/weights/pusher.py",
-        "if must_differ and mark == self._last:",
+        "if must_differ and file.fingerprint == self._last:",
         "if False:",
         "rl/weights/test_pusher.py",
     ),
     mutation(
         "pusher: the last fingerprint forgotten",
         "rl/weights/pusher.py",
-        "        self._last = mark\n",
-        "",
+        "self._last = file.fingerprint",
+        "pass",
         "rl/weights/test_pusher.py",
     ),
     mutation(
@@ -225,7 +225,7 @@ LEARNING = (
         "rl/weights/pusher.py",
         "- row[1:n]",
         "- row[: n - 1]",
-        "rl/weights/test_probe_mutants.py",
+        "rl/weights/test_pusher.py",
     ),
     mutation(
         "pusher: vLLM stays paused",
@@ -242,11 +242,11 @@ LEARNING = (
         "rl/weights/test_fingerprint.py",
     ),
     mutation(
-        "vllm_plugin: whatever was read is loaded",
-        "rl/weights/vllm_plugin.py",
-        "if found != update_info.fingerprint:",
+        "memory_file: whatever was read is loaded",
+        "rl/weights/memory_file.py",
+        "if read != mark:",
         "if False:",
-        server="tests/rl/weights/test_vllm_plugin_mutants.py",
+        "rl/weights/test_memory_file.py",
     ),
     mutation(
         "vllm_plugin: B is not scaled",
@@ -290,11 +290,11 @@ LEARNING = (
         """        run_folder.state_of(aside).write_text(json.dumps(state))
         if final.exists():
             _delete(final)
-        aside.rename(final)
+        publish(aside, final)
 """,
         """        if final.exists():
             _delete(final)
-        aside.rename(final)
+        publish(aside, final)
         run_folder.state_of(final).write_text(json.dumps(state))
 """,
         "rl/trainer/test_checkpoint_mutants.py",
