@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, ClassVar, Literal, overload
 
 from envs.episode import Example, Split
 from envs.loading import json_lines, load_rows
@@ -131,6 +131,8 @@ class _Examples(Sequence[Example]):
 class JsonLines(Dataset):
     """A file with one JSON object a line, and perhaps another for evaluation."""
 
+    local_files: ClassVar[tuple[str, ...]] = ("path", "eval_path")
+
     eval_path: str | None
 
     def load(self) -> dict[str, Rows]:
@@ -143,6 +145,8 @@ class JsonLines(Dataset):
 @dataclass(frozen=True, kw_only=True)
 class Files(Dataset):
     """Parquet or CSV files, by name or pattern, through the library `datasets`."""
+
+    local_files: ClassVar[tuple[str, ...]] = ("path", "eval_path")
 
     format: Literal["parquet", "csv"]
     eval_path: str | None

@@ -47,7 +47,8 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
     """
     if not path.is_file():
-        raise ValueError(f"{path}: no such file")
+        what = "is a folder: name a file in it" if path.is_dir() else "no such file"
+        raise ValueError(f"{path}: {what}")
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():

@@ -40,6 +40,8 @@ class ClassicWorld:
 
     """
 
+    max_concurrent = None  # its rollouts are coroutines
+
     def __init__(self, name: str, args: dict[str, Any]) -> None:
         with _own_signals():
             self._env = vf.load_environment(name, **args)

@@ -20,8 +20,9 @@ from typing import Any
 
 from envs.episode import Episode, Example, Split
 from envs.protocol import Environment, Speak
-from envs.verifiers.world import Row, World
+from envs.verifiers.world import Row, World, check_text
 
+_LOOKED_AT = 64  # prompts of a split, for images: they are of one kind
 UNLISTED = "unlisted"  # what their reward holds beyond the rewards whose weights are known
 
 
@@ -93,7 +94,10 @@ class Verifiers(Environment):
             )
         if held_out is None:
             train, held_out = train[: len(train) - own], train[len(train) - own :]
+        check_text(self._id, (*train[:_LOOKED_AT], *held_out[:_LOOKED_AT]))
         self.reward_weights = {**self._world.reward_weights, UNLISTED: 1.0}
+        if self.max_concurrent is None:
+            self.max_concurrent = self._world.max_concurrent
         return {"train": train, "eval": held_out}
 
 

@@ -8,6 +8,7 @@ turn, and the trace's id in the request says which of our episodes that is.
 # (pyright takes `verifiers` for the folder that this file is in)
 
 import asyncio
+import os
 from typing import Any
 
 import verifiers.v1 as vf  # pyright: ignore[reportMissingImports]
@@ -22,6 +23,7 @@ from envs.protocol import ContextFull, Speak, Spoken
 from envs.verifiers.endpoint import MODEL, PolicyEndpoint
 from envs.verifiers.world import Outcome, Row
 
+_EPISODES_PER_CORE = 4
 _STOPS = {"max_turns": StopReason.MAX_TURNS, "agent_timeout": StopReason.TIMEOUT}
 
 
@@ -31,6 +33,9 @@ class TasksetWorld:
     def __init__(self, name: str, args: dict[str, Any]) -> None:
         """`args`: the environment's configuration, as in the library's own `env` table."""
         self._env = loaders.load_environment(env_config(name, args))
+        # A harness is a program, and so is each of its tool servers: on two cores, thirty that
+        # start together take minutes. Mostly they wait for the policy, hence several a core.
+        self.max_concurrent = _EPISODES_PER_CORE * len(os.sched_getaffinity(0))
         self._endpoint = PolicyEndpoint()
         self._context: asyncio.Future[vf.ModelContext] | None = None
         self.reward_weights: dict[str, float] = {}
@@ -100,7 +105,13 @@ def env_config(name: str, args: dict[str, Any]) -> Any:
     config: dict[str, Any] = {**args, "taskset": {**args.get("taskset", {}), "id": name}}
     chosen = loaders.env_config_type(name, config.get("id", ""))
     own = loaders.default_harness_id(name)
-    for role, declared in agent_config_fields(chosen()).items():
+    roles = agent_config_fields(chosen())
+    if len(roles) > 1:
+        raise ValueError(
+            f"env.id={name} has the agents {', '.join(roles)}, and only an environment of one "
+            "agent can train: use another environment"
+        )
+    for role, declared in roles.items():
         seat = dict(config.get(role, {}))
         harness = dict(seat.get("harness") or {})
         pinned = harness.get("id") or (declared.harness.id if declared.harness else None)

@@ -1,6 +1,6 @@
 """What an environment of either generation of `verifiers` is to us."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -26,8 +26,26 @@ class Outcome:
     stop_reason: StopReason | None = None  # None: that of the policy's last turn
 
 
+def check_text(env_id: str, rows: Iterable[Row]) -> None:
+    """ValueError where a prompt shows anything but text."""
+    for row in rows:
+        for message in row.messages:
+            parts = message.get("content")
+            kinds = {part["type"] for part in parts} if isinstance(parts, list) else set()
+            if kinds - {"text"}:
+                raise ValueError(
+                    f"env.id={env_id} shows {', '.join(sorted(kinds - {'text'}))}, and the policy "
+                    "reads text: use another environment"
+                )
+
+
 class World(Protocol):
     """One loaded environment of either generation."""
+
+    @property
+    def max_concurrent(self) -> int | None:
+        """Episodes at once where nobody said how many; None: as many as the sampler allows."""
+        ...
 
     @property
     def reward_weights(self) -> Mapping[str, float]:

@@ -14,6 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rl.config.schema import ConfigError
 from rl.config.signatures import did_you_mean
+from rl.config.vllm_flags import known_flags, plain
 
 CONF = Path(__file__).parents[2] / "conf"
 PRIMARY = "train"
@@ -72,6 +73,10 @@ def _unknown_key(key: str, arguments: list[str], primary: str) -> str:
     """A key that the chosen files do not have."""
     for free in ("inference.args", "deepspeed"):
         if key.startswith(f"{free}."):
+            name = key.removeprefix(f"{free}.")
+            flags = known_flags() if free == "inference.args" else frozenset()
+            if flags and plain(name) not in flags:
+                return f"{key}: vLLM has no such flag{did_you_mean(plain(name), flags)}"
             return f"{key} is not set yet and {free} is free-form: write +{key}=..."
     known = known_keys(arguments, primary)
     if key in known:  # a mapping was given with names that it does not have yet
@@ -94,14 +99,29 @@ def _unknown_key(key: str, arguments: list[str], primary: str) -> str:
 
 def known_keys(arguments: list[str], primary: str = PRIMARY) -> list[str]:
     """Every dotted key and group of the configuration, with the groups' choices as given."""
-    groups = sorted(path.name for path in CONF.iterdir() if path.is_dir())
+    own = _own_folder(arguments)
+    folders = [CONF, *([own] if own else [])]
+    groups = sorted({p.name for folder in folders for p in folder.iterdir() if p.is_dir()})
     choices = [a for a in arguments if a.partition("=")[0] in groups and "," not in a]
+    search = [f"hydra.searchpath=[file://{own}]"] if own else []
     with initialize_config_dir(str(CONF), version_base=None):
-        try:
-            config = compose(primary, choices)
-        except (HydraException, OmegaConfBaseException):
-            config = compose(primary)
-    return [*_dotted(config, ""), *groups]
+        for given in ([*search, *choices], search, []):
+            try:
+                config = compose(primary, given)
+            except (HydraException, OmegaConfBaseException):
+                continue
+            return [*_dotted(config, ""), *groups]
+    return groups
+
+
+def _own_folder(arguments: list[str]) -> Path | None:
+    """The folder of the user's own choices, as given by --config-dir."""
+    for i, argument in enumerate(arguments):
+        flag, _, value = argument.partition("=")
+        if flag in ("--config-dir", "-cd"):
+            folder = Path(value or "".join(arguments[i + 1 : i + 2])).expanduser().absolute()
+            return folder if folder.is_dir() else None
+    return None
 
 
 def _dotted(config: DictConfig, prefix: str) -> list[str]:

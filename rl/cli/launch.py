@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
+from pathlib import Path
 from typing import Any, NoReturn
 
 import hydra
@@ -29,6 +30,16 @@ from rl.config.check import check
 from rl.config.schema import ConfigError
 from rl.run.failure import RunFailed, printable
 from rl.run.lock import FolderUnusable
+
+REPO = Path(__file__).parents[2]
+
+
+def _ours(path: str) -> str:
+    """A path in our YAML: as it stands where it is, else in the folder that conf/ lies in."""
+    return path if Path(path).exists() else str(REPO / path)
+
+
+OmegaConf.register_new_resolver("ours", _ours, replace=True)
 
 FAILED, BAD_CONFIG, INTERRUPTED = 1, 2, 130
 

@@ -12,10 +12,11 @@ from rl.config.annotations import Node
 from rl.config.check import check
 from rl.config.facts import fact, is_imitator
 from rl.config.limits import range_problems
-from rl.config.rules import lengths, model_folders, rewards
+from rl.config.rules import data_files, lengths, model_folders, rewards
 from rl.config.schema import SAVED
 from rl.config.secrets import secret_problems
 from rl.config.signatures import read
+from rl.config.vllm_flags import flag_problems
 
 Config = Mapping[str, Any]
 _ADAPTER = "adapter_config.json"
@@ -111,7 +112,7 @@ def _adapters(config: Config) -> Iterator[str]:
 def _folder(config: Config) -> Iterator[str]:
     """One folder holds one evaluation."""
     name, parent = config["run_name"], Path(config["output_dir"])
-    if not name or Path(name).is_absolute() or ".." in Path(name).parts:
+    if not Path(name).parts or Path(name).is_absolute() or ".." in Path(name).parts:
         yield f'run_name="{name}" is no name for a folder below output_dir={parent}'
     elif (parent / name / SAVED).exists():
         yield f"{parent / name} already holds a run or an evaluation: choose another run_name"
@@ -123,6 +124,8 @@ _RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     lengths,
     rewards,
     model_folders,
+    data_files,
+    flag_problems,
     _policy,
     _adapters,
     _folder,

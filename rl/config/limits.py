@@ -122,6 +122,10 @@ OWNED_BY_US = {
         **dict.fromkeys(("enable_lora", "max_loras"), "adapter and sync.transport"),
         "max_lora_rank": "adapter.rank",
         "lora_target_modules": "adapter.target_modules",
+        **dict.fromkeys(
+            ("api_key", "ssl_keyfile", "ssl_certfile", "root_path"),
+            "output_dir (the socket's folder says who may come in; our own requests bring no key)",
+        ),
     },
 }
 

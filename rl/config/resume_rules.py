@@ -26,14 +26,18 @@ MAY_CHANGE = (
     "logger",
     "evaluation",
     "output_dir",
+    *("sampler.rollout_timeout", "sampler.max_concurrent", "sampler.max_retries"),
+    *("client.max_retries", "env.max_concurrent", "env.tool_timeout"),
+    *("reference.url", "reference.timeout"),
 )
+LEARNED = ("trainer.max_grad_norm",)  # though it stands among these
 
 
 def run_folder_problems(config: Config) -> Iterator[str]:
     """A folder holds one run, and going on means going on with the same experiment."""
     name, parent = config["run_name"], Path(config["output_dir"])
     saved = parent / name / SAVED
-    if not name or Path(name).is_absolute() or ".." in Path(name).parts:
+    if not Path(name).parts or Path(name).is_absolute() or ".." in Path(name).parts:
         yield f'run_name="{name}" is no name for a folder below output_dir={parent}'
     elif longest := [part for part in Path(name).parts if len(os.fsencode(part)) > _LONGEST_NAME]:
         yield (
@@ -68,10 +72,15 @@ def _has_steps(folder: Path) -> bool:
 def _changes(config: Config, before: Config, saved: Path) -> Iterator[str]:
     """What would make the rest of a run another experiment than its beginning."""
     now, then = dict(_leaves(config)), dict(_leaves(before))
+    ranks, stage = "trainer.ranks", then.get("deepspeed.zero_optimization.stage")
+    if stage and now.get(ranks) != then.get(ranks):
+        yield (
+            f"{ranks} was {then.get(ranks)} and is {now.get(ranks)}, but with ZeRO stage {stage} "
+            "each rank's part of the optimizer lies in the checkpoint as it was: use "
+            f"{ranks}={then.get(ranks)}"
+        )
     changed = [
-        key
-        for key in {**then, **now}
-        if key.split(".")[0] not in MAY_CHANGE and now.get(key) != then.get(key)
+        key for key in {**then, **now} if not _may_change(key) and now.get(key) != then.get(key)
     ]
     # Another callable has other knobs: it is enough to say that it is another.
     others = {key.removesuffix("_target_") for key in changed if key.endswith("._target_")}
@@ -85,6 +94,10 @@ def _changes(config: Config, before: Config, saved: Path) -> Iterator[str]:
             f"resume=true would go on with another configuration than {saved}: {shown}{more}; "
             "repeat the overrides of that run, or start a new one"
         )
+
+
+def _may_change(key: str) -> bool:
+    return key not in LEARNED and any(f"{key}.".startswith(f"{free}.") for free in MAY_CHANGE)
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -6,6 +6,7 @@ chosen nodes do not have says nothing.
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from rl.config.facts import fact, is_imitator, is_marked
 from rl.config.limits import range_problems, value_of
 from rl.config.resume_rules import run_folder_problems
 from rl.config.secrets import secret_problems
+from rl.config.signatures import did_you_mean
 from rl.config.transport import obstacle
+from rl.config.vllm_flags import flag_problems
 
 Config = Mapping[str, Any]
 
@@ -64,6 +67,11 @@ def lengths(config: Config) -> Iterator[str]:
 def optimizer_and_sharding(config: Config) -> Iterator[str]:
     """Muon needs every matrix whole; from stage 1 on ZeRO flattens and splits them."""
     stage = value_of(config, "deepspeed.zero_optimization.stage")
+    if stage not in (None, 0, 1, 2, 3) or isinstance(stage, bool):
+        yield (
+            f"deepspeed.zero_optimization.stage={stage}, but ZeRO has the stages 0 to 3: use "
+            "deepspeed=zero0, zero1, zero2 or zero3"
+        )
     optimizer = config["optim"]["_target_"]
     if fact(optimizer, "whole_matrices", False) and stage:
         yield (
@@ -104,16 +112,64 @@ def adapter(config: Config) -> Iterator[str]:
 
 
 def model_folders(config: Config) -> Iterator[str]:
-    """A local model must be there; what may be a name on the hub is left to the download."""
+    """A local model must be there; what may be a name on the hub is left to the download.
+
+    `models/mine` may be one, unless there is a folder `models` here. The model is prepared first
+    of all, a reference only when everything has started: more of it is looked at here.
+    """
     for key in ("model.path", "reference.path"):
         path = value_of(config, key)
         if not isinstance(path, str):
             continue
         folder = Path(path).expanduser()
-        if not folder.exists() and (path[:1] in "/.~" or not HUB_NAME.fullmatch(path)):
-            yield f"{key}={path}: no such folder, and no name on the hub (organisation/model)"
+        is_local = path[:1] in "/.~" or (len(folder.parts) > 1 and folder.parent.is_dir())
+        if not folder.exists() and (is_local or not HUB_NAME.fullmatch(path)):
+            near = folder.parent.iterdir() if folder.parent.is_dir() else ()
+            hint = did_you_mean(folder.name, [entry.name for entry in near])
+            no_name = "" if is_local and path[:1] not in "/.~" else ", and no name on the hub"
+            what = hint or (" (organisation/model)" if no_name else "")
+            yield f"{key}={path}: no such folder{no_name}{what}"
         elif folder.exists() and not (folder / "config.json").is_file():
             yield f"{key}={path}: {folder} holds no config.json, so it is no model in HF form"
+        elif folder.exists() and key == "reference.path":
+            for pattern in ("tokenizer.json", "*.safetensors"):
+                if not any(folder.glob(pattern)):
+                    yield f"{key}={path}: {folder} holds no {pattern}: save the model there whole"
+
+
+def data_files(config: Config) -> Iterator[str]:
+    """Files that an environment would open only once everything has started."""
+    for path, node in _nodes(config["env"], "env"):
+        for key in fact(node["_target_"], "local_files", ()):
+            if isinstance(value := node.get(key), str):
+                yield from _file_problems(f"{path}.{key}", value, "format" in node)
+
+
+def _nodes(value: Any, path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every node in a value, with its dotted path."""
+    if isinstance(value, Mapping):
+        if "_target_" in value:
+            yield path, value
+        for key, item in value.items():
+            yield from _nodes(item, f"{path}.{key}")
+    elif isinstance(value, list | tuple):
+        for i, item in enumerate(value):
+            yield from _nodes(item, f"{path}.{i}")
+
+
+def _file_problems(key: str, value: str, has_format: bool) -> Iterator[str]:
+    """What is wrong with the name of a file of data, or with a pattern of names."""
+    file = Path(value).expanduser()
+    node, form = key.rpartition(".")[0], file.suffix.removeprefix(".")
+    if file.is_dir():
+        yield f"{key}={value} is a folder: name the file in it that holds the rows"
+    elif not glob(str(file)):
+        yield f"{key}={value}: no such file (looked for in {Path.cwd()})"
+    elif not has_format and form in ("csv", "parquet"):
+        yield (
+            f"{key}={value} holds no JSON lines: use {node}._target_=envs.datasets.Files "
+            f"+{node}.format={form}"
+        )
 
 
 RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
@@ -127,5 +183,7 @@ RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     rewards,
     adapter,
     model_folders,
+    data_files,
+    flag_problems,
     run_folder_problems,
 )

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rl.config.transport import VLLM_RANKS, Node, Transport
 from rl.inference.routes import VLLMRoutes, wait_until_healthy
@@ -57,6 +57,8 @@ class VLLMServer:
         args: further vLLM flags, passed through: `{max_num_seqs: 64}` is `--max-num-seqs 64`.
 
     """
+
+    starts_vllm: ClassVar[bool] = True  # so `args` are vLLM's flags
 
     startup_timeout: float
     cpu_kv_cache_gib: int
@@ -216,3 +218,4 @@ def serving(
             time.sleep(_ENDING_S)
             look()  # where it has ended, that is the reason and the rest its consequence
             raise
+        look()  # a few failed requests cost no more than their rollouts, so nobody may have said so

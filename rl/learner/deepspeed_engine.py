@@ -108,7 +108,7 @@ def linearised(value: Tensor, slopes: Sequence[Tensor], outputs: Sequence[Tensor
 
 
 def _sums(stage: int) -> dict[str, Any]:
-    """What makes DeepSpeed add up in float32; stage 0 refuses the first key and needs our hands.
+    """What makes DeepSpeed add up in float32; stage 0 refuses the first key (see below).
 
     Stages 0 and 1 send the sums of all micro-batches between ranks, the others each by itself.
     """

@@ -1,4 +1,4 @@
-"""What stays fixed while a batch trains: old and reference logprobs, advantages less a penalty.
+"""What stays fixed while a batch trains: old and reference logprobs, advantages less divergence.
 
     old   log pi before the step's first update, where one batch gets several updates
     ref   log of the reference, where a loss or a penalty reads it

@@ -162,6 +162,8 @@ class SweepSummary(Callback):
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:  # noqa: ARG002
         """Print the table and write it as summary.md and summary.json."""
+        if SWEEP_VARIABLE not in os.environ:
+            return  # refused before it began: Hydra 1.4 says so to every callback
         folder = Path(os.environ.pop(SWEEP_VARIABLE))
         atexit.unregister(self.on_multirun_end)
         jobs = [json.loads(path.read_text()) for path in sorted((folder / "jobs").glob("*.json"))]

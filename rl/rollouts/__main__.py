@@ -34,6 +34,7 @@ from rl.sampling.demonstrations import Imitator
 from rl.sampling.player import Player
 from rl.sampling.prompt_lengths import fitting
 from rl.sampling.sampler import PolicySampler
+from rl.sampling.waits import Waits
 from rl.sampling.watchdog import Watchdog
 
 
@@ -84,6 +85,7 @@ async def main(run_folder: RunFolder) -> None:
     start, version, tally = run_folder.resumed(), LiveVersion(), RequestTally()
     async with AsyncExitStack() as stack:
         evaluator: Evaluator | None = None
+        waits: Waits | None = None
         if sampler.uses_vllm:
             setting = _setting(run, run_folder, env, sampler, version, tally)
             chat = await stack.enter_async_context(build(run.client)().connect(setting))
@@ -91,7 +93,7 @@ async def main(run_folder: RunFolder) -> None:
             pools = fitting(env, pools, chat, run.max_seq_len)
             watchdog = stack.enter_context(Watchdog(status.set))
             player = Player(sampler, env, chat, watchdog)
-            play_group = player.play_group
+            play_group, waits = player.play_group, player.waits
             evaluator = evaluator_of(run, run_folder, env, player)
         else:
             renderer = load_renderer(run_folder.model(), build(run.model)().renderer)
@@ -114,7 +116,7 @@ async def main(run_folder: RunFolder) -> None:
             version=version,
             state=msgspec.convert(start.rollouts, DispatcherState) if start else DispatcherState(),
         )
-        service = RolloutService(run, run_folder, dispatcher, status, tally, evaluator)
+        service = RolloutService(run, run_folder, dispatcher, status, tally, evaluator, waits)
         server = await asyncio.start_unix_server(service.serve, run_folder.rollouts_socket)
         await stack.enter_async_context(server)
         async with asyncio.TaskGroup() as tasks:

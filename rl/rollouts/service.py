@@ -25,6 +25,7 @@ from rl.run.failure import report_failure
 from rl.run.folder import RunFolder
 from rl.run.json_lines import json_line
 from rl.run.status import Status
+from rl.sampling.waits import Waits
 from rl.wire import HEADER, Answer, Call, NoMoreBatches, pack, unpack
 
 
@@ -39,8 +40,13 @@ class RolloutService:
         status: Status,
         tally: RequestTally,
         evaluator: Evaluator | None = None,
+        waits: Waits | None = None,
     ) -> None:
-        """`tally`: of the requests to vLLM; those since the last batch are logged with the next."""
+        """`tally`: of the requests to vLLM; those since the last batch are logged with the next.
+
+        `waits`: what the rollouts in flight wait for.
+        """
+        self._waits = waits
         self._run, self._run_folder, self._dispatcher, self._status = (
             run,
             run_folder,
@@ -147,7 +153,8 @@ class RolloutService:
         Raises what answering a rank raised: nobody else would, asyncio only logs it.
         """
         while True:
-            self._status.set(self._dispatcher.progress())
+            standstill = self._waits.standstill() if self._waits else ""
+            self._status.set("; ".join(filter(None, [self._dispatcher.progress(), standstill])))
             if self._run_folder.stop_request.exists():
                 await self._dispatcher.stop()
             with suppress(TimeoutError):

@@ -9,8 +9,16 @@ on without it.
 """
 
 import asyncio
+import logging
 import math
-from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from collections.abc import AsyncIterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    nullcontext,
+    suppress,
+)
 from dataclasses import dataclass, field, replace
 
 from envs import threads
@@ -25,7 +33,12 @@ from rl.sampling.reward_names import check_names, weighted_sum
 from rl.sampling.rows import Rows
 from rl.sampling.sampler import PolicySampler
 from rl.sampling.speaker import Speaker
+from rl.sampling.waits import Waits
 from rl.sampling.watchdog import Watchdog
+
+log = logging.getLogger(__name__)
+
+_MOST_LOGGED = 100
 
 
 @dataclass
@@ -36,6 +49,8 @@ class Player:
     env: Environment
     chat: Chat
     watchdog: Watchdog | None = None
+    waits: Waits = field(default_factory=Waits)
+    _logged: set[str] = field(default_factory=set)  # errors that the log has
     _checked: set[str] = field(default_factory=set)  # environments that score what is weighted
     _places: dict[str, asyncio.Semaphore] = field(default_factory=dict)  # by environment
 
@@ -61,20 +76,41 @@ class Player:
                 async with clock.running():
                     prompt = start.prompt = await self._open(env, example)
                     if env.max_turns == 1 and self.chat.shares(prompt):
-                        async with clock.seated(self.chat.seats, group_size):
-                            openings = [*await self.chat.generate(prompt, group_size)]
+                        openings = await self._opened(prompt, group_size, clock)
         starts = (replace(start, clock=replace(clock), opening=o) for o in openings)
         return tuple(await asyncio.gather(*map(self._play, starts)))
+
+    async def _opened(self, prompt: Prompt, count: int, clock: Clock) -> list[Completion | None]:
+        with self.waits.counted("opening", count):
+            async with clock.seated(self.chat.seats, count):
+                return [*await self.chat.generate(prompt, count)]
+
+    @asynccontextmanager
+    async def _turn(self, clock: Clock) -> AsyncIterator[None]:
+        with self.waits.counted("turn"):
+            async with clock.seated(self.chat.seats):
+                yield
 
     async def _play(self, start: "_Start") -> Rollout:
         retries = 0
         while True:
-            async with self._place(start.env):
-                rollout = await self._attempt(start)
+            async with AsyncExitStack() as stack:
+                with self.waits.counted("place"):
+                    await stack.enter_async_context(self._place(start.env))
+                with self.waits.counted("rollout"):
+                    rollout = await self._attempt(start)
+            self.waits.finished()
+            self._log(start.env, rollout.error)
             broken = rollout.stop_reason in (StopReason.ENV_ERROR, StopReason.ENGINE_ERROR)
             if not broken or retries == self.sampler.max_retries:
                 return replace(rollout, retries=retries)
             retries, start = retries + 1, replace(start, opening=None)
+
+    def _log(self, env: Environment, error: str) -> None:
+        """A batch may take minutes: what is wrong is in the log at once, each cause once."""
+        if error and error not in self._logged and len(self._logged) < _MOST_LOGGED:
+            self._logged.add(error)
+            log.warning("%s: %s", env.name, error)
 
     def _place(self, env: Environment) -> AbstractAsyncContextManager[object]:
         if env.max_concurrent is None:
@@ -132,7 +168,7 @@ class Player:
             if self.chat.room(prompt) <= 0:
                 return StopReason.CONTEXT
             if opening is None:
-                async with start.clock.seated(self.chat.seats):
+                async with self._turn(start.clock):
                     opening = (await self.chat.generate(prompt, 1))[0]
             done, opening = opening, None
             rows.turn(done)
@@ -154,7 +190,7 @@ class Player:
     async def _listen(
         self, env: Environment, episode: Episode, rows: Rows, clock: Clock
     ) -> StopReason:
-        speaker = Speaker(self.chat, rows, episode, lambda: clock.seated(self.chat.seats))
+        speaker = Speaker(self.chat, rows, episode, lambda: self._turn(clock))
         try:
             with as_environment_error(env, "play"), suppress(ContextFull):
                 await env.play(episode, speaker)

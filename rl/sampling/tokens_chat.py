@@ -15,9 +15,9 @@ from typing import ClassVar, Literal
 
 from renderers import Renderer
 
-from envs.messages import Message
+from envs.messages import Message, assistant, well_formed
 from rl.inference.client import Completion, VLLMClient
-from rl.model.tokenizer import parser
+from rl.model.tokenizer import decoded, parser
 from rl.sampling.chat import ChatSetting, Prompt, ToolSpecs
 from rl.sampling.clock import Seats
 from rl.sampling.prefix_probe import report_rewriting, rewrites
@@ -66,13 +66,17 @@ class TokensChat(RendererChat):
     async def follow(
         self,
         prompt: Prompt,
-        done: Completion,  # noqa: ARG002 rendered anew, not extended
+        done: Completion,
         message: Message,
         reply: list[Message],
     ) -> Prompt:
         """Let the server render the conversation anew."""
-        messages = [*prompt.messages, message, *reply]
-        return await self.open(messages, prompt.tools)
+        try:
+            return await self.open([*prompt.messages, message, *reply], prompt.tools)
+        except ValueError:  # the template may have no form for what the policy wrote
+            text = assistant(well_formed(decoded(self.renderer, done.token_ids)))
+            # What is refused now is the reply's fault.
+            return await self.open([*prompt.messages, text, *reply], prompt.tools)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -93,9 +93,8 @@ class TrainingRun:
             pusher.connect(self.learner.policy)
             pusher.push(self.learner.policy, self.start, must_differ=False)
         self._publish(rollouts, self.start)
+        began, watch = time.monotonic(), Stopwatch(self.status)
         for step in range(self.start, run.max_steps):
-            began = time.monotonic()
-            watch = Stopwatch(self.status)
             with watch.phase("wait", f"waiting for batch {step}"):
                 try:
                     batch = rollouts.next_batch(step, self.settings.wait_timeout)
@@ -114,9 +113,12 @@ class TrainingRun:
                     stats |= pusher.probe(self.learner.policy, batch.micro_batches[0], step + 1)
             # Only now, so that the probe does not queue behind a batch of new prompts.
             self._publish(rollouts, step + 1)
+            self._log(step, batch, stats, watch.times, time.monotonic() - began)
+            # After its line: a resumed run goes on behind the checkpoint and writes no line again.
+            # The time it takes is the next step's.
+            began, watch = time.monotonic(), Stopwatch(self.status)
             with watch.phase("checkpoint", f"writing the checkpoint of step {step + 1}"):
                 self._checkpoint(step + 1, rollouts)
-            self._log(step, batch, stats, watch.times, time.monotonic() - began)
         last = self._evaluation(rollouts, Stopwatch(self.status), run.max_steps)
         if last and self.metrics:
             self._write(run.max_steps, last)

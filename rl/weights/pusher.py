@@ -3,24 +3,22 @@
     shm        pause(keep) -> start -> update -> finish(version) -> resume
     adapter    pause(keep) -> update -> version -> resume      (running requests go on)
 
-What is sent lies in an anonymous file in memory (memfd): vLLM reads it through our /proc entry, and
-it vanishes with us however we end. Three things can go wrong unseen, and each is an error here:
+What is sent lies in an anonymous file in memory (rl/weights/memory_file.py), which vLLM reads
+through our /proc entry. Three things can go wrong unseen, and each is an error here:
 the push changed nothing, vLLM loaded something else (our plugin compares fingerprints and what
 every layer computes), or trainer and engine disagree although the weights are the same (the
 probe).
 """
 
 import json
-import os
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
-from safetensors.torch import save
 
 from rl.config.transport import Transport
 from rl.inference.routes import VLLMRoutes
@@ -28,7 +26,7 @@ from rl.inference.server import SERVED_AS
 from rl.model.lora import write_adapter
 from rl.records import MicroBatch
 from rl.run.failure import RunFailed
-from rl.weights.fingerprint import fingerprint
+from rl.weights.memory_file import memory_file
 
 if TYPE_CHECKING:
     from rl.learner.policy import Policy
@@ -44,7 +42,7 @@ class WeightSync:
     max_mismatch: float
 
 
-# A policy that has grown sure of itself has improbable tokens, which rounding alone moves more.
+# A policy grown sure of itself has tokens so improbable that rounding alone moves them more.
 _LATER_SLACK = 2.0
 
 
@@ -94,32 +92,23 @@ class WeightPusher:
         weights = policy.adapter_weights() if alone else policy.weights()
         if not policy.ranks.first:
             return
-        mark = fingerprint(weights)
-        if must_differ and mark == self._last:
-            raise RunFailed(
-                f"the optimizer step before version {version} changed no weight in "
-                f"{next(iter(weights.values())).dtype}: raise optim.learning_rate, or use "
-                "model.dtype=float32"
-            )
-        self._last = mark
-        descriptor = os.memfd_create("offbyone-weights")
-        try:
-            path = f"/proc/{os.getpid()}/fd/{descriptor}"
-            content = save({name: tensor.contiguous() for name, tensor in weights.items()})
-            with open(descriptor, "wb", closefd=False) as file:
-                file.write(content)
-            update = {"path": path, "fingerprint": mark}
+        with memory_file(weights) as file:
+            if must_differ and file.fingerprint == self._last:
+                raise RunFailed(
+                    f"the optimizer step before version {version} changed no weight in "
+                    f"{next(iter(weights.values())).dtype}: raise optim.learning_rate, or use "
+                    "model.dtype=float32"
+                )
+            self._last = file.fingerprint
             self._vllm.pause()
             if alone:
-                self._vllm.update(update)
+                self._vllm.update(asdict(file))
                 self._vllm.set_version(version)
             else:
                 self._vllm.start_update()
-                self._vllm.update(update)
+                self._vllm.update(asdict(file))
                 self._vllm.finish_update(version)
             self._vllm.resume()
-        finally:
-            os.close(descriptor)
 
     def probe(self, policy: "Policy", batch: MicroBatch, version: int) -> dict[str, float]:
         """Compare vLLM's logprobs with the trainer's on rows of a batch, right after a push.
@@ -153,12 +142,12 @@ class WeightPusher:
         mean = float(gap.mean())
         bound = self._sync.max_mismatch * self._slack
         if mean > bound:
+            later = ", doubled after the first probe" if self._slack > 1 else ""
             raise RunFailed(
                 f"trainer and vLLM disagree on the weights of version {version}: mean |logprob "
                 f"difference| {mean:.4f} > {bound:g} (sync.max_mismatch={self._sync.max_mismatch:g}"
-                f"{', doubled after the first probe' if self._slack > 1 else ''}). Every "
-                "importance ratio would be wrong. Compare model.dtype, attention and rope settings of "
-                "both"
+                f"{later}). Every importance ratio would be wrong. Compare model.dtype, "
+                "attention and rope settings of both"
             )
         self._slack = _LATER_SLACK
         return {"mismatch/mean_abs": mean, "mismatch/max_abs": float(gap.max())}

@@ -31,7 +31,13 @@ def test_holding_out_everything_is_refused():
 def test_an_episode_of_two_turns_is_one_row_and_scored_as_the_library_scores_it():
     (rollout,), client = play(bridge("letter-game"), "aaBB", "aa")
     assert prompt_texts(client)[1].endswith(TWO_TURNS)
-    assert rollout.rewards == {"letters": 4 / 6, "lower": 4 / 6, "asked": 1.0, "num_turns": 2.0}
+    assert rollout.rewards == {
+        "letters": 4 / 6,
+        "lower": 4 / 6,
+        "asked": 1.0,
+        "num_turns": 2.0,
+        "unlisted": 0.0,
+    }
     assert rollout.reward == pytest.approx(4 / 6 + 0.5 * 4 / 6)
     assert (rollout.stop_reason, rollout.turns) == (StopReason.MAX_TURNS, 2)
     assert [m["role"] for m in rollout.messages] == [

@@ -1,5 +1,7 @@
 """Tasksets and harnesses of verifiers.v1 in our loop, with the real library."""
 
+import os
+
 import pytest
 
 from envs.episode import StopReason
@@ -10,6 +12,7 @@ from tests.support.bridges.playing import TWO_TURNS, bridge, play, prompt_texts,
 def test_its_tasks_are_our_examples_and_the_last_are_held_out():
     env = bridge("owner/letter-tasks", args={"taskset": {"size": 10}}, num_eval=4)
     assert [e.messages[1]["content"][-1] for e in env.examples("train")] == list("abcabc")
+    assert env.max_concurrent == 4 * len(os.sched_getaffinity(0))  # each is a process
     assert [e.messages[1]["content"][-1] for e in env.examples("eval")] == list("abca")
     assert env.examples("train")[0].messages[0] == {"role": "system", "content": "be brief"}
 
@@ -20,7 +23,7 @@ def test_an_episode_of_two_turns_is_one_row_and_scored_as_the_library_scores_it(
     (rollout,), client = play(env, "aaBB", "aa")
     assert rollout.error == ""
     assert prompt_texts(client)[1].endswith(TWO_TURNS)
-    assert rollout.rewards == {"letters": 4 / 6, "lower": 4 / 6, "turns": 2.0}
+    assert rollout.rewards == {"letters": 4 / 6, "lower": 4 / 6, "turns": 2.0, "unlisted": 0.0}
     assert rollout.reward == pytest.approx(4 / 6 + 0.5 * 4 / 6)
     assert env.reward_weights == {"letters": 1.0, "lower": 0.5, "unlisted": 1.0}
     assert (rollout.stop_reason, rollout.turns) == (StopReason.STOP, 2)

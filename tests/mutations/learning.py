@@ -180,7 +180,7 @@ LEARNING = (
     mutation(
         "preparation: each rank its own penalty",
         "rl/learner/preparation.py",
-        "        dist.all_reduce(lost)",
+        "        dist.all_reduce(sums)",
         "        pass",
         "rl/learner/test_policy.py::test_a_penalty_in_the_reward_finds_every_rank_s_part_of_a_rollout",
     ),
@@ -273,8 +273,8 @@ LEARNING = (
     mutation(
         "loop: no checkpoint at the end",
         "rl/trainer/loop.py",
-        "if step != self.run.max_steps and (not every or step % every):",
-        "if not every or step % every:",
+        "if step == self.run.max_steps or (every and step % every == 0):",
+        "if every and step % every == 0:",
         "rl/trainer/test_loop_mutants.py",
     ),
     mutation(
@@ -297,14 +297,14 @@ LEARNING = (
         aside.rename(final)
         run_folder.state_of(final).write_text(json.dumps(state))
 """,
-        "rl/trainer/test_checkpoint.py",
+        "rl/trainer/test_checkpoint_mutants.py",
     ),
     mutation(
         "checkpoint: one more is kept",
         "rl/trainer/checkpoint.py",
         "[:-keep]",
         "[: -keep - 1]",
-        "rl/trainer/test_checkpoint.py",
+        "rl/trainer/test_checkpoint_mutants.py",
     ),
     mutation(
         "rollouts_link: every rank gets the first rank's share",

@@ -7,8 +7,8 @@ PLAYING = (
     mutation(
         "dispatcher: admission a version ahead",
         "rl/rollouts/dispatcher.py",
-        "self.version.number + 1 + self.max_staleness",
-        "self.version.number + 2 + self.max_staleness",
+        "limit = (version + 1 + self.max_staleness)",
+        "limit = (version + 2 + self.max_staleness)",
         "rl/rollouts/test_dispatcher.py",
     ),
     mutation(
@@ -137,7 +137,7 @@ PLAYING = (
         "rl/sampling/speaker.py",
         "if reply and prompt.tools == tools and _same(",
         "if reply and _same(",
-        "rl/sampling/test_speaker_mutants.py",
+        "rl/sampling/test_speaker.py",
     ),
     mutation(
         "player: one try too many",
@@ -189,7 +189,7 @@ PLAYING = (
         "rl/sampling/renderer_chat.py",
         "return Prompt(messages, tools, render(self.renderer, messages, tools))",
         "return Prompt(messages, tools, render(self.renderer, messages))",
-        "rl/sampling/test_speaker_mutants.py",
+        "rl/sampling/test_speaker.py",
     ),
     mutation(
         "demonstrations: the stop token is not learned",
@@ -246,14 +246,14 @@ PLAYING = (
         "rl/inference/routes.py",
         "/pause?mode=keep&clear_cache=false",
         "/pause?mode=abort&clear_cache=false",
-        "rl/weights/test_pusher.py",
+        "rl/inference/test_routes_mutants.py",
     ),
     mutation(
         "routes: scores from the first token on",
         "rl/inference/routes.py",
         "strict=True)\n        ]",
         "strict=False)\n        ][1:]",
-        "rl/weights/test_pusher.py",
+        "rl/inference/test_routes_mutants.py",
     ),
     # evaluation
     mutation(
@@ -304,7 +304,7 @@ PLAYING = (
         "envs/tools.py",
         "if not deadline.expired():",
         "if False:",
-        "envs/test_tools_mutants.py",
+        "envs/test_tools.py",
     ),
     mutation(
         "tools: errors are not counted",
@@ -316,8 +316,8 @@ PLAYING = (
     mutation(
         "threads: no limit",
         "envs/threads.py",
-        "async with _places.here():",
-        "if True:",
+        "    await places.free.acquire()\n",
+        "",
         "envs/test_threads_mutants.py",
     ),
     mutation(
@@ -351,7 +351,7 @@ PLAYING = (
     mutation(
         "judge: what was refused is asked again",
         "envs/judge.py",
-        "if answer.status_code not in (408, 429) and answer.status_code < 500:",
+        "if status not in (408, 429) and status < 500:",
         "if False:",
         "envs/test_judge.py",
     ),

@@ -78,8 +78,8 @@ RUNNING = (
     mutation(
         "metrics: a resume drops a line too many",
         "rl/run/metrics.py",
-        'if row["step"] <= step]',
-        'if row["step"] < step]',
+        'if row["step"] <= step)',
+        'if row["step"] < step)',
         "rl/run/test_metrics.py",
     ),
     mutation(

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from random import Random
 
 from rl.inference.client import Completion
-from tests.support.scripted import IM_END, tiny_renderer
+from tests.support.scripted import IM_END, tiny_tokenizer
 
 MARKUP = (
     *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"),
@@ -61,7 +61,7 @@ def tokens(text: str, rng: Random) -> list[int]:
         ids += [rng.randrange(265) for _ in range(rng.randrange(4))]
         rng.shuffle(ids)
     else:
-        ids = tiny_renderer()._tokenizer.encode(text)  # pyright: ignore[reportAttributeAccessIssue]
+        ids = tiny_tokenizer().encode(text)
     return [*ids, IM_END] if rng.random() < 0.9 else ids
 
 

@@ -14,7 +14,7 @@ from envs.protocol import Environment
 from rl.inference.client import Completion
 from rl.inference.live_version import LiveVersion
 from rl.model.tiny import TinyModel
-from rl.model.tokenizer import load_renderer
+from rl.model.tokenizer import Tokenizer, load_renderer
 from rl.records import Rollout
 from rl.sampling.player import Player
 from rl.sampling.renderer_chat import RendererChat
@@ -54,6 +54,13 @@ def tiny_renderer() -> Renderer:
     """Qwen3's renderer over the tiny model's tokenizer."""
     with tempfile.TemporaryDirectory() as folder:
         return load_renderer(tiny_model(Path(folder)), "qwen3")
+
+
+@cache
+def tiny_tokenizer() -> Tokenizer:
+    """The same, but special tokens written out become those tokens: the policy may sample them."""
+    with tempfile.TemporaryDirectory() as folder:
+        return Tokenizer(tiny_model(Path(folder)))
 
 
 class ScriptedClient:

@@ -238,3 +238,30 @@ def test_a_place_that_hydra_cannot_write_is_named() -> None:
     assert explain(error, []).problems == [
         "/read/only cannot be written (Permission denied): choose another output_dir"
     ]
+
+
+def test_what_was_probably_meant_is_looked_for_in_the_users_own_choices(tmp_path: Path) -> None:
+    (tmp_path / "mine" / "loss").mkdir(parents=True)
+    (tmp_path / "mine" / "loss" / "bold.yaml").write_text(
+        "_target_: losses.cispo.cispo\nclip_low: 0.0\nclip_high: 3.0\n"
+    )
+    (tmp_path / "mine" / "taste").mkdir()
+    (tmp_path / "mine" / "env").mkdir()
+    (tmp_path / "mine" / "env" / "shout.yaml").write_text("_target_: x.Y\nloudness: 1\n")
+    for given in (["--config-dir", "mine"], ["--config-dir=mine"], ["-cd", "mine"]):
+        result = train(*given, "env=shout", "env.loudnes=2", output_dir=tmp_path)
+        assert "there is no key env.loudnes: did you mean env.loudness?" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("max_num_sequs", ": vLLM has no such flag: did you mean max_num_seqs?"),
+        ("max_num_batched_tokens", " is not set yet and inference.args is free-form: write +"),
+    ],
+)
+def test_a_flag_of_vllm_that_is_mistyped_is_not_to_be_added(
+    key: str, said: str, tmp_path: Path
+) -> None:
+    result = train(f"inference.args.{key}=8", output_dir=tmp_path)
+    assert f"inference.args.{key}{said}" in result.stderr

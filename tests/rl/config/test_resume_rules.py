@@ -7,7 +7,7 @@ import pytest
 
 from rl.config.check import check
 from rl.config.schema import SAVED, ConfigError, Run
-from tests.support.composing import Changes, changed, chosen
+from tests.support.composing import Changes, changed, chosen, only_problem
 
 
 def hf(path: Path | str) -> Changes:
@@ -92,3 +92,39 @@ def test_a_name_that_no_folder_can_have_is_refused(config: dict[str, Any], name:
     with pytest.raises(ConfigError, match="a folder's name takes 255: choose a shorter run_name"):
         check(changed(config, {"run_name": name}))
     check(changed(config, {"run_name": "x" * 255}))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sampler.rollout_timeout": 10.0, "sampler.max_concurrent": 4, "sampler.max_retries": 0},
+        {"trainer.tokens_per_micro_batch": 512, "trainer.ranks": 2, "trainer.wait_timeout": 900},
+        {"inference.args": {"max_num_seqs": 4}, "sync.probe_every": 0},
+    ],
+)
+def test_resuming_may_change_what_is_no_learning(changes: Changes, config: dict[str, Any]) -> None:
+    Folder(config)
+    check(changed(config, {"resume": True, **changes}))
+
+
+def test_resuming_may_not_change_the_longest_gradient(config: dict[str, Any]) -> None:
+    Folder(config)
+    problem = only_problem(changed(config, {"resume": True, "trainer.max_grad_norm": 9.0}))
+    assert "trainer.max_grad_norm was 1.0 and is 9.0" in problem
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_resuming_may_not_change_the_ranks_that_zero_has_split_the_optimizer_over(
+    stage: int, config: dict[str, Any]
+) -> None:
+    config["deepspeed"] = {"zero_optimization": {"stage": stage}}
+    Folder(config)
+    problem = only_problem(changed(config, {"resume": True, "trainer.ranks": 2}))
+    assert problem.startswith(f"trainer.ranks was 1 and is 2, but with ZeRO stage {stage}")
+    assert problem.endswith("use trainer.ranks=1")
+
+
+@pytest.mark.parametrize("name", ["", ".", "./", "..", "/tmp/x", "a/../b"])
+def test_a_run_has_a_folder_of_its_own_below_output_dir(name: str, config: dict[str, Any]) -> None:
+    problem = only_problem(changed(config, {"run_name": name}))
+    assert problem.startswith(f'run_name="{name}" is no name for a folder below output_dir=')

@@ -12,6 +12,7 @@ from rl.config.schema import ConfigError, Run
 from rl.config.signatures import read
 from tests.support.composing import CONF, SWEEPS, composed
 
+DATA = Path(__file__).parents[2] / "support" / "data.jsonl"
 # What a choice cannot do without, given as a user would.
 COMPANIONS = {
     "loss=sft": ["sampler=demonstrations"],
@@ -33,8 +34,8 @@ COMPANIONS = {
     },
     "sync=adapter": ["adapter=lora"],
     "env=wiki-search-judged": ["env.judge.url=http://localhost:1/v1", "env.judge.model=judge"],
-    "env=composed": ["env.dataset.path=data.jsonl"],
-    "env=math-file": ["env.questions.dataset.path=questions.jsonl"],
+    "env=composed": [f"env.dataset.path={DATA}"],
+    "env=math-file": [f"env.questions.dataset.path={DATA}"],
 }
 # For evaluate.py alone (test_config_evaluate.py).
 NOT_TRAINED = {"client=messages"}

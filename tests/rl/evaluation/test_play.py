@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -65,7 +66,7 @@ class Lazy(Sequence):
     def __len__(self):
         return 1_000_000
 
-    def __getitem__(self, index):
+    def __getitem__(self, index) -> Any:
         self.made.append(index)
         return Example(id=index, env="scripted", messages=[])
 

@@ -2,6 +2,7 @@
 
 import json
 import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,17 @@ def test_one_that_ends_in_mid_block_is_the_reason_whatever_the_block_raised(tmp_
     ended = r"vLLM ended with status 3\. The end of .*inference\.log"
     with pytest.raises(RunFailed, match=ended), served(tmp_path, fault) as vllm:
         vllm.set_version(3)
+
+
+def test_one_that_ended_is_reported_even_where_the_block_noticed_nothing(tmp_path):
+    fault = {"fault": "Exit", "path": "/resume", "status": 3}
+    with ExitStack() as stack:
+        vllm = stack.enter_context(served(tmp_path, fault))
+        with suppress(RunFailed):  # as rollouts do: each costs itself alone
+            vllm.resume()
+        time.sleep(0.2)
+        with pytest.raises(RunFailed, match="vLLM ended with status 3"):
+            stack.close()
 
 
 def test_an_error_of_the_block_is_its_own_where_vllm_lives(tmp_path):

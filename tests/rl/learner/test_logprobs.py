@@ -246,3 +246,21 @@ def test_a_model_without_weights_is_drawn_from_the_seed(folder):
     torch.testing.assert_close(one, same, rtol=0, atol=0)
     name = "model.embed_tokens.weight"
     assert not torch.equal(one[name], other[name])
+
+
+def test_an_output_head_s_bias_counts_in_logprobs_entropies_and_gradients(folder, rows):
+    """No model of ours has one; `plain` calls the head itself and cannot forget it."""
+    model = tiny_policy.exact_model(folder, seed=2)
+    bias = torch.linspace(-1.0, 1.0, VOCAB, dtype=torch.float64)
+    model.lm_head.bias = torch.nn.Parameter(bias)
+    token_ids, mask = stacked(rows)
+    module = PolicyModule(model, chunk=4)
+    expected = plain(model, rows, 0.6)
+    found = module(token_ids, mask, 0.6)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+    weights = weights_of(len(found[0]))
+    (found_gradient,) = torch.autograd.grad((weights * found[0]).sum(), [model.lm_head.bias])
+    (expected_gradient,) = torch.autograd.grad((weights * expected[0]).sum(), [model.lm_head.bias])
+    torch.testing.assert_close(found_gradient, expected_gradient)
+    assert found_gradient.abs().max() > 0.01

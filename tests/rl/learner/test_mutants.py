@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from losses.advantages import none
 from losses.kl import k1
 from rl.learner.kl import KLPenalty
 from rl.learner.learner import Learner
@@ -80,9 +81,11 @@ def micro(versions):
 
 def test_a_penalty_is_beta_times_the_divergence_of_a_rollout(alone):
     policy = SimpleNamespace(ranks=alone, score=lambda batch: torch.tensor([-1.0, -2.0]))
-    reference = SimpleNamespace(logprobs=lambda batch: torch.tensor([-1.5, -1.0]))
+    reference = SimpleNamespace(
+        logprobs=lambda batches: [torch.tensor([-1.5, -1.0])] * len(batches), metrics=dict
+    )
     kl = KLPenalty(estimator=k1, beta=0.5, place="reward", target_kl=None)
-    prepare = Preparation(policy, reference, False, kl, lambda rewards: [r * 10 for r in rewards])
+    prepare = Preparation(policy, reference, False, kl, none)  # no baseline: all of it counts
     batch = RankBatch(
         step=0,
         micro_batches=(micro([-1, 0, 0]),),
@@ -92,7 +95,7 @@ def test_a_penalty_is_beta_times_the_divergence_of_a_rollout(alone):
     ((prepared,), metrics) = prepare(batch, 0.1)  # the present beta, not the first
     lost = 0.1 * (0.5 - 1.0)
     assert metrics["train/kl_penalty"] == pytest.approx(lost)
-    assert prepared.advantages.tolist() == pytest.approx([10 * (2.0 - lost)] * 2)
+    assert prepared.advantages.tolist() == pytest.approx([1.0 - lost] * 2)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from rl.report.finished_runs import result_of, resume_command
-from rl.report.sweep_summary import as_markdown, compare, summarise
+from rl.report.sweep_summary import SweepSummary, as_markdown, compare, summarise
 from rl.run.folder import RunFolder
 from rl.run.metrics import MetricsFile
 
@@ -205,3 +205,8 @@ def test_a_single_run_writes_no_sweep(app, tmp_path):
     status, output, groups = app("seed=1")
     assert (status, groups) == (0, None), output
     assert not (tmp_path / "outputs" / "sweeps").exists()
+
+
+def test_a_sweep_that_was_refused_before_it_began_has_no_table(capsys):
+    SweepSummary().on_multirun_end(None)  # Hydra 1.4 tells every callback of the end
+    assert capsys.readouterr().out == ""

@@ -231,8 +231,9 @@ def test_when_nothing_passes_the_buffer_there_are_no_more_batches_and_it_says_wh
 )
 def test_a_task_whose_groups_are_all_as_good_as_can_be_is_solved_and_not_a_failure(later, solved):
     world = picky(graded(lambda index: (0.0, 1.0) if index < 6 else later))
+    steps: list[int] = []
     with pytest.raises(NoMoreBatches) as end:
-        run_virtually(_until_the_end(world, steps := []))
+        run_virtually(_until_the_end(world, steps))
     assert steps == [0, 1]  # what was learned before
     assert end.value.solved == solved
     assert str(end.value).startswith("the task is solved: the buffer rejected the ") == solved

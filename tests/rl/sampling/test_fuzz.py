@@ -97,7 +97,8 @@ def assert_written(rollouts: tuple[Rollout, ...], folder: Path) -> None:
         json.dumps(line, ensure_ascii=False).encode()
     one = [Played(EXAMPLE, rollouts)]
     write_rollouts(folder / "rollouts.jsonl", one)
-    (folder / "page.html").write_text(page("fuzz", one, summarise(one, 1.0)), encoding="utf-8")
+    text = page("fuzz", one, summarise(one, 1.0), {})
+    (folder / "page.html").write_text(text, encoding="utf-8")
 
 
 def test_ten_thousand_odd_completions_end_no_run_and_blame_nobody(tmp_path):

@@ -216,6 +216,21 @@ def test_a_format_that_nobody_knows_is_read_as_text(model):
     assert_sampled(rollout, server)
 
 
+def test_a_turn_that_the_template_refuses_is_shown_to_it_as_text_and_blames_nobody(model):
+    class Picky(Server):
+        async def tokenize(self, request):
+            body = await request.json()
+            if any("tool_calls" in message for message in body["messages"]):
+                return web.Response(status=400, text="arguments must be a mapping")
+            return await super().tokenize(request)
+
+    call = '<tool_call>\n{"name": "look"\n</tool_call>'
+    server = Picky(model, (call, "two", "good"))
+    rollout = play(server, TokensClient(on_rewrite="fork"), model)
+    assert (rollout.reward, rollout.turns, rollout.error) == (2.0, 3, "")
+    assert_sampled(rollout, server)
+
+
 def test_a_renderer_that_was_named_must_fit(model):
     with pytest.raises(ValueError, match="no renderer is called 'qwen33': did you mean 'qwen3'"):
         parser(model, "qwen33")

@@ -1,6 +1,7 @@
 """When the supervisor stops watching, and why: with little programs as the parts of a run."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -39,7 +40,7 @@ def watched(tmp_path):
             try:
                 for name, command in parts.items():
                     children._start(name.replace("_", "."), command, {})
-                children.watch(tick)
+                children.watch(tick, SimpleNamespace(asked=False))
             finally:
                 children.end()
 

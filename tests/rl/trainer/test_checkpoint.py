@@ -2,11 +2,13 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from rl.trainer.checkpoint import publish
+from rl.run.folder import RunFolder
+from rl.trainer.checkpoint import publish, save_checkpoint
 from tests.support.policy_worker import measurements
 
 torch.set_num_threads(1)
@@ -68,3 +70,25 @@ def test_all_of_it_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
     assert {*before} == {f"{aside}{name}" for name in written}
     assert after == [str(tmp_path)]
     assert (final / "hf" / "model.safetensors").exists()
+
+
+@pytest.fixture
+def one_rank(tmp_path):
+    path = tmp_path / "rendezvous"
+    torch.distributed.init_process_group("gloo", f"file://{path}", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_one_whose_state_cannot_be_written_is_absent(tmp_path):
+    """The state lies in it before it gets its name: whoever sees the name may read it."""
+    folder = RunFolder(tmp_path)
+    policy = SimpleNamespace(ranks=SimpleNamespace(first=True), export=lambda path, source: None)
+    learner = SimpleNamespace(policy=policy, save=lambda path: None)
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        save_checkpoint(
+            learner, folder, step=3, rollouts={"next": object()}, model=tmp_path, keep=2
+        )
+    assert folder.complete_checkpoints() == []
+    assert not folder.checkpoint(3).exists()

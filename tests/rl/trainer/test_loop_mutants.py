@@ -3,7 +3,9 @@
 import socket
 import threading
 from types import SimpleNamespace
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -15,7 +17,7 @@ from rl.run.folder import RunFolder
 from rl.run.metrics import MetricsFile, read_metrics
 from rl.run.status import Status
 from rl.trainer import loop
-from rl.wire import HEADER, Call, pack, unpack
+from rl.wire import HEADER, Answer, Call, pack, unpack
 from tests.support.composing import composed
 
 EMPTY = MicroBatch(*(np.zeros((1, 2), np.int32) for _ in range(7)))
@@ -37,7 +39,7 @@ class Rehearsal(loop.TrainingRun):
         self.metrics, self.logger = MetricsFile(folder), build(self.run.logger)()
         self.pushed = []
 
-    def _pusher(self):
+    def _pusher(self) -> Any:
         return self
 
     def connect(self, policy):
@@ -76,7 +78,8 @@ def calls(folder):
             call = unpack(connection.read(HEADER.unpack(header)[0]), Call)
             asked.append(call)
             batch = RankBatch(step=call.step, micro_batches=(EMPTY,))
-            answer = pack(batch if call.what == "next_batch" else {})
+            value = msgspec.Raw(pack(batch if call.what == "next_batch" else {}))
+            answer = pack(Answer(value=value))
             connection.write(HEADER.pack(len(answer)) + answer)
             connection.flush()
 

@@ -191,3 +191,12 @@ def test_a_step_that_changed_nothing_is_an_error_and_one_that_did_is_not(transpo
     policy.model.model.layers[0].self_attn.q_proj.lora_B["default"].weight.data += 1
     push.push(policy, 2, must_differ=True)
     assert routes(vllm).count("/update_weights") == 2
+
+
+@pytest.mark.parametrize("transport", ["shm", "adapter"])
+def test_weights_that_nothing_should_have_changed_may_be_the_same(transport, vllm, tmp_path):
+    """After a skipped step, say."""
+    policy, push = OnePolicy(tmp_path / "model"), pusher(transport, tmp_path)
+    for version in (1, 2):
+        push.push(policy, version, must_differ=False)
+    assert routes(vllm).count("/update_weights") == 2

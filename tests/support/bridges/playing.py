@@ -10,14 +10,14 @@ from rl.inference.live_version import LiveVersion
 from rl.records import Rollout
 from rl.sampling.player import Player
 from rl.sampling.renderer_chat import RendererChat
-from tests.support.scripted import SAMPLER, ScriptedClient, tiny_renderer
+from tests.support.scripted import SAMPLER, ScriptedClient, tiny_renderer, tiny_tokenizer
 
 # How the second prompt of a letter game ends, whose first turn was aaBB.
 TWO_TURNS = (
     "<|im_start|>assistant\naaBB<|im_end|>\n<|im_start|>user\nmore<|im_end|>\n"
     "<|im_start|>assistant\n"
 )
-TOKENIZER = tiny_renderer()._tokenizer
+TOKENIZER = tiny_tokenizer()
 
 
 class WritingClient(ScriptedClient):

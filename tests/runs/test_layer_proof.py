@@ -1,0 +1,95 @@
+"""Inside vLLM: a layer that is one step behind is named, with the kernels that vLLM computes by."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+pytestmark = [pytest.mark.server]
+
+STEP = 1e-3  # of a weight's own size: most bfloat16 weights round back to where they were
+
+
+class Model(torch.nn.Module):
+    """q, k and v fused, one more layer, a norm; like those of vLLM after their weights came."""
+
+    packed_modules_mapping = {"qkv": ["q", "k", "v"]}  # noqa: RUF012 as vLLM has it
+
+    def __init__(self, weights: dict[str, torch.Tensor]) -> None:
+        super().__init__()
+        fused = torch.cat([weights[f"{part}.weight"] for part in "qkv"])
+        for name, weight in (("qkv", fused), ("out", weights["out.weight"])):
+            self.add_module(name, linear(weight))
+        self.norm = torch.nn.Module()
+        self.norm.weight = torch.nn.Parameter(weights["norm.weight"].clone(), requires_grad=False)
+
+
+def linear(weight: torch.Tensor) -> torch.nn.Module:
+    from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+
+    layer = torch.nn.Module()
+    layer.weight = torch.nn.Parameter(weight.clone(), requires_grad=False)
+    dispatch_cpu_unquantized_gemm(layer, remove_weight=True)
+    return layer
+
+
+def weights(dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    shapes = {"q": (64, 128), "k": (32, 128), "v": (32, 128), "out": (128, 64), "norm": (4096,)}
+    return {
+        f"{name}.weight": (0.08 * torch.randn(shape, generator=generator)).to(dtype)
+        for name, shape in shapes.items()
+    }
+
+
+def a_step_later(sent: dict[str, torch.Tensor], number: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(100 + number)
+    return {
+        name: (t.float() * (1 + STEP * torch.randn(t.shape, generator=generator))).to(t.dtype)
+        for name, t in sent.items()
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("step", [1, 5])
+def test_a_layer_that_is_one_step_behind_is_named_and_no_other(dtype, step):
+    from rl.weights.vllm_plugin import layers_that_differ
+
+    sent = weights(dtype)
+    for number in range(step):
+        last, sent = sent, a_step_later(sent, number)
+    assert list(layers_that_differ(Model(sent), sent)) == []
+    for name, layer in (("k", "qkv"), ("out", "out"), ("norm", "norm")):
+        stale = Model({**sent, f"{name}.weight": last[f"{name}.weight"]})
+        assert list(layers_that_differ(stale, sent)) == [layer]
+
+
+def test_where_the_weights_can_be_looked_at_each_of_them_counts():
+    """A GPU's layers: nothing is repacked, so one weight by one rounding is seen."""
+    from rl.weights.vllm_plugin import layers_that_differ
+
+    sent = weights(torch.bfloat16)
+    model = torch.nn.ModuleDict({"out": torch.nn.Linear(64, 128, bias=False).bfloat16()})
+    model["out"].weight.data.copy_(sent["out.weight"])
+    assert list(layers_that_differ(model, sent)) == []
+    model["out"].weight.data[3, 5] *= 1 + 2**-7
+    assert list(layers_that_differ(model, sent)) == ["out"]
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_an_update_with_a_stale_layer_is_refused_before_it_is_finished(behind, monkeypatch):
+    from rl.weights import vllm_plugin
+
+    sent = weights(torch.bfloat16)
+    received = a_step_later(sent, 0) if behind else sent
+    for name in ("initialize_layerwise_reload", "finalize_layerwise_reload"):
+        monkeypatch.setattr(vllm_plugin, name, lambda *_: None)  # vLLM's own, for its own models
+    engine = object.__new__(vllm_plugin.ShmWeightTransferEngine)
+    engine.model, engine.model_config = Model(sent), None
+    engine.parallel_config = SimpleNamespace(tensor_parallel_size=1)
+    engine._received = received
+    if behind:
+        with pytest.raises(RuntimeError, match=r"other weights in \['norm', 'out', 'qkv'\]"):
+            engine.finish_weight_update()
+    else:
+        engine.finish_weight_update()
