@@ -81,9 +81,9 @@ def _unknown_key(key: str, arguments: list[str], primary: str) -> str:
     known = known_keys(arguments, primary)
     if key in known:  # a mapping was given with names that it does not have yet
         return f"{key} takes a new name as +{key}.<name>=<value>, and loses one by ~{key}.<name>"
-    meant = OTHER_NAMES.get(key.rpartition(".")[2])
-    if meant and (primary == PRIMARY or meant in known):
-        return f"there is no key {key}: did you mean {meant}?"
+    suggestion = OTHER_NAMES.get(key.rpartition(".")[2])
+    if suggestion and (primary == PRIMARY or suggestion in known):
+        return f"there is no key {key}: did you mean {suggestion}?"
     if hint := did_you_mean(key, known):
         return f"there is no key {key}{hint}"
     # The right name in the wrong place, or without its group.
@@ -105,6 +105,7 @@ def known_keys(arguments: list[str], primary: str = PRIMARY) -> list[str]:
     choices = [a for a in arguments if a.partition("=")[0] in groups and "," not in a]
     search = [f"hydra.searchpath=[file://{own}]"] if own else []
     with initialize_config_dir(str(CONF), version_base=None):
+        # A choice may be what is mistyped, or the user's folder: then without.
         for given in ([*search, *choices], search, []):
             try:
                 config = compose(primary, given)
@@ -128,6 +129,7 @@ def _dotted(config: DictConfig, prefix: str) -> list[str]:
     keys: list[str] = []
     for key in config:
         keys.append(f"{prefix}{key}")
+        # Not config[key]: an interpolation would be worked out, and ??? would raise.
         value = config._get_node(str(key))
         if isinstance(value, DictConfig) and not value._is_none():
             keys += _dotted(value, f"{prefix}{key}.")

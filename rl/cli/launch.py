@@ -34,12 +34,12 @@ from rl.run.lock import FolderUnusable
 REPO = Path(__file__).parents[2]
 
 
-def _ours(path: str) -> str:
+def _shipped(path: str) -> str:
     """A path in our YAML: as it stands where it is, else in the folder that conf/ lies in."""
     return path if Path(path).exists() else str(REPO / path)
 
 
-OmegaConf.register_new_resolver("ours", _ours, replace=True)
+OmegaConf.register_new_resolver("ours", _shipped, replace=True)
 
 FAILED, BAD_CONFIG, INTERRUPTED = 1, 2, 130
 
@@ -82,6 +82,7 @@ def _choices(chosen: Any) -> dict[str, str]:
 @contextmanager
 def _as_hydra_config(config: DictConfig) -> Iterator[None]:
     """Let `${hydra:...}` look into this composition while the block runs."""
+    # Hydra's resolver looks into this singleton, whichever composition it resolves.
     singleton = HydraConfig.instance()
     before = singleton.cfg
     singleton.set_config(config)

@@ -25,7 +25,7 @@ NodeHandler = Callable[[Node, str], Any]
 LISTS = {"list", "List", "Sequence", "Collection", "Iterable"}
 TUPLES = {"tuple", "Tuple"}
 MAPPINGS = {"dict", "Dict", "Mapping", "MutableMapping"}
-WANTED = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}
+SCALARS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}
 
 
 class Misfit(ValueError):
@@ -56,7 +56,7 @@ class Converter:
 
     def _named(self, value: Any, name: str, path: str) -> Any:
         """A bare name: a builtin, an alias or a class."""
-        if name in WANTED:
+        if name in SCALARS:
             return _scalar(value, name)
         if name == "Path":
             return Path(_scalar(value, "str"))
@@ -71,6 +71,7 @@ class Converter:
             return nested(_require(is_node(value), value, "a node with _target_"), path, self.node)
         meaning = None if name in {"Any", "object"} else resolve(self.module, name)
         match meaning:
+            # The names in an alias mean what they do where it was written.
             case origin, ast.Assign(value=alias) | ast.AnnAssign(value=ast.expr() as alias):
                 return Converter(origin, self.node).convert(value, alias, path)
             case _, ast.ClassDef():
@@ -120,6 +121,7 @@ class Converter:
             except Misfit as misfit:
                 misfits.append(misfit)
         if fits:
+            # 5 fits `float | int` twice, and must not become 5.0.
             return next((fit for fit in fits if type(fit) is type(value)), fits[0])
         real = [m for kind, m in zip(kinds, misfits, strict=True) if ast.unparse(kind) != "None"]
         if len(real) == 1:
@@ -159,10 +161,10 @@ def _scalar(value: Any, name: str) -> Any:
         case "float", int() | float():
             return float(value)
         case "int" | "float", str() if _is_number(value):
-            raise Misfit(f"is the text {shown(value)} where {WANTED[name]} is wanted: no quotes")
+            raise Misfit(f"is the text {shown(value)} where {SCALARS[name]} is wanted: no quotes")
         case "str", int() | float():
             raise Misfit(f"is {shown(value)} where text is wanted: put it in quotes")
-    return _require(False, value, WANTED[name])
+    return _require(False, value, SCALARS[name])
 
 
 def _literal(value: Any, options: list[Any]) -> Any:
@@ -187,7 +189,7 @@ def describe(kind: ast.expr) -> str:
     name = text.partition("[")[0].rpartition(".")[2]
     if name in LISTS | TUPLES | MAPPINGS:
         return f"a {'mapping' if name in MAPPINGS else 'list'} ({text})"
-    return "null" if text == "None" else WANTED.get(name, text)
+    return "null" if text == "None" else SCALARS.get(name, text)
 
 
 def shown(value: Any) -> str:
@@ -197,9 +199,9 @@ def shown(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 
-def _require(condition: bool, value: Any, wanted: str) -> Any:
+def _require(condition: bool, value: Any, description: str) -> Any:
     if not condition:
-        raise Misfit(f"is {shown(value)} where {wanted} is wanted")
+        raise Misfit(f"is {shown(value)} where {description} is wanted")
     return value
 
 

@@ -1,4 +1,4 @@
-"""A run's configuration: what it holds, whether it is right, and how its nodes become callables.
+"""Whether a run's configuration is right: its keys, their values, the nodes and what is in them.
 
 The callable's signature is the schema. A node is a mapping with `_target_`, which names one of our
 callables; its other keys are that callable's keyword-only parameters (rl/config/signatures.py):
@@ -6,7 +6,7 @@ callables; its other keys are that callable's keyword-only parameters (rl/config
     loss:
       _target_: losses.cispo.cispo        def cispo(tokens, *, clip_low: float, clip_high: float)
       clip_low: 0.0
-      clip_high: 5.0                      build(node) -> partial(cispo, clip_low=0.0, clip_high=5.0)
+      clip_high: 5.0                      build.py makes partial(cispo, clip_low=0.0, clip_high=5.0)
 """
 
 import ast
@@ -105,14 +105,14 @@ def _value_problems(value: Any, knob: Knob, path: str) -> Iterator[str]:
     if value == MISSING:
         yield f"{path} has no value yet: give it one, {path}=..."
         return
-    found: list[str] = []
+    problems: list[str] = []
 
     def descend(node: Node, where: str) -> Node:
-        found.extend(_node_problems(node, where))
+        problems.extend(_node_problems(node, where))
         return node
 
     try:
         Converter(knob.module, descend).convert(value, knob.annotation, path)
     except Misfit as misfit:
-        found.append(f"{path} {misfit}")
-    yield from found
+        problems.append(f"{path} {misfit}")
+    yield from problems

@@ -34,7 +34,7 @@ RATIO = {"anchor", "rollout_logprobs", "old_logprobs"}
 ADVANTAGES, REFERENCE = {"advantages"}, {"ref_logprobs"}
 LIBRARIES = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))
 PROPERTIES = ("property", "cached_property")
-OURS = ("rl", "losses", "envs")  # looked into even where they are installed
+OUR_PACKAGES = ("rl", "losses", "envs")  # looked into even where they are installed
 
 
 def uses_ratio(loss: str) -> bool:
@@ -59,13 +59,13 @@ def needs_reference(config: Config) -> bool:
 
 def fact(target: str, name: str, default: Any) -> Any:
     """The value of a class's attribute, inherited ones included, or of a constant of the file."""
-    value = _stated(*_reached(*_found(target))[0], name)
+    value = _stated(*_reached(*_place_of(target))[0], name)
     return default if value is None else value
 
 
 def is_marked(target: str, name: str) -> bool:
     """Whether a target, or else something that it calls, is marked: True, or the names of those."""
-    for i, (module, statement) in enumerate(_reached(*_found(target))):
+    for i, (module, statement) in enumerate(_reached(*_place_of(target))):
         mark = _stated(module, statement, name)
         if isinstance(mark, tuple | list | set):
             mark = getattr(statement, "name", None) in mark
@@ -76,10 +76,10 @@ def is_marked(target: str, name: str) -> bool:
 
 def reads(target: str, attributes: set[str]) -> bool:
     """Whether a target, or something that it calls, reads one of these attributes of anything."""
-    return not attributes.isdisjoint(_all_read(*_found(target)))
+    return not attributes.isdisjoint(_all_read(*_place_of(target)))
 
 
-def _found(target: str) -> tuple[Module, str]:
+def _place_of(target: str) -> tuple[Module, str]:
     """The module of a target and its name there."""
     name, _, attribute = target.rpartition(".")
     module = source(name)
@@ -123,15 +123,16 @@ def _reached(origin: Module, name: str) -> list[tuple[Module, ast.stmt]]:
     start = resolve(origin, name)
     assert start, f"{origin.name}.{name} was found before"
     home = _package(start[0].name)  # a user's losses may be an installed package
+    # By id: `source` keeps each parsed file, so a statement stays one and the same object.
     reached, stack, seen = [], [start], {id(start[1])}
     while stack:
         module, statement = stack.pop()
         reached.append((module, statement))
-        for found in _named(module, statement, home):
-            package = _package(found[0].name)
-            if id(found[1]) not in seen and (package == home or not _is_library(package)):
-                seen.add(id(found[1]))
-                stack.append(found)
+        for entry in _named(module, statement, home):
+            package = _package(entry[0].name)
+            if id(entry[1]) not in seen and (package == home or not _is_library(package)):
+                seen.add(id(entry[1]))
+                stack.append(entry)
     return reached
 
 
@@ -142,16 +143,17 @@ def _named(module: Module, statement: ast.stmt, home: str) -> Iterator[tuple[Mod
     skipped |= {n.arg for n in nodes if isinstance(n, ast.arg)}
     for node in nodes:
         if isinstance(node, ast.ImportFrom):  # inside of a function
+            # As if the import stood alone in a file, for `resolve` looks at top levels only.
             inner = Module(module.name, module.path, ast.Module([node], []))
-            found = [resolve(inner, alias.asname or alias.name) for alias in node.names]
+            entries = [resolve(inner, alias.asname or alias.name) for alias in node.names]
         elif isinstance(node, ast.Name | ast.Attribute):
             root = ast.unparse(node).partition(".")[0]
             origins = {_package(origin) for origin, _ in imported(module, root)} - {home}
             foreign = root in skipped or any(_is_library(origin) for origin in origins)
-            found = [] if foreign else [meaning(module, node)]
+            entries = [] if foreign else [meaning(module, node)]
         else:
             continue
-        yield from filter(None, found)
+        yield from filter(None, entries)
     if isinstance(statement, ast.ClassDef):
         yield from bases(module, statement)
 
@@ -190,9 +192,10 @@ def _names_read(node: ast.AST) -> list[str]:
 @cache
 def _is_library(package: str) -> bool:
     """Whether a top-level package came with Python or was installed."""
-    if package in OURS:
+    if package in OUR_PACKAGES:
         return False
     spec = spec_of(package)
     places = [spec.origin, *(spec.submodule_search_locations or [])] if spec else []
+    # What is built into the interpreter has a spec but no file, and is a library too.
     files = [Path(place) for place in places if place and Path(place).is_absolute()]
     return any(file.is_relative_to(folder) for file in files for folder in LIBRARIES) or not files

@@ -80,19 +80,19 @@ RANGES = {
 
 def range_problems(config: Mapping[str, Any]) -> Iterator[str]:
     """One sentence for each number outside of its range; absent and null ones are none."""
-    for key, wanted in RANGES.items():
+    for key, bounds in RANGES.items():
         value = value_of(config, key)
-        conditions = [condition.split() for condition in wanted.split(" and ")]
+        conditions = [condition.split() for condition in bounds.split(" and ")]
         if value is not None and not all(COMPARISONS[c](value, float(x)) for c, x in conditions):
-            yield f"{key}={value}, but it must be {wanted}"
+            yield f"{key}={value}, but it must be {bounds}"
 
 
 def value_of(config: Mapping[str, Any], key: str) -> Any:
     """The value of a dotted key, None where there is none."""
-    found: Any = config
+    value: Any = config
     for part in key.split("."):
-        found = found.get(part) if isinstance(found, Mapping) else None
-    return found
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
 
 
 OWNED_BY_US = {
@@ -136,6 +136,6 @@ def free_form_problems(config: Mapping[str, Any]) -> Iterator[str]:
     arguments = inference.get("args") if isinstance(inference, dict) else None
     for path, part in (("deepspeed", config.get("deepspeed")), ("inference.args", arguments)):
         for key in part if isinstance(part, dict) else ():
-            ours = OWNED_BY_US[path].get(str(key).removeprefix("--").replace("-", "_"))
-            if ours:
-                yield f"{path}.{key} is decided by {ours}: set that, and leave {key} out"
+            owner = OWNED_BY_US[path].get(str(key).removeprefix("--").replace("-", "_"))
+            if owner:
+                yield f"{path}.{key} is decided by {owner}: set that, and leave {key} out"

@@ -79,6 +79,7 @@ def _changes(config: Config, before: Config, saved: Path) -> Iterator[str]:
             "each rank's part of the optimizer lies in the checkpoint as it was: use "
             f"{ranks}={then.get(ranks)}"
         )
+    # A key that one of them lacks counts as null there: an older run may lack a newer knob.
     changed = [
         key for key in {**then, **now} if not _may_change(key) and now.get(key) != then.get(key)
     ]

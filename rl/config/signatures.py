@@ -20,6 +20,7 @@ from pathlib import Path
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
+# Compared by identity, so that what is cached by a module need not hash its tree.
 @dataclass(frozen=True, eq=False)
 class Module:
     """One parsed source file."""
@@ -80,6 +81,7 @@ def source(name: str) -> Module | None:
 def spec_of(name: str) -> ModuleSpec | None:
     """Like importlib.util.find_spec, which would import the packages above."""
     top, *rest = name.split(".")
+    # The top is looked up, not run; below it `find_spec` would run each package's __init__.
     try:
         spec = importlib.util.find_spec(top)
     except ValueError:  # a module without a spec, __main__ for one
@@ -104,8 +106,8 @@ def resolve(module: Module, name: str) -> tuple[Module, ast.stmt] | None:
                 return module, statement
     for origin, there in imported(module, name):
         known = source(origin) if there else None
-        if known and (found := resolve(known, there)):
-            return found
+        if known and (entry := resolve(known, there)):
+            return entry
     return None
 
 
@@ -169,15 +171,15 @@ def read(target: str) -> Signature:
     module = source(name)
     if module is None:
         raise LookupError(f"there is no module {name}{did_you_mean(name, _siblings(name))}")
-    found = resolve(module, attribute)
-    definition = found and found[1]
-    if not found or not isinstance(definition, Definition):
+    entry = resolve(module, attribute)
+    definition = entry and entry[1]
+    if not entry or not isinstance(definition, Definition):
         known = (s.name for s in module.statements() if isinstance(s, Definition))
         hint = did_you_mean(attribute, known)
         raise LookupError(f"{name} has no function or class {attribute!r}{hint}")
     if isinstance(definition, ast.ClassDef):
-        return _init(found[0], definition) or Signature({}, (), True)
-    return _parameters(found[0], definition.args, skip=0, is_class=False)
+        return _init(entry[0], definition) or Signature({}, (), True)
+    return _parameters(entry[0], definition.args, skip=0, is_class=False)
 
 
 def _siblings(name: str) -> list[str]:
@@ -212,9 +214,9 @@ def bases(module: Module, definition: ast.ClassDef) -> Iterator[tuple[Module, as
     for base in definition.bases:
         while isinstance(base, ast.Subscript):  # Base[T]
             base = base.value
-        found = meaning(module, base)
-        if found and isinstance(found[1], ast.ClassDef):
-            yield found[0], found[1]
+        entry = meaning(module, base)
+        if entry and isinstance(entry[1], ast.ClassDef):
+            yield entry[0], entry[1]
 
 
 def _dataclass_options(definition: ast.ClassDef) -> dict[str, bool] | None:

@@ -14,10 +14,10 @@ VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 def transport(sync: Node, adapter: Node, model: Node) -> Transport:
     """Return the transport `sync` asks for, or for `auto` the smallest push that is exact."""
-    wanted = sync["transport"]
-    if wanted == "auto":
+    choice = sync["transport"]
+    if choice == "auto":
         return "shm" if obstacle(adapter, model) else "adapter"
-    return wanted
+    return choice
 
 
 def obstacle(adapter: Node, model: Node) -> str | None:

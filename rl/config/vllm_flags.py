@@ -25,12 +25,13 @@ def flag_problems(config: Mapping[str, Any]) -> Iterator[str]:
     flags = known_flags()
     for key in inference["args"] if flags else ():
         name = plain(str(key))
+        # argparse makes a --no-x of every flag x that is yes or no.
         if name not in flags and name.removeprefix("no_") not in flags:
             yield f"inference.args.{key} is no flag of vLLM{did_you_mean(name, flags)}"
 
 
 def plain(key: str) -> str:
-    """`--max-num-seqs` as `max_num_seqs`; what follows a dot is a part of the flag's JSON."""
+    """`--max-num-seqs` as `max_num_seqs`; a dot begins a part of its JSON, + adds to it."""
     return key.removeprefix("--").replace("-", "_").partition(".")[0].rstrip("+")
 
 

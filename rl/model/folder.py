@@ -41,6 +41,7 @@ def damaged_weights(folder: Path) -> str | None:
                 (length,) = struct.unpack("<Q", file.read(8))
                 header = json.loads(file.read(length)) if length < size else {}
             ends = [form["data_offsets"][1] for key, form in header.items() if key[:2] != "__"]
+            # A length of 8 bytes, the header, then the tensors, at offsets from the header's end.
             is_whole = size == 8 + length + max(ends, default=0)
         except (struct.error, ValueError, AttributeError, LookupError, TypeError):
             is_whole = False

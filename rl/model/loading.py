@@ -19,12 +19,13 @@ from transformers.masking_utils import sdpa_mask
 from rl.model.folder import copy_tokenizer, holds_weights
 
 _NAME = "sdpa_float32"
-_LONGEST = 512  # tokens of a row
+_LONGEST = 512  # tokens of a row; above, the kernel in half precision is the faster one
 
 
 def suit_cpu(model: PreTrainedModel) -> None:
     """Let a model that trains on a CPU attend in float32 where that is faster."""
     AttentionInterface.register(_NAME, _attend)
+    # The mask goes by the name of the attention; without this one the new name has none.
     AttentionMaskInterface.register(_NAME, sdpa_mask)
     model.set_attn_implementation(_NAME)
 
@@ -48,6 +49,7 @@ def load_model(folder: Path, dtype: torch.dtype, seed: int) -> PreTrainedModel:
             folder, dtype=dtype, local_files_only=True, trust_remote_code=False
         )
     else:
+        # Drawn in float32, so that a seed means the same weights, but for rounding, in any dtype.
         torch.manual_seed(seed)
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         model = AutoModelForCausalLM.from_config(

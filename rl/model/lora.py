@@ -69,7 +69,7 @@ class LoRA:
             use_rslora=self.rslora,
             task_type="CAUSAL_LM",
         )
-        with torch.random.fork_rng():
+        with torch.random.fork_rng():  # the draw must not shift what the run draws later
             torch.manual_seed(seed)
             # DeepSpeed keeps float32 masters of whatever is trained, so no casting by peft.
             wrapped = get_peft_model(model, config, autocast_adapter_dtype=False)
@@ -80,8 +80,8 @@ class LoRA:
         """Refuse names that would silently do nothing, and copies of tied weights."""
         names = [name for name, _ in model.named_modules()]
         named = [] if self.target_modules == "all-linear" else self.target_modules
-        for key, wanted in (("target_modules", named), ("modules_to_save", self.modules_to_save)):
-            for module in wanted:
+        for key, modules in (("target_modules", named), ("modules_to_save", self.modules_to_save)):
+            for module in modules:
                 if not any(f".{name}".endswith(f".{module}") for name in names):
                     known = sorted({name.rpartition(".")[2] for name in names} - {""})
                     known = [name for name in known if not name.isdigit()]

@@ -86,7 +86,7 @@ def local_folder(path: str, revision: str | None, group: str) -> Path:
 def _download(path: str, revision: str | None, group: str) -> Path:
     name = path if revision is None else f"{path} at revision {revision}"
     try:
-        found = snapshot_download(
+        snapshot = snapshot_download(
             path, revision=revision, allow_patterns=ALLOW, ignore_patterns=IGNORE
         )
     except GatedRepoError as error:
@@ -105,7 +105,7 @@ def _download(path: str, revision: str | None, group: str) -> Path:
             "once, or point HF_HOME at a cache that holds it (HF_HUB_OFFLINE=1 then works "
             f"offline), or set {group}.path to a local folder"
         ) from error
-    return Path(str(found))
+    return Path(str(snapshot))
 
 
 def _check(folder: Path, path: str, group: str) -> None:

@@ -68,8 +68,8 @@ class Tokenizer:
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
         """Return the id of one token or a list of ids; unk_token_id for what is no token."""
         if isinstance(tokens, str):
-            found = self._inner.token_to_id(tokens)
-            return self.unk_token_id if found is None else found
+            token_id = self._inner.token_to_id(tokens)
+            return self.unk_token_id if token_id is None else token_id
         return [self.convert_tokens_to_ids(token) for token in tokens]
 
     def _special_id(self, token: Any) -> int | None:
@@ -132,6 +132,8 @@ def _spell_what_is_said(renderer: Renderer, tokenizer: Tokenizer) -> None:
     its text must come out the same.
     """
 
+    # A message that spells <|im_end|> would otherwise forge the turn of somebody else. Where a
+    # format writes its own markup as text, that must go on becoming tokens: both ways are compared.
     def rendered() -> list[list[int]] | None:
         try:
             return [

@@ -93,20 +93,26 @@ def _quoted(text: str) -> str:
     is_plain = re.fullmatch(r"[A-Za-z_][\w./-]*( [\w./-]+)*", text, re.ASCII) is not None
     if is_plain and text.lower() not in _WORDS:
         return text
+    # To Hydra a backslash is itself unless a quote follows: only those before one are doubled.
     escaped = re.sub(r"(\\*)('|$)", lambda m: 2 * m[1] + ("\\'" if m[2] else ""), text)
     return f"'{escaped}'"
 
 
 def how_to_go_on(folder: RunFolder) -> str:
     """What of an unfinished run is saved and what is lost, and the command that takes it up."""
-    done = steps_done(read_metrics(folder))
-    if not done:
+    num_steps = steps_done(read_metrics(folder))
+    if not num_steps:
         return "no step was done: nothing is lost, and the name is free"
     saved = folder.num_saved_steps()
     if not saved:
-        lost = f"its {done} steps are in no checkpoint (trainer.checkpoint_every): they are lost"
-    elif saved < done:
-        lost = f"{saved} of its {done} steps are in the last checkpoint; {done - saved} are lost"
+        lost = (
+            f"its {num_steps} steps are in no checkpoint (trainer.checkpoint_every): they are lost"
+        )
+    elif saved < num_steps:
+        lost = (
+            f"{saved} of its {num_steps} steps are in the last checkpoint; "
+            f"{num_steps - saved} are lost"
+        )
     else:
         lost = f"all of its {saved} steps are in the last checkpoint"
     return f"{lost}\ngo on  {resume_command(folder)}"

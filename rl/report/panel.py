@@ -81,6 +81,7 @@ class RunView:
         if not self.rows or self.done >= self.max_steps:
             return elapsed
         left = (self.max_steps - self.done) * total_seconds(self.rows) / len(self.rows)
+        # The step under way has used up some of it already, so the time left counts down.
         left -= now - (self.rows[-1].get("time") or now)
         return f"{elapsed}, about {duration(left)} left" if left > 0 else elapsed
 
@@ -197,10 +198,10 @@ class SplitBar:
         self.shares = shares
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        done, drawn = 0.0, 0
+        position, drawn = 0.0, 0
         for name, share in self.shares.items():
-            done += share
-            end = round(done * options.max_width)  # rounding the ends keeps the whole exact
+            position += share
+            end = round(position * options.max_width)  # rounding the ends keeps the whole exact
             yield Segment("━" * (end - drawn), Style.parse(ACTIVITIES[name]))
             drawn = end
         yield Segment.line()

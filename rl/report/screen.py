@@ -106,6 +106,7 @@ class TerminalLock:
         """True where nobody else draws on this terminal, or where nobody can know."""
         with contextlib.suppress(OSError, ValueError):  # no file behind it, or no such device
             self._descriptor = os.open(os.ttyname(file.fileno()), os.O_RDONLY | os.O_NOCTTY)
+            # On the device itself, which all runs of a terminal share; it ends with the process.
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -154,7 +155,7 @@ class PlainPainter:
         self._row: Row | None = None  # the newest line that was printed
         self._printed_at = float("-inf")  # unix seconds
         self._num_lines = 0
-        self._told: dict[tuple[str, str], float] = {}  # (part, phase): age in s to speak again
+        self._next_age: dict[tuple[str, str], float] = {}  # s, by part and phase: to speak again
 
     def paint(self, view: RunView, now: float, last: bool) -> None:
         """Print the lines that are due."""
@@ -180,11 +181,11 @@ class PlainPainter:
             key, age = (part, status.phase), now - status.since
             if ".rank" in part and not part.endswith(".rank0"):
                 continue  # the ranks go in step
-            if key not in self._told and not is_fresh(view):  # start-up: every phase once
-                self._told[key] = SLOW_S
+            if key not in self._next_age and not is_fresh(view):  # start-up: every phase once
+                self._next_age[key] = SLOW_S
                 self._print(status_line(part, status, ""))
-            elif is_slow(status, now) and age >= self._told.get(key, SLOW_S):
-                self._told[key] = 2 * age
+            elif is_slow(status, now) and age >= self._next_age.get(key, SLOW_S):
+                self._next_age[key] = 2 * age  # a log of hours stays short
                 self._print(status_line(part, status, f" (for {duration(age)})"))
 
     def _print(self, line: str) -> None:

@@ -80,12 +80,12 @@ def labels(members: list[list[RunResult]]) -> list[str]:
     configs = [run.config or {} for run in firsts]
     keys = sorted({key for config in configs for key in config})
     differing = [key for key in keys if len({str(config.get(key)) for config in configs}) > 1]
-    told = []
+    texts = []
     for name, config in zip(names, configs, strict=True):
         values = [f"{key}={config.get(key)}" for key in differing[:3]]
         full = " ".join([name, *values]).strip() if names.count(name) > 1 else name
-        told.append(full or "(as composed)")
-    return told
+        texts.append(full or "(as composed)")
+    return texts
 
 
 def summarise(folders: Sequence[Path]) -> Table:

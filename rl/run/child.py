@@ -22,7 +22,7 @@ from typing import Self
 _PR_SET_PDEATHSIG = 1
 _GRACE_S = 1.0
 _TAIL_BYTES = 1 << 18
-_LIBC = ctypes.CDLL(None)
+_LIBC = ctypes.CDLL(None)  # loaded before any fork, for loading takes locks
 
 
 def last_lines(log: Path, count: int = 20) -> str:
@@ -37,6 +37,7 @@ def last_lines(log: Path, count: int = 20) -> str:
 
 def _die_with_parent(parent: int) -> None:
     """Run in the child, between fork and exec: nothing here may take a lock."""
+    # Sent when the thread that forked ends, whatever the process does: fork in the main one.
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before we asked
         os._exit(1)
@@ -44,8 +45,10 @@ def _die_with_parent(parent: int) -> None:
 
 def group_alive(group: int) -> bool:
     """True while a process of the group is left that is not a zombie."""
+    # killpg(group, 0) counts zombies, and in a container nobody may ever collect them.
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError, IndexError, ValueError):
+            # Behind the name in parentheses, which may hold spaces and parentheses itself.
             fields = stat.read_text().rpartition(")")[2].split()
             if int(fields[2]) == group and fields[0] != "Z":
                 return True
@@ -61,7 +64,7 @@ def end_groups(groups: Sequence[int], grace_s: float = _GRACE_S) -> None:
                 os.killpg(group, sig)
         while time.monotonic() < deadline and any(group_alive(group) for group in groups):
             time.sleep(0.05)
-        deadline += 1.0
+        deadline += 1.0  # after KILL: what holds much memory takes a moment to go
 
 
 class StopRequest:
@@ -105,11 +108,13 @@ class Reaper:
         return self
 
     def _start(self) -> None:
+        # No site-packages and no PYTHON* variables: up at once, whatever is broken there. Its pipe
+        # ends with us alone, for children inherit no descriptors.
         self._process = subprocess.Popen(
             [sys.executable, "-S", "-E", str(Path(__file__).with_name("reaper.py"))],
             stdin=subprocess.PIPE,
             bufsize=0,  # nothing may be left unwritten when it is killed
-            start_new_session=True,
+            start_new_session=True,  # Ctrl-C goes to the whole group of a terminal, not to this
         )
         for group in self._groups:
             self._tell(f"+{group}")

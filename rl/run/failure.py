@@ -30,7 +30,7 @@ def printable(text: str) -> str:
 
 def _message(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
+        error = error.exceptions[0]  # a task group wraps even a single error
     if isinstance(error, ValueError | RunFailed):
         return printable(str(error))
     return printable(f"{type(error).__name__}: {error}")

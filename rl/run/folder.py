@@ -147,7 +147,7 @@ class RunFolder:
 
     @property
     def _sockets(self) -> Path:
-        return self.sockets.resolve()
+        return self.sockets.resolve()  # a path through the link would be as long as without
 
     def make_sockets_folder(self) -> None:
         """Make the private folder of the sockets and of temporary files.

@@ -13,7 +13,7 @@ from typing import IO
 
 from rl.run.folder import RunFolder
 
-_PATIENCE_S = 0.5  # whoever asks `holder` has the lock for a moment
+_PATIENCE_S = 0.5  # whoever asks `ensure_free` has the lock for a moment
 _TICK_S = 0.02
 
 
@@ -34,7 +34,7 @@ class FolderInUse(FolderUnusable):
 def ensure_free(run_folder: RunFolder) -> None:
     """Raise FolderInUse if another process runs in this folder; touches nothing."""
     with suppress(OSError), run_folder.lock.open("rb") as file:
-        _take(run_folder, file, fcntl.LOCK_SH)
+        _take(run_folder, file, fcntl.LOCK_SH)  # shared: two who only ask do not see each other
 
 
 @contextmanager
@@ -47,7 +47,7 @@ def locked(run_folder: RunFolder) -> Iterator[None]:
     """
     try:
         run_folder.path.mkdir(parents=True, exist_ok=True)
-        file = run_folder.lock.open("a+b")
+        file = run_folder.lock.open("a+b")  # "w" would empty what its holder has written
     except OSError as error:
         raise FolderUnusable(
             f"{run_folder} cannot be written ({error.strerror}): choose another output_dir"
@@ -63,6 +63,8 @@ def locked(run_folder: RunFolder) -> Iterator[None]:
 def _take(run_folder: RunFolder, file: IO[bytes], kind: int) -> None:
     deadline = time.monotonic() + _PATIENCE_S
     while True:
+        # flock and not lockf, which this process would lose by closing any other descriptor of the
+        # file. Children do not keep it alive: Python closes descriptors on exec.
         try:
             fcntl.flock(file, kind | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -46,13 +46,14 @@ class MetricsFile:
         self._file.close()
         aside = self.path.with_suffix(".tmp")
         rows = read_metrics(self._run_folder)
+        # First what is kept elsewhere: a crash in between leaves a line twice, never nowhere.
         if dropped := [row for row in rows if row["step"] > step]:
             with self._run_folder.dropped_metrics.open("a") as file:
                 file.writelines(json.dumps(row) + "\n" for row in dropped)
         with aside.open("w") as kept:
             kept.writelines(json.dumps(row) + "\n" for row in rows if row["step"] <= step)
             kept.flush()
-            os.fsync(kept.fileno())
+            os.fsync(kept.fileno())  # a rename may reach the disk before what it names
         aside.replace(self.path)
         self._file = self.path.open("a")
 
@@ -78,6 +79,7 @@ class MetricsTail:
                 content = file.read()
         except FileNotFoundError:
             return []
+        # A line that is being written has no end yet: the next call reads it.
         complete = content[: content.rfind(b"\n") + 1]
         self._offset += len(complete)
         return [row for line in complete.splitlines() if (row := parse_row(line)) is not None]

@@ -12,10 +12,11 @@ import time
 
 def main() -> None:
     """Read until the pipe closes, then TERM, wait two seconds, KILL."""
+    # A scheduler signals every process of a job; this one must be the last to go.
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, signal.SIG_IGN)
     groups: set[int] = set()
-    for line in sys.stdin:
+    for line in sys.stdin:  # until the kernel closes the pipe, which it does after a KILL too
         (groups.add if line[0] == "+" else groups.discard)(int(line[1:]))
     for sig, pause in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 0.0)):
         for group in list(groups):

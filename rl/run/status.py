@@ -69,6 +69,7 @@ class Status:
 
     def _write(self, status: PartStatus) -> None:
         content = {"doing": status.doing, "since": status.since, "pid": status.pid}
+        # Written aside and renamed: who reads meanwhile gets the old text or the new, never half.
         aside = self._path.with_suffix(".tmp")
         # A full disk must stop the run where data is written, not where it is described.
         with contextlib.suppress(OSError):

@@ -37,6 +37,7 @@ class Children:
         """Start everything at once; the parts wait for each other."""
         folder, run = str(self._run_folder.path), self._run
         if self._uses_vllm:
+            # vLLM knows nothing of status files, so this process writes its.
             self._status.set("starting vLLM (logs/inference.log)")
             chosen = transport(run.sync, run.adapter, run.model)
             room = adapter_room(chosen, run.adapter, self._run_folder.model())
@@ -76,6 +77,7 @@ class Children:
             if all(trainer.returncode == 0 for trainer in trainers):
                 self._raise_reported()  # what they saved may be all that could be saved
                 return
+            # Ranks end one after another when the run is over; whatever else ends, ended too early.
             if any(not (n.startswith("trainer") and status == 0) for n, status in ended.items()):
                 self._fail(ended, tick)
             self._watch_server()
@@ -145,6 +147,7 @@ class Children:
 
     def end(self) -> None:
         """End all of them at once, with everything they started."""
+        # One grace period for all of them, not one after another.
         end_groups([child.group for child in self._children.values() if child.group is not None])
         for child in self._children.values():
             child.end()

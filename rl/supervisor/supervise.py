@@ -70,10 +70,10 @@ def supervise(
 
     """
     run_folder = RunFolder(Path(str(config.get("output_dir")), str(config.get("run_name"))))
-    ensure_free(run_folder)
+    ensure_free(run_folder)  # first: the check would only say that the folder holds a run
     check(config, choices=choices)
     run = Run(**config)
-    construct(run, CONSTRUCTED)
+    construct(run, CONSTRUCTED)  # only a constructor sees what no signature tells
     check_imports(config)
     with stopped_by_signals() as stop, locked(run_folder), Reaper() as reaper:
         _check_folder(config)
@@ -108,11 +108,11 @@ def _check_folder(config: dict[str, Any]) -> None:
 
 
 def _say_what_is_done_again(run_folder: RunFolder) -> None:
-    saved, done = run_folder.num_saved_steps(), steps_done(read_metrics(run_folder))
-    if saved < done:
+    saved, num_steps = run_folder.num_saved_steps(), steps_done(read_metrics(run_folder))
+    if saved < num_steps:
         _say(
-            f"going on after step {saved}: the {done - saved} later ones are in no checkpoint and "
-            f"are done again (their numbers: {run_folder.dropped_metrics})"
+            f"going on after step {saved}: the {num_steps - saved} later ones are in no checkpoint "
+            f"and are done again (their numbers: {run_folder.dropped_metrics})"
         )
 
 
@@ -133,6 +133,7 @@ def _prepared(
         kept.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(supervised.path, ignore_errors=True)
         _say(f"warm start: {first.max_steps} supervised steps, once for this model and environment")
+        # Signals end it at once: half an imitation is of no use, so it has nothing to save.
         _execute(first, source.prepare(supervised.built_model), reaper, StopRequest(), waits=False)
         keep_result(supervised, kept)
     return kept
@@ -148,6 +149,7 @@ def _execute(run: Run, model: Path, reaper: Reaper, stop: StopRequest, *, waits:
     run_folder.make_sockets_folder()
     run_folder.set_model(model, fingerprint(model))
     with ExitStack() as stack:
+        # What was registered last ends first: the children, then the sockets they listen on.
         stack.callback(run_folder.clear_sockets)
         children = Children(run, run_folder, reaper)
         stack.callback(children.end)
