@@ -97,9 +97,9 @@ class Compositions:
     @cached_property
     def whole(self) -> Covering:
         """Every group: what docs/compositions.md says."""
-        found = Covering(self.groups, self.problems).fill()
+        first = Covering(self.groups, self.problems).fill()
         # Once more with all of them known: the rows then depend on nothing but the page.
-        return Covering(self.groups, self.problems, found.conflicts).fill()
+        return Covering(self.groups, self.problems, first.conflicts).fill()
 
     @cached_property
     def trainable(self) -> Covering:

@@ -149,12 +149,12 @@ def merged(conflicts: Mapping[Conflict, str]) -> list[tuple[dict[str, list[str]]
         row = dict(conflict)
         kind = (form_of(sentence, row), *sorted(row))
         kinds.setdefault(kind, []).append(({g: [row[g]] for g in sorted(row)}, sentence))
-    found = []
+    table = []
     for members in kinds.values():
         for group in members[0][0]:
             members = _merged_along(group, members)
-        found += members
-    return found
+        table += members
+    return table
 
 
 def _merged_along(

@@ -60,6 +60,7 @@ class Playground:
         run_folder = RunFolder(folder / "run")
         run_folder.path.mkdir(parents=True)
         untaught = build(run.model)().prepare(folder / "untaught")
+        # `batch` below asks `model` for it: without this, that would begin to teach again.
         self._models[env["_target_"].rpartition(".")[2]] = untaught
         run_folder.set_model(untaught)
         learner = Learner(run, run_folder, self._ranks)
@@ -78,8 +79,8 @@ class Playground:
         """A file of conversations in this environment."""
         path = self.folder / f"{env['_target_']}.jsonl"
         if not path.exists():
-            told = islice(build(env)().demonstrations(Random(0)), 64)
-            path.write_text("".join(json.dumps({"messages": one}) + "\n" for one in told))
+            conversations = islice(build(env)().demonstrations(Random(0)), 64)
+            path.write_text("".join(json.dumps({"messages": one}) + "\n" for one in conversations))
         return path
 
     def batch(self, run: Run, learner: Learner, step: int) -> RankBatch:
@@ -138,7 +139,7 @@ def play(
     """Return a group of rollouts of each example, all generated together."""
     prompts = [render(renderer, example.messages) for example in examples]
     stops = renderer.get_stop_token_ids()
-    said = sample(
+    completions = sample(
         learner.policy.engine.module.model,
         [prompt for prompt in prompts for _ in range(run.group_size)],
         run.sampler["max_tokens"],
@@ -156,7 +157,7 @@ def play(
             step,
             tokens[-1] not in stops,
         )
-        for i, (tokens, logprobs) in enumerate(said)
+        for i, (tokens, logprobs) in enumerate(completions)
     ]
     return [rollouts[i : i + run.group_size] for i in range(0, len(rollouts), run.group_size)]
 
@@ -167,6 +168,7 @@ def sample(
 ) -> list[tuple[list[int], list[float]]]:
     """Return a completion of each prompt, at most `limit` tokens long, and its logprobs."""
     width = max(map(len, prompts))
+    # Padded on the left: what is generated then begins in the same column for all.
     ids = torch.tensor([[stops[0]] * (width - len(p)) + p for p in prompts])  # [B, width]
     mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
     model.eval()
@@ -184,14 +186,15 @@ def sample(
         output_logits=True,
     )
     model.train()
+    # Raw logits over the temperature: vLLM reports its logprobs after the temperature, too.
     scores = (torch.stack(made.logits, 1).float() / temperature).log_softmax(-1)  # [B, new, V]
     new = made.sequences[:, width:]
     chosen = scores.gather(-1, new.unsqueeze(-1)).squeeze(-1)  # [B, new]
-    found = []
+    completions = []
     for tokens, logprobs in zip(new.tolist(), chosen.tolist(), strict=True):
         end = next((i + 1 for i, token in enumerate(tokens) if token in stops), len(tokens))
-        found.append((tokens[:end], logprobs[:end]))
-    return found
+        completions.append((tokens[:end], logprobs[:end]))
+    return completions
 
 
 def _rollout(

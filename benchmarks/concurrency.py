@@ -2,12 +2,12 @@
 
     python -m benchmarks.concurrency [--episodes 10000]
 
-The engine is scripted: it knows the expert's answers and takes a random 0.1 to 1 s for each, so
+vLLM is scripted: it knows the expert's answers and takes a random 0.1 to 1 s for each, so
 what is measured is everything else: rendering, parsing, tools, rows, scoring. One JSON line each:
 
     {"in_flight": 10000, "seconds": ..., "turns_per_s": ..., "worst_lag_s": ..., "memory_mb": ...}
 
-`turns_per_s` is to be held against what an engine samples; `worst_lag_s` is the longest that the
+`turns_per_s` is to be held against what vLLM samples; `worst_lag_s` is the longest that the
 loop kept anybody waiting.
 """
 
@@ -45,13 +45,14 @@ class ScriptedEngine:
     """Says what the expert would, after a while."""
 
     def __init__(self, rows: list[Any]) -> None:
-        self._said: dict[tuple[int, ...], list[int]] = {}  # prompt -> completion
+        self._completions: dict[tuple[int, ...], list[int]] = {}  # prompt -> completion
         for row in rows:
             ids, mask = row.token_ids.tolist(), row.completion_mask
+            # A turn of the expert begins where the mask rises, and all before it was its prompt.
             starts = np.flatnonzero(mask & ~np.roll(mask, 1)).tolist()
             for start in starts:
                 end = start + int(np.argmin(np.append(mask[start:], False)))
-                self._said[tuple(ids[:start])] = ids[start:end]
+                self._completions[tuple(ids[:start])] = ids[start:end]
         self.turns = 0
 
     async def generate(
@@ -62,7 +63,7 @@ class ScriptedEngine:
         await asyncio.sleep(random.uniform(0.1, 1.0))
         self.turns += n
         prompt = list(prompt_ids)
-        ids = self._said[tuple(prompt)]
+        ids = self._completions[tuple(prompt)]
         return [Completion(ids, [-0.1] * len(ids), [version] * len(ids), False, prompt)] * n
 
 
@@ -82,8 +83,8 @@ async def measure(run: Run, num_episodes: int) -> dict[str, float]:
     model = build(run.model)()
     renderer = load_renderer(model.prepare(Path()), model.renderer)
     index = WikiIndex(shipped()[0], run.env["num_results"])
-    told = {q.text: expert(q, index) for q in shipped()[1] if q.level in run.env["levels"]}
-    known = {text: messages for text, messages in told.items() if messages}
+    conversations = {q.text: expert(q, index) for q in shipped()[1] if q.level in run.env["levels"]}
+    known = {text: messages for text, messages in conversations.items() if messages}
     examples: list[Example] = [
         e for e in env.examples("train") if e.messages[-1]["content"] in known
     ]

@@ -52,15 +52,15 @@ def offline(task: dict[str, Any]) -> None:
     sampling = SamplingParams(**task["sampling"])
     prompts: list[Any] = [{"prompt_token_ids": ids} for ids in task["prompts"]]
     rounds = []
-    for _ in range(task["repeats"] + 1):
+    for _ in range(task["repeats"] + 1):  # the first warms up
         began = time.perf_counter()
-        done = engine.generate(prompts, sampling, use_tqdm=False)
+        outputs = engine.generate(prompts, sampling, use_tqdm=False)
         seconds = time.perf_counter() - began
-        rounds.append((sum(len(o.token_ids) for one in done for o in one.outputs), seconds))
+        rounds.append((sum(len(o.token_ids) for one in outputs for o in one.outputs), seconds))
     Path(task["result"]).write_text(json.dumps(measured("vllm offline", rounds[1:])))
 
 
-async def ours(
+async def play_rounds(
     run: Run, run_folder: RunFolder, env: Environment, examples: list[Example], repeats: int
 ) -> tuple[dict[str, Any], list[list[int]]]:
     """Play all groups at once, through the server; return also the prompts that were sent."""
@@ -79,7 +79,7 @@ async def ours(
     async with build(run.client)().connect(setting) as chat:
         opened = [await chat.open(list(e.messages), env.tool_specs) for e in examples]
         player = Player(sampler, env, chat)
-        for _ in range(repeats + 1):
+        for _ in range(repeats + 1):  # the first warms up
             began = time.perf_counter()
             groups = await asyncio.gather(
                 *(player.play_group(i, e, run.group_size) for i, e in enumerate(examples))
@@ -105,7 +105,7 @@ def through_server(
         adapter=None,
     ) as vllm:
         vllm.set_version(VERSION)
-        return asyncio.run(ours(run, run_folder, env, examples, repeats))
+        return asyncio.run(play_rounds(run, run_folder, env, examples, repeats))
 
 
 def main() -> None:
@@ -115,18 +115,18 @@ def main() -> None:
     parser.add_argument("--group-size", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--offline", help=argparse.SUPPRESS)
-    wanted = parser.parse_args()
-    if wanted.offline:
-        offline(json.loads(Path(wanted.offline).read_text()))
+    arguments = parser.parse_args()
+    if arguments.offline:
+        offline(json.loads(Path(arguments.offline).read_text()))
         return
-    size = wanted.group_size
-    run = Run(**compose([f"group_size={size}", f"batch_size={size * wanted.groups}"]))
+    size = arguments.group_size
+    run = Run(**compose([f"group_size={size}", f"batch_size={size * arguments.groups}"]))
     with tempfile.TemporaryDirectory() as name:
         run_folder, task = RunFolder(Path(name) / "run"), Path(name) / "task.json"
         result = task.with_name("result.json")
         model = build(run.model)()
         run_folder.set_model(model.prepare(run_folder.built_model))
-        found, prompts = through_server(run, run_folder, wanted.groups, wanted.repeats)
+        online, prompts = through_server(run, run_folder, arguments.groups, arguments.repeats)
         sampler = build(run.sampler)()
         stops = load_renderer(run_folder.model(), model.renderer).get_stop_token_ids()
         given = {
@@ -147,11 +147,12 @@ def main() -> None:
                 "detokenize": False,
             },
             "prompts": prompts,
-            "repeats": wanted.repeats,
+            "repeats": arguments.repeats,
             "result": str(result),
         }
         task.write_text(json.dumps(given))
         server: VLLMServer = build(run.inference)()
+        # A process of its own: what ours has allocated and started must not slow the limit down.
         subprocess.run(
             [sys.executable, "-m", "benchmarks.sampling", "--offline", str(task)],
             env={**os.environ, **server.environment(adapter=None)},
@@ -160,7 +161,9 @@ def main() -> None:
         limit = json.loads(result.read_text())
     print(json.dumps(limit))
     print(
-        json.dumps({**found, "of_offline": round(found["tokens_per_s"] / limit["tokens_per_s"], 3)})
+        json.dumps(
+            {**online, "of_offline": round(online["tokens_per_s"] / limit["tokens_per_s"], 3)}
+        )
     )
 
 

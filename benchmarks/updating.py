@@ -70,8 +70,8 @@ def expert_rows(run: Run, model: Any, folder: Path, count: int) -> list[Any]:
     """Training rows of what the environment's expert says."""
     env = build(run.env)()
     renderer = load_renderer(folder, model.renderer)
-    told = islice(env.demonstrations(Random(0)), count)
-    return [tokenize(renderer, messages, run.max_seq_len)[0] for messages in told]
+    conversations = islice(env.demonstrations(Random(0)), count)
+    return [tokenize(renderer, messages, run.max_seq_len)[0] for messages in conversations]
 
 
 def batch_of(run: Run, rows: list[Any], idle: float) -> RankBatch:
@@ -106,10 +106,10 @@ def main() -> None:
     parser.add_argument("--env", default="wiki-search")
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=5)
-    wanted = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-    run = Run(**compose([f"env={wanted.env}", "trainer.num_threads=1"]))
+    run = Run(**compose([f"env={arguments.env}", "trainer.num_threads=1"]))
     with tempfile.TemporaryDirectory() as name:
         run_folder = RunFolder(Path(name))
         model = build(run.model)()
@@ -117,11 +117,11 @@ def main() -> None:
         run_folder.set_model(folder)
         ranks = Ranks.join(run_folder.path / "rendezvous", 60.0)
         learner, plain = Learner(run, run_folder, ranks), Plain(folder, run.optim["learning_rate"])
-        rows = expert_rows(run, model, folder, wanted.rows)
+        rows = expert_rows(run, model, folder, arguments.rows)
         batches = {idle: batch_of(run, rows, idle) for idle in IDLE}
         same = [Batch.of(micro, ranks.device) for micro in batches[0.0].micro_batches]
         took: dict[float | None, list[float]] = {idle: [] for idle in (None, *IDLE)}
-        for _ in range(wanted.repeats + 1):
+        for _ in range(arguments.repeats + 1):
             took[None].append(seconds(lambda: plain.update(same)))
             for idle, batch in batches.items():
                 took[idle].append(seconds(lambda batch=batch: learner.update(batch)))
@@ -138,9 +138,9 @@ def main() -> None:
         print(json.dumps(line), flush=True)
 
 
-def ratio(ours: list[float], theirs: list[float]) -> float:
+def ratio(times: list[float], baseline: list[float]) -> float:
     """Median of the ratios, round by round."""
-    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+    return statistics.median(a / b for a, b in zip(times, baseline, strict=True))
 
 
 if __name__ == "__main__":

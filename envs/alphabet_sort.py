@@ -104,9 +104,9 @@ class AlphabetSort(Environment):
         turns = [m["content"] or "" for m in episode.messages if m["role"] == "assistant"]
         lists = [turn.rpartition("</think>")[2].split() for turn in turns]
         pairs = list(zip(lists, answers, strict=False))
-        alike = [SequenceMatcher(None, ours, theirs, False).ratio() for ours, theirs in pairs]
+        alike = [SequenceMatcher(None, names, answer, False).ratio() for names, answer in pairs]
         return {
-            "exact": sum(ours == theirs for ours, theirs in pairs) / len(answers),
+            "exact": sum(names == answer for names, answer in pairs) / len(answers),
             "similarity": sum(ratio**self._power for ratio in alike) / len(answers),
         }
 
@@ -140,12 +140,12 @@ class AlphabetSort(Environment):
     def _draw(self, rng: Random) -> Names:
         """Return the names of an episode, all different."""
         turns = rng.choice(self._turns)
-        wanted = self._num_names + (turns - 1) * self._names_per_turn
+        count = self._num_names + (turns - 1) * self._names_per_turn
         drawn: dict[str, None] = {}  # a set that keeps its order
-        while len(drawn) < wanted:
+        while len(drawn) < count:
             drawn["".join(rng.choices(ascii_lowercase, k=rng.randint(*self._lengths)))] = None
         names, step = list(drawn), self._names_per_turn
-        later = range(self._num_names, wanted, step)
+        later = range(self._num_names, count, step)
         return [names[: self._num_names], *(names[start : start + step] for start in later)]
 
 

@@ -70,8 +70,8 @@ class Arithmetic(Environment):
 
     async def score(self, episode: Episode) -> dict[str, float]:
         """Return correct, 1 where the answer is the number and nothing else."""
-        said = episode.text.rpartition("</think>")[2].strip()
-        return {"correct": float(said == episode.example.info["answer"])}
+        completion = episode.text.rpartition("</think>")[2].strip()
+        return {"correct": float(completion == episode.example.info["answer"])}
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
         """Yield questions outside the eval split with their answer, for ever."""
@@ -89,8 +89,8 @@ class Arithmetic(Environment):
     @cached_property
     def _train_numbers(self) -> list[int]:
         held_out = set(self._eval_numbers)
-        wanted = min(self._num_questions, self._num_train + self._num_eval)
-        drawn = Random("arithmetic/train").sample(range(self._num_questions), wanted)
+        count = min(self._num_questions, self._num_train + self._num_eval)
+        drawn = Random("arithmetic/train").sample(range(self._num_questions), count)
         distinct = (number for number in drawn if number not in held_out)
         return list(islice(cycle(distinct), self._num_train))
 

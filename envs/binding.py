@@ -33,7 +33,7 @@ def supplied(function: Function) -> dict[str, inspect.Parameter]:
     """Return the parameters before the `*`."""
     parameters = inspect.signature(_inner(function)).parameters
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return {name: found for name, found in parameters.items() if found.kind in kinds}
+    return {name: parameter for name, parameter in parameters.items() if parameter.kind in kinds}
 
 
 def bound_tool(function: Function, shared: Collection[str], objects: Objects) -> Function:
@@ -41,7 +41,9 @@ def bound_tool(function: Function, shared: Collection[str], objects: Objects) ->
     inner = _inner(function)
     if not inspect.isroutine(inner):
         raise ValueError(f"tools: {type(inner).__name__} is a class, and a tool is a function")
-    shown = {name: found for name, found in supplied(function).items() if name not in shared}
+    shown = {
+        name: parameter for name, parameter in supplied(function).items() if name not in shared
+    }
     given = supplied(function).keys() - shown.keys()
 
     @wraps(inner)
@@ -50,6 +52,7 @@ def bound_tool(function: Function, shared: Collection[str], objects: Objects) ->
             known = {name: objects()[name] for name in given}
             return await threads.call(function, **arguments, **known)
 
+    # The schema that the policy reads is made from these: what is shared or a knob is not in it.
     tool.__signature__ = inspect.Signature([*shown.values()])  # pyright: ignore
     hints = inspect.get_annotations(inner)
     tool.__annotations__ = {name: hints[name] for name in shown if name in hints}
@@ -65,10 +68,10 @@ def bound_reward(
         ValueError: it takes something that is neither the episode nor shared.
 
     """
-    wanted = supplied(function)
-    given = [parameter for parameter in wanted if parameter in shared]
-    for parameter, found in wanted.items():
-        if parameter not in (EPISODE, *shared) and found.default is found.empty:
+    parameters = supplied(function)
+    given = [parameter for parameter in parameters if parameter in shared]
+    for parameter, declared in parameters.items():
+        if parameter not in (EPISODE, *shared) and declared.default is declared.empty:
             raise ValueError(
                 f"rewards.{name} takes {parameter!r}, which is neither the episode nor shared "
                 f"({', '.join(shared) or 'nothing is'}): add it to shared, or put it behind a *, "
@@ -78,7 +81,7 @@ def bound_reward(
     async def reward(episode: Episode) -> Any:
         with _naming(f"the reward {name}", _inner(function)):
             known = {parameter: objects()[parameter] for parameter in given}
-            if EPISODE in wanted:
+            if EPISODE in parameters:
                 known[EPISODE] = episode
             return await threads.call(function, **known)
 
@@ -98,8 +101,8 @@ def _naming(what: str, function: Function) -> Iterator[None]:
         raise
     except Exception as error:  # user code may raise anything
         frames = traceback.extract_tb(error.__traceback__)
-        theirs = getattr(sys.modules.get(function.__module__), "__file__", None)
-        place = ([frame for frame in frames if frame.filename == theirs] or frames)[-1]
+        source = getattr(sys.modules.get(function.__module__), "__file__", None)
+        place = ([frame for frame in frames if frame.filename == source] or frames)[-1]
         raise PartFailed(
             f"{what}: {type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})"
         ) from error

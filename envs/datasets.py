@@ -175,7 +175,7 @@ class Hub(Dataset):
     def load(self) -> dict[str, Rows]:
         where = {"name": self.config, "revision": self.revision}
         names = [(TRAIN, self.split), (EVAL, self.eval_split)]
-        return {ours: load_rows(self.path, self.path, split=s, **where) for ours, s in names if s}
+        return {split: load_rows(self.path, self.path, split=s, **where) for split, s in names if s}
 
 
 def _paths(train: str, evaluation: str | None) -> Iterator[tuple[str, Path]]:

@@ -51,5 +51,5 @@ class Episode:
     @property
     def text(self) -> str:
         """What the policy said last; empty before its first turn."""
-        said = (m for m in reversed(self.messages) if m["role"] == "assistant")
-        return next((m.get("content") or "" for m in said), "")
+        turns = (m for m in reversed(self.messages) if m["role"] == "assistant")
+        return next((m.get("content") or "" for m in turns), "")

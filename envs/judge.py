@@ -96,18 +96,18 @@ class Judge:
 
     async def __call__(self, episode: Episode) -> float:
         """Return the score, in 0..1, of what the policy said last."""
-        asked = [m["content"] for m in episode.example.messages if m["role"] == "user"]
+        questions = [m["content"] for m in episode.example.messages if m["role"] == "user"]
         answer = " or ".join(answers_of(episode)) if "{answer}" in self._prompt else ""
-        return await self.score(asked[-1] if asked else "", answer, final_text(episode))
+        return await self.score(questions[-1] if questions else "", answer, final_text(episode))
 
-    async def score(self, question: str, answer: str, said: str) -> float:
+    async def score(self, question: str, answer: str, text: str) -> float:
         """Return 1 for yes and 0 for no, or the share of max_score.
 
         Raises:
             JudgeError: it could not be asked, or said neither.
 
         """
-        prompt = self._prompt.format(question=question, answer=answer, said=said)
+        prompt = self._prompt.format(question=question, answer=answer, said=text)
         return self._verdict(await self._ask([{"role": "user", "content": prompt}]))
 
     async def _ask(self, messages: list[dict[str, str]]) -> str:
@@ -180,14 +180,15 @@ class Judge:
     def _verdict(self, text: str) -> float:
         """Read the first verdict of the last line that has one."""
         pattern = _VERDICT if self._max_score is None else _NUMBER
+        # From the end: a judge reasons first and decides last.
         lines = reversed(text.rpartition("</think>")[2].splitlines())
-        found = next((match for line in lines if (match := pattern.search(line))), None)
-        wanted = "yes or no" if self._max_score is None else f"0 to {self._max_score:g}"
-        if found is None:
-            raise JudgeError(f"the judge was to say {wanted}, and said: {text.strip()[-200:]!r}")
+        verdict = next((match for line in lines if (match := pattern.search(line))), None)
+        scale = "yes or no" if self._max_score is None else f"0 to {self._max_score:g}"
+        if verdict is None:
+            raise JudgeError(f"the judge was to say {scale}, and said: {text.strip()[-200:]!r}")
         if self._max_score is None:
-            return float(found[0].lower() == "yes")
-        points = float(found[0])
+            return float(verdict[0].lower() == "yes")
+        points = float(verdict[0])
         if not 0 <= points <= self._max_score:
-            raise JudgeError(f"the judge was to give {wanted} points, and gave {points:g}")
+            raise JudgeError(f"the judge was to give {scale} points, and gave {points:g}")
         return points / self._max_score

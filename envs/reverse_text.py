@@ -62,12 +62,12 @@ class ReverseText(Environment):
 
     async def score(self, episode: Episode) -> dict[str, float]:
         """Return exact (0 or 1) and similarity, the share of letters in their right place."""
-        said = episode.text.rpartition("</think>")[2].strip()
+        completion = episode.text.rpartition("</think>")[2].strip()
         answer = episode.example.info["answer"]
-        hits = sum(a == b for a, b in zip(said, answer, strict=False))
+        hits = sum(a == b for a, b in zip(completion, answer, strict=False))
         return {
-            "exact": float(said == answer),
-            "similarity": hits / max(len(said), len(answer)),
+            "exact": float(completion == answer),
+            "similarity": hits / max(len(completion), len(answer)),
         }
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:

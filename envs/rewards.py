@@ -1,6 +1,6 @@
 """What an answer is worth: comparisons of text, and the rewards of an environment made of config.
 
-    exact, f1                                      said: str, answers: Sequence[str]
+    exact, f1                                      text: str, answers: Sequence[str]
     exact_match, token_f1, contains, number_match  Episode, whose info["answer"] is the answer
     matches                                        Episode
 
@@ -30,14 +30,14 @@ def normalised(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_DROPPED)).split())
 
 
-def exact(said: str, answers: Sequence[str]) -> float:
-    """Return 1 where `said` is one of the answers once both are normalised, else 0."""
-    return float(normalised(said) in map(normalised, _several(answers)))
+def exact(text: str, answers: Sequence[str]) -> float:
+    """Return 1 where `text` is one of the answers once both are normalised, else 0."""
+    return float(normalised(text) in map(normalised, _several(answers)))
 
 
-def f1(said: str, answers: Sequence[str]) -> float:
+def f1(text: str, answers: Sequence[str]) -> float:
     """Return the best F1 of normalised words, in 0..1, over the answers."""
-    return max((_f1(said, answer) for answer in _several(answers)), default=0.0)
+    return max((_f1(text, answer) for answer in _several(answers)), default=0.0)
 
 
 def final_text(episode: Episode) -> str:
@@ -72,9 +72,9 @@ async def token_f1(episode: Episode) -> float:
 
 async def contains(episode: Episode) -> float:
     """Return 1 where an answer occurs in what the policy said, as whole words, normalised."""
-    said = f" {normalised(final_text(episode))} "
-    wanted = (normalised(answer) for answer in answers_of(episode))
-    return float(any(f" {words} " in said for words in wanted if words))
+    text = f" {normalised(final_text(episode))} "
+    phrases = (normalised(answer) for answer in answers_of(episode))
+    return float(any(f" {words} " in text for words in phrases if words))
 
 
 async def number_match(episode: Episode, *, tolerance: float) -> float:
@@ -82,12 +82,13 @@ async def number_match(episode: Episode, *, tolerance: float) -> float:
 
     The answer may be a worked solution: its last number counts too.
     """
-    answers, said = answers_of(episode), _last_number(final_text(episode))
-    wanted = [number for number in map(_last_number, answers) if number is not None]
-    if not wanted:
+    answers, value = answers_of(episode), _last_number(final_text(episode))
+    targets = [number for number in map(_last_number, answers) if number is not None]
+    if not targets:
         raise ValueError(f"the answer {answers} has no number: use exact_match or contains")
+    # Exact: as floats 1.1 and 1.0 differ by more than 0.1.
     most = Decimal(str(tolerance))
-    return float(said is not None and any(abs(said - number) <= most for number in wanted))
+    return float(value is not None and any(abs(value - number) <= most for number in targets))
 
 
 async def matches(episode: Episode, *, pattern: str) -> float:
@@ -104,12 +105,13 @@ def _several(answers: Sequence[str]) -> Sequence[str]:
     return [answers] if isinstance(answers, str) else answers
 
 
-def _f1(said: str, answer: str) -> float:
-    ours, theirs = normalised(said).split(), normalised(answer).split()
-    if not ours or not theirs:
-        return float(ours == theirs)
-    common = (Counter(ours) & Counter(theirs)).total()
-    return 2 * common / (len(ours) + len(theirs))
+def _f1(text: str, answer: str) -> float:
+    words, expected = normalised(text).split(), normalised(answer).split()
+    if not words or not expected:
+        return float(words == expected)
+    # As multisets: a word said five times is right as often as the answer has it.
+    common = (Counter(words) & Counter(expected)).total()
+    return 2 * common / (len(words) + len(expected))
 
 
 def _last_number(text: str) -> Decimal | None:

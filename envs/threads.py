@@ -55,6 +55,7 @@ async def call(function: Callable[..., Any], *args: Any, **knobs: Any) -> Any:
             f"{next(iter(places.hung.values()))}: give what it waits for a timeout"
         )
     await places.free.acquire()
+    # The thread sees the caller's context variables, as with asyncio.to_thread.
     context, name = contextvars.copy_context(), getattr(inner, "__qualname__", repr(inner))
     result = await _in_thread(partial(context.run, function, *args, **knobs), name, places)
     return await result if inspect.isawaitable(result) else result
@@ -84,6 +85,7 @@ async def _in_thread(work: Callable[[], Any], name: str, places: _Places) -> Any
         except BaseException as raised:  # noqa: BLE001 (the caller gets it)
             error = raised
         if not loop.is_closed():
+            # Futures are not thread-safe: only their loop may set them.
             loop.call_soon_threadsafe(settle, value, error)
 
     threading.Thread(target=run, daemon=True, name=f"env {name}").start()

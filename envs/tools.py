@@ -69,10 +69,12 @@ class Tool:
         self._arguments = msgspec.defstruct(
             self.name, fields, kw_only=True, forbid_unknown_fields=True
         )
-        said = " ".join(filter(None, [described.short_description, described.long_description]))
+        description = " ".join(
+            filter(None, [described.short_description, described.long_description])
+        )
         self.spec: dict[str, Any] = {
             "name": self.name,
-            "description": " ".join(said.split()),
+            "description": " ".join(description.split()),
             "parameters": self._schema(),
         }
 
@@ -119,14 +121,19 @@ class Tool:
     async def answer(self, arguments: Any, episode: "Episode") -> str:
         """Return what the tool says, as text; ToolError where the arguments do not fit."""
         try:
+            # Not strict: many policies write "3" where a number is meant, and 3 is what they mean.
             known = msgspec.convert(arguments, self._arguments, strict=False)
         except msgspec.ValidationError as error:
             raise ToolError(f"{error}. Usage: {self.usage}") from error
         knobs = {name: getattr(known, name) for name in self._arguments.__struct_fields__}
         if self._wants_episode:
             knobs[EPISODE] = episode
-        said = await call_function(self._function, **knobs)
-        return said if isinstance(said, str) else json.dumps(said, ensure_ascii=False, default=str)
+        result = await call_function(self._function, **knobs)
+        return (
+            result
+            if isinstance(result, str)
+            else json.dumps(result, ensure_ascii=False, default=str)
+        )
 
 
 class Toolbox:

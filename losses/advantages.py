@@ -62,7 +62,7 @@ def max_rl(rewards: Sequence[float | None]) -> list[float]:
                 f"advantage=max_rl needs rewards >= 0, got {min(scorable)}: "
                 "use advantage=group_mean or shift the rewards"
             )
-        mean = math.fsum(scorable) / len(scorable)
+        mean = math.fsum(scorable) / len(scorable)  # > 0: none is negative, and not all are equal
         return [c / mean for c in _centred(scorable)]
 
     return _compared(rewards, relative)

@@ -1,6 +1,6 @@
-"""Weights that correct for trainer and engine disagreeing on the probability of the same token.
+"""Weights that correct for trainer and vLLM disagreeing on the probability of the same token.
 
-    w_t = exp(log old - log mu)          old: the trainer's own logprob, mu: the engine's
+    w_t = exp(log old - log mu)          old: the trainer's own logprob, mu: vLLM's
     w_i = product of w_t over sequence i
 
     none              1

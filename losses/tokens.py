@@ -8,7 +8,7 @@ sampled, anchor: mu, or old (pi before the step's first update) when one batch g
 updates.
 
 Beyond the clamp the ratio is a constant, so its gradient is zero. A token whose probability moved
-by e^20 shows a broken engine or a broken update, not something to learn: its true gradient, 5e8
+by e^20 shows a broken server or a broken update, not something to learn: its true gradient, 5e8
 times the others', would be the whole step; at the other end, 2e-9, nothing is lost. The objective
 counts such tokens once for every loss, in `Tokens.ratio_clamped`.
 """
@@ -26,7 +26,7 @@ class Tokens:
     """The completion tokens of a micro-batch, flattened: no padding, no masks."""
 
     logprobs: Tensor  # [N] log pi, the only field that carries a gradient
-    rollout_logprobs: Tensor  # [N] log mu, as the engine reported it at sampling
+    rollout_logprobs: Tensor  # [N] log mu, as vLLM reported it at sampling
     advantages: Tensor  # [N]
     sequence_ids: Tensor  # [N] int64 in 0..num_sequences-1, in any order
     num_sequences: int  # S; a sequence may have no token here
@@ -36,6 +36,8 @@ class Tokens:
     @property
     def anchor(self) -> Tensor:
         """Logprobs [N] of the policy that ratios are taken to, without gradient."""
+        # With old at hand, how far it is from mu is no longer the ratio's business but a
+        # correction's (losses/correction.py).
         anchor = self.rollout_logprobs if self.old_logprobs is None else self.old_logprobs
         return anchor.detach()
 
@@ -71,5 +73,6 @@ def sum_per_sequence(values: Tensor, sequence_ids: Tensor, num_sequences: int) -
 
 def mean_per_sequence(values: Tensor, sequence_ids: Tensor, num_sequences: int) -> Tensor:
     """Mean [S] of the values [N] of each sequence; 0 for a sequence without tokens."""
+    # At least 1, for 0 / 0 of a sequence without tokens would be NaN.
     lengths = torch.bincount(sequence_ids, minlength=num_sequences).clamp(min=1)  # [S]
     return sum_per_sequence(values, sequence_ids, num_sequences) / lengths

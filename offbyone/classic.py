@@ -32,16 +32,16 @@ def load_environment(env: str = "reverse-text", **knobs: Any) -> "Exported":
 class Exported(vf.MultiTurnEnv):
     """Their rollout loop around our `reply`, their rubric around our `score`."""
 
-    def __init__(self, ours: Environment) -> None:
-        examples = cache(ours.examples)
+    def __init__(self, env: Environment) -> None:
+        examples = cache(env.examples)
         super().__init__(
             dataset=lambda: _dataset(examples, "train"),
             eval_dataset=lambda: _dataset(examples, "eval"),
-            tool_defs=ours.tool_specs,
-            rubric=ExportedRubric(ours),
+            tool_defs=env.tool_specs,
+            rubric=ExportedRubric(env),
             max_turns=-1,  # ours are counted by env_response, which may still want the last turn
         )
-        self._ours, self._examples = ours, examples
+        self._ours, self._examples = env, examples
 
     async def setup_state(self, state: vf.State) -> None:
         """Begin our episode of the row."""
@@ -76,9 +76,9 @@ class Exported(vf.MultiTurnEnv):
 class ExportedRubric(vf.Rubric):
     """Our named rewards as metrics, and their weighted sum as the reward."""
 
-    def __init__(self, ours: Environment) -> None:
+    def __init__(self, env: Environment) -> None:
         super().__init__()
-        self._ours = ours
+        self._ours = env
 
     async def score_rollout(self, state: vf.State) -> None:
         """Score one rollout; one that cannot be judged ends in an error."""
@@ -86,6 +86,7 @@ class ExportedRubric(vf.Rubric):
         if state["error"] is not None:
             return
         episode: Episode = state[EPISODE]
+        # Where a limit of theirs ended the rollout, env_response never saw the last turn.
         _heard(state)
         episode.stop_reason = episode.stop_reason or _stop_reason(state)
         env = self._ours.environment_of(episode.example)

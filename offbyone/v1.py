@@ -98,8 +98,8 @@ class ExportedHarness(vf.Harness[vf.HarnessConfig]):
         data: vf.TaskData,  # noqa: ARG002 the episode holds the prompt
     ) -> ProgramResult:
         """Return how it went; a model call that failed is the result's error."""
-        ours, episode = trace.state.ours, trace.state.episode
-        tools = [{"type": "function", "function": spec} for spec in ours.tool_specs or []]
+        env, episode = trace.state.ours, trace.state.episode
+        tools = [{"type": "function", "function": spec} for spec in env.tool_specs or []]
         headers = {"Authorization": f"Bearer {secret}"}
         # How long a turn may take is for their timeouts to say.
         async with httpx.AsyncClient(base_url=endpoint, headers=headers, timeout=None) as client:
@@ -112,7 +112,7 @@ class ExportedHarness(vf.Harness[vf.HarnessConfig]):
                     return ProgramResult(0, "", "")
                 if answer.status_code != 200:
                     return ProgramResult(1, "", answer.text)
-                if await _goes_on(ours, episode, answer.json()["choices"][0]):
+                if await _goes_on(env, episode, answer.json()["choices"][0]):
                     continue
                 return ProgramResult(0, "", "")
 
@@ -140,7 +140,7 @@ class ExportedEnv(vf.Env[ExportedEnvConfig]):
         await agents.agent.run(task)
 
 
-async def _goes_on(ours: Environment, episode: Episode, choice: dict[str, Any]) -> bool:
+async def _goes_on(env: Environment, episode: Episode, choice: dict[str, Any]) -> bool:
     """Take the policy's turn and our reply to it into the episode; False at its end."""
     message: Message = {k: v for k, v in choice["message"].items() if v is not None}
     message.setdefault("content", "")
@@ -149,8 +149,8 @@ async def _goes_on(ours: Environment, episode: Episode, choice: dict[str, Any]) 
     if choice["finish_reason"] == "length":
         episode.stop_reason = StopReason.MAX_TOKENS
         return False
-    reply = await threads.call(ours.reply, episode, message)
-    if reply is None or episode.turns >= ours.max_turns:
+    reply = await threads.call(env.reply, episode, message)
+    if reply is None or episode.turns >= env.max_turns:
         episode.stop_reason = StopReason.STOP if reply is None else StopReason.MAX_TURNS
         return False
     episode.messages += reply

@@ -44,9 +44,9 @@ def question_of(example: Example) -> Question:
     """Return an example as a question; ValueError where it has no answer."""
     if "answer" not in example.info:
         raise ValueError(f"question {example.id} has no answer: set dataset.answer to its column")
-    text, told = example.messages[-1]["content"].strip(), str(example.info["answer"]).strip()
-    solution, mark, answer = told.rpartition("####")
+    text, full_answer = example.messages[-1]["content"].strip(), str(example.info["answer"]).strip()
+    solution, mark, answer = full_answer.rpartition("####")
     if not mark:
-        return Question(text, told)
+        return Question(text, full_answer)
     solution = re.sub(r"<<[^>]*>>", "", solution).strip()  # GSM8K's calculator notes
     return Question(text, answer.strip(), solution)

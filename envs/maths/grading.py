@@ -29,8 +29,8 @@ logging.disable()
 kinds = [LatexExtractionConfig(), ExprExtractionConfig()]
 def read(text):
     return parse("$" + text + "$", kinds, parsing_timeout=None)
-def same(gold, said):
-    return bool(verify(read(gold), read(said), timeout_seconds=None))
+def same(gold, answer):
+    return bool(verify(read(gold), read(answer), timeout_seconds=None))
 assert same("x + 1", "1 + x")
 """
 
@@ -83,8 +83,8 @@ def number(answer: str) -> Fraction | None:
         if below == 0:
             return None
         return whole + Fraction(-above if answer[0] == "-" else above, below)
-    found = _QUANTITY.fullmatch(answer)
-    digits = found[1].replace(",", "").replace(" ", "") if found else ""
+    match = _QUANTITY.fullmatch(answer)
+    digits = match[1].replace(",", "").replace(" ", "") if match else ""
     try:
         value, _, divisor = digits.partition("/")
         return Fraction(value) / Fraction(divisor or 1)
@@ -116,25 +116,26 @@ class Grader:
         """Start one process and end it. ValueError where that cannot be done here."""
         try_out(self._limits, _PRELOAD)
 
-    async def same(self, gold: str, said: str) -> bool | None:
-        """Whether `said` means `gold`; None where that takes more than the limits."""
-        if len(said) > MAX_CHARS:
-            return said == gold
-        gold, said = normalised(gold), normalised(said)
-        if gold == said or not said:
-            return bool(said)
-        values = number(gold), number(said)
+    async def same(self, gold: str, answer: str) -> bool | None:
+        """Whether `answer` means `gold`; None where that takes more than the limits."""
+        if len(answer) > MAX_CHARS:
+            return answer == gold
+        gold, answer = normalised(gold), normalised(answer)
+        if gold == answer or not answer:
+            return bool(answer)
+        values = number(gold), number(answer)
         if None not in values:
             return values[0] == values[1]
         async with self._free:
             sandbox = self._idle.pop()  # the one used last: it is warm
             try:
-                told = await sandbox.run(f"same({gold!r}, {said!r})")
+                output = await sandbox.run(f"same({gold!r}, {answer!r})")
             except ToolError:  # too slow
-                told = ""
+                output = ""
             finally:
                 self._idle.append(sandbox)
-        return {"True": True, "False": False}.get(told.strip())
+        # Anything else, a traceback say, judges nothing.
+        return {"True": True, "False": False}.get(output.strip())
 
     def close(self) -> None:
         """End the processes."""

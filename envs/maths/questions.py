@@ -79,15 +79,15 @@ class Procedural(Questions):
 
     def _distinct(self, split: Split, count: int, taken: set[str]) -> list[Question]:
         rng = Random(f"{type(self).__name__}/{split}")
-        found: list[Question] = []
+        questions: list[Question] = []
         for _ in range(MAX_TRIES * count):
             question = self.draw(rng)
             if question.text not in taken:
                 taken.add(question.text)
-                found.append(question)
-                if len(found) == count:
-                    return found
+                questions.append(question)
+                if len(questions) == count:
+                    return questions
         raise ValueError(
-            f"num_{split}={count}: there are too few different questions ({len(found)} found); "
+            f"num_{split}={count}: there are too few different questions ({len(questions)} found); "
             "lower it, or allow harder ones"
         )

@@ -24,8 +24,8 @@ def _receive(total: int, name: str, things: str, rng: Random) -> Step:
 
 def _buy_bags(total: int, name: str, things: str, rng: Random) -> Step:
     bags, each = rng.randint(2, 9), rng.randint(2, 12)
-    said = f"{name} buys {bags} bags with {each} {things} in each."
-    return said, f"{total} + {bags} * {each}", total + bags * each
+    sentence = f"{name} buys {bags} bags with {each} {things} in each."
+    return sentence, f"{total} + {bags} * {each}", total + bags * each
 
 
 def _give_away(total: int, name: str, things: str, rng: Random) -> Step | None:
@@ -39,8 +39,8 @@ def _multiply(total: int, name: str, things: str, rng: Random) -> Step | None:
     if total > 400:
         return None
     k = rng.randint(2, 4)
-    said = f"At a market {name} trades every one of the {things} for {k} others."
-    return said, f"{total} * {k}", total * k
+    sentence = f"At a market {name} trades every one of the {things} for {k} others."
+    return sentence, f"{total} * {k}", total * k
 
 
 def _share(total: int, name: str, things: str, rng: Random) -> Step | None:
@@ -48,8 +48,8 @@ def _share(total: int, name: str, things: str, rng: Random) -> Step | None:
     if not divisors:
         return None
     k = rng.choice(divisors)
-    said = f"{name} sorts the {things} into {k} equal heaps and keeps one heap."
-    return said, f"{total} / {k}", total // k
+    sentence = f"{name} sorts the {things} into {k} equal heaps and keeps one heap."
+    return sentence, f"{total} / {k}", total // k
 
 
 STEPS: tuple[Callable[[int, str, str, Random], Step | None], ...] = (
@@ -78,14 +78,15 @@ class WordProblems(Procedural):
         name, things = rng.choice(NAMES), rng.choice(THINGS)
         total = rng.randint(3, 60)
         story, lines, code = [f"{name} has {total} {things}."], [], str(total)
-        wanted = rng.choice(self._num_steps)
-        while len(lines) < wanted:
+        num_steps = rng.choice(self._num_steps)
+        while len(lines) < num_steps:
             step = rng.choice(STEPS)(total, name, things, rng)
             if step is None:
                 continue
-            said, operation, after = step
-            story.append(said)
+            sentence, operation, after = step
+            story.append(sentence)
             lines.append(f"{operation} = {after}")
+            # In the code the expression so far stands in the place of its value.
             rest = operation.removeprefix(str(total)).replace("/", "//")
             code, total = f"({code}){rest}" if len(lines) > 1 else f"{code}{rest}", after
         story.append(f"How many {things} does {name} have now?")

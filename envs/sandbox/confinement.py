@@ -127,6 +127,7 @@ def landlock(paths: Sequence[str]) -> bool:
         if error.errno in (errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM):
             return False
         raise
+    # All rights that this version knows: a newer one's would be refused as unknown.
     handled = struct.pack("Q", (1 << RIGHTS.get(version, 16)) - 1)
     ruleset = _call("syscall", CREATE_RULESET, handled, ctypes.c_size_t(8), 0)
     for path in paths:
@@ -162,6 +163,7 @@ def _program(machine: str) -> bytes:
     refuse = (RETURN, 0, 0, REFUSE | errno.EPERM)
     steps = [
         (LOAD, 0, 0, ARCHITECTURE),
+        # Another architecture's calls (32-bit on x86_64) have other numbers for the same names.
         (EQUAL, 1, 0, architecture),
         (RETURN, 0, 0, KILL),
         (LOAD, 0, 0, NUMBER),
@@ -169,7 +171,9 @@ def _program(machine: str) -> bytes:
     for number in numbers:
         if number != "-":
             steps += [(EQUAL, 0, 1, int(number)), (RETURN, 0, 0, ALLOW)]
+    # What a file that is no terminal answers: Python asks every file that it opens.
     steps += [(EQUAL, 0, 1, partly["ioctl"]), (RETURN, 0, 0, REFUSE | errno.ENOTTY)]
+    # Opening to read only. Which path is for Landlock to judge: a filter sees its address alone.
     steps += [
         (EQUAL, 0, 4, partly["openat"]),
         (LOAD, 0, 0, ARGUMENTS + 8 * 2),  # flags
@@ -180,6 +184,7 @@ def _program(machine: str) -> bytes:
     steps += [(EQUAL, 0, 2 + 2 * len(FCNTL), partly["fcntl"]), (LOAD, 0, 0, ARGUMENTS + 8)]
     for command in FCNTL:
         steps += [(EQUAL, 0, 1, command), (RETURN, 0, 0, ALLOW)]
+    # Refused twice: the first ends fcntl's part, and calls that are none of these jump over it.
     return b"".join(struct.pack("HBBI", *step) for step in [*steps, refuse, refuse])
 
 
@@ -204,11 +209,11 @@ def confine(*, memory_mb: int, packages: Sequence[str], allow_without_landlock: 
     die_with_parent()
     offer_to_the_oom_killer()
     limit_resources(memory_mb)
-    drop_capabilities()
+    drop_capabilities()  # sets no_new_privs, without which Landlock and seccomp ask for root
     paths = readable(packages)
     landlocked = landlock(paths)
     if not landlocked and not allow_without_landlock:
         raise OSError(NO_LANDLOCK)
-    seccomp()
+    seccomp()  # after Landlock, whose calls it refuses
     if not landlocked:
         guard_reading(paths)  # last: it takes ctypes away, which all of the above is made of

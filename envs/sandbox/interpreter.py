@@ -67,6 +67,7 @@ class Interpreter:
         printed = Printed(self._max_output_chars)
         sys.stdout = sys.stderr = printed
         sys.stdin = io.StringIO()
+        # Lets a traceback quote the line, though no file holds it.
         linecache.cache[NAME] = (len(code), None, [f"{line}\n" for line in code.splitlines()], NAME)
         names = self._module.__dict__
         try:
@@ -93,11 +94,11 @@ def _parts(code: str) -> tuple[CodeType, CodeType | None]:
 
 def _explain(error: BaseException) -> str:
     """The traceback, without our own frames."""
-    trace, ours = error.__traceback__, True
+    trace, internal = error.__traceback__, True
     last: deque[types.TracebackType] = deque(maxlen=MAX_FRAMES)  # of what may be a million
     while trace:
-        ours = ours and trace.tb_frame.f_code.co_filename != NAME
-        if not ours:
+        internal = internal and trace.tb_frame.f_code.co_filename != NAME
+        if not internal:
             last.append(trace)
         trace = trace.tb_next
     if not last:  # the code did not compile
@@ -111,7 +112,7 @@ def receive(fd: int, count: int) -> bytes:
     while len(data) < count:
         part = os.read(fd, count - len(data))
         if not part:
-            os._exit(0)
+            os._exit(0)  # without atexit, where the policy's code may have put something
         data += part
     return data
 
@@ -138,6 +139,7 @@ def main() -> None:
         send(fd, READY, str(error))
         return
     sys.argv = [""]
+    # The code that runs here shall find Python, and not the module that runs it.
     sys.path[:] = [*(path for path in sys.path if path != knobs["ours"]), *packages]
     for name in [name for name in sys.modules if name.split(".")[0] == "envs"]:
         del sys.modules[name]

@@ -123,6 +123,7 @@ class Sandbox:
             self._socket.close()
         if self._process:
             self._process.kill()
+            # To wait for its end would hold up the loop: it is collected later.
             _ending.append(self._process)
         self._process = self._socket = None
         _reap()
@@ -130,6 +131,7 @@ class Sandbox:
     async def _ask(self, code: str) -> str:
         if self._process is None:
             await self._start()
+        # Code could write answers to later calls in advance: it cannot know their tickets.
         ticket = secrets.token_bytes(8)
         try:
             async with asyncio.timeout(self._limits.call_timeout):
@@ -183,11 +185,11 @@ class Sandbox:
         _reap()
         self._spent = False
         limits = self._limits
-        self._socket, theirs = socket.socketpair()
+        self._socket, child_end = socket.socketpair()
         self._socket.setblocking(False)
         paths = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
         knobs = {
-            "fd": theirs.fileno(),
+            "fd": child_end.fileno(),
             "ours": OURS,
             "packages": sorted(paths) if limits.site_packages else [],
             "memory_mb": limits.memory_mb,
@@ -195,7 +197,7 @@ class Sandbox:
             "allow_without_landlock": limits.allow_without_landlock,
         }
         # Here and not in a thread: the process dies with the thread that starts it.
-        with theirs:
+        with child_end:
             self._process = subprocess.Popen(
                 [sys.executable, "-ISB", "-X", "utf8", "-c", BOOT.format(OURS), json.dumps(knobs)],
                 stdin=subprocess.DEVNULL,
@@ -203,8 +205,8 @@ class Sandbox:
                 stderr=subprocess.DEVNULL,
                 env=ENVIRONMENT,
                 cwd="/",
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
+                pass_fds=[child_end.fileno()],
+                start_new_session=True,  # Ctrl-C at the terminal is for the run to handle
             )
         try:
             async with asyncio.timeout(START_TIMEOUT):
@@ -226,6 +228,7 @@ class Sandbox:
     async def _receive(self, ticket: bytes) -> str:
         """The answer to a message; _Lost where it is another's, or longer than it can be."""
         length, answered = HEADER.unpack(await self._read(HEADER.size))
+        # At most four bytes a character, and 100 characters for what was left out.
         if answered != ticket or length > 4 * (self._limits.max_output_chars + 100):
             raise _Lost("answered in the interpreter's place")
         return (await self._read(length)).decode(errors="replace")

@@ -69,6 +69,7 @@ class ClassicWorld:
         if output["error"]:
             raise RuntimeError(f"the rollout ended in an error: {output['error']!r}")
         stop = _STOPS.get(output["stop_condition"] or "")
+        # Of one turn, or of a last one cut off, the turn itself says better why it ended.
         cut_off = output["is_truncated"] or getattr(self._env, "max_turns", 1) == 1
         return Outcome(
             reward=float(output["reward"]),
@@ -144,11 +145,11 @@ def their_call(call: Message) -> ToolCall:
 
 def our_message(message: Any) -> Message:
     """One of their messages as a plain dict in OpenAI form."""
-    said: Message = {"role": message.role, "content": _text(message.content)}
+    plain: Message = {"role": message.role, "content": _text(message.content)}
     if reasoning := getattr(message, "reasoning_content", None):
-        said["reasoning_content"] = reasoning
+        plain["reasoning_content"] = reasoning
     if calls := getattr(message, "tool_calls", None):
-        said["tool_calls"] = [
+        plain["tool_calls"] = [
             {
                 "id": call.id,
                 "type": "function",
@@ -157,8 +158,8 @@ def our_message(message: Any) -> Message:
             for call in calls
         ]
     if call_id := getattr(message, "tool_call_id", None):
-        said["tool_call_id"] = call_id
-    return said
+        plain["tool_call_id"] = call_id
+    return plain
 
 
 def _text(content: Any) -> str:

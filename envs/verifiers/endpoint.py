@@ -34,7 +34,7 @@ class PolicyEndpoint:
         """Yield the base URL."""
         app = web.Application(client_max_size=_LONGEST_REQUEST)
         app.router.add_post("/v1/chat/completions", self._answer)
-        # An episode that timed out hangs up: its request must not keep the engine busy.
+        # An episode that timed out hangs up: its request must not keep vLLM busy.
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
         await runner.setup()
         try:
@@ -70,9 +70,10 @@ def _events(spoken: Spoken) -> bytes:
     delta = _wire(spoken.message)
     for index, call in enumerate(delta.get("tool_calls", [])):
         call["index"] = index
-    said = {"index": 0, "delta": delta, "finish_reason": None}
-    ended = {"index": 0, "delta": {}, "finish_reason": _reason(spoken)}
-    chunks = [_frame("chat.completion.chunk", [choice], spoken) for choice in (said, ended)]
+    content = {"index": 0, "delta": delta, "finish_reason": None}
+    ending = {"index": 0, "delta": {}, "finish_reason": _reason(spoken)}
+    chunks = [_frame("chat.completion.chunk", [choice], spoken) for choice in (content, ending)]
+    # Clients put the chunks of one answer together by their id.
     chunks[1]["id"] = chunks[0]["id"]
     lines = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks]
     return "".join([*lines, "data: [DONE]\n\n"]).encode()

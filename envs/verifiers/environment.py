@@ -5,8 +5,8 @@
 
 The library holds the conversation as it would against any chat endpoint, and each of its
 requests is one turn of our policy (`Environment.play`). So its prompts, tools, stop conditions and
-rewards are its own, and every token is sampled by our engine. Its sampling settings are not looked
-at: those are the sampler's.
+rewards are its own, and every token is sampled by the run's vLLM. Its sampling settings are not
+looked at: those are the sampler's.
 
 `verifiers` 0.1 has the classic API (a module with `load_environment`), 0.4 the tasksets of
 `verifiers.v1`. They cannot be installed together.
@@ -125,6 +125,7 @@ def load_world(env_id: str, args: dict[str, Any]) -> World:
         raise ValueError(
             f"env.id={env_id}, but there is no module {module}: install the environment's package"
         )
+    # Read and not imported: the other generation's environment would fail with its own error.
     source = Path(known.origin).read_text() if known.origin else ""
     if ("load_environment" if classic else "__all__") not in source:
         written_for = "tasksets of verifiers>=0.4" if classic else "classic API, verifiers==0.1.14"

@@ -81,7 +81,9 @@ class TasksetWorld:
         """What their agents ask; the servers behind it live as long as the event loop."""
         if self._context is None:
             self._context = asyncio.get_running_loop().create_future()
+            # Held, because the loop itself only refers to its tasks weakly.
             self._task = asyncio.create_task(self._serve(self._context))
+        # All episodes wait for this one: cancelling one of them must not cancel it.
         return await asyncio.shield(self._context)
 
     async def _serve(self, ready: "asyncio.Future[vf.ModelContext]") -> None:

@@ -104,10 +104,10 @@ def page_of(record: dict[str, Any], where: str) -> Page:
 def _split(markdown: str) -> Iterator[tuple[str, str]]:
     heading, lines = OPENING, list[str]()
     for line in [*markdown.splitlines(), "# end"]:
-        if found := HEADING.match(line):
+        if match := HEADING.match(line):
             if text := "\n".join(lines).strip():
                 yield heading, text
-            heading, lines = found[1], []
+            heading, lines = match[1], []
         else:
             lines.append(line)
 
@@ -138,7 +138,7 @@ def _records(
         loaded = load_rows(source, source, split=split)
         rows = ((f"{source}, row {n}", dict(row)) for n, row in enumerate(loaded))
     for where, row in rows:
-        yield where, row | {ours: row[theirs] for ours, theirs in columns.items() if theirs in row}
+        yield where, row | {name: row[column] for name, column in columns.items() if column in row}
 
 
 def _has(record: dict[str, Any]) -> str:

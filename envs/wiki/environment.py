@@ -123,10 +123,8 @@ class WikiSearch(Environment):
                 if conversation is None:
                     continue
                 if self._giving_up and rng.random() < self._giving_up:
-                    conversation = [
-                        *conversation[:3],
-                        assistant(GIVEN_UP),
-                    ]  # question, call, result
+                    # question, call, result
+                    conversation = [*conversation[:3], assistant(GIVEN_UP)]
                 yield [*self._system, *conversation]
 
     @cached_property
@@ -152,6 +150,7 @@ class WikiSearch(Environment):
                 by_page.setdefault(page, []).append(question)
         held_out: list[Question] = []
         train: list[Question] = []
+        # By checksum, not hash(): every process and every start holds out the same pages.
         for page in sorted(by_page, key=lambda title: (zlib.crc32(title.encode()), title)):
             (held_out if len(held_out) < self._num_eval else train).extend(by_page[page])
         if not train:

@@ -1,4 +1,4 @@
-"""The pages and questions that ship with wiki-search, made from two tables of facts (envs/data).
+"""The pages and questions that ship with wiki-search, made from the tables in envs/wiki/data.
 
     countries.csv -> a page for each country and one for its capital      elements.csv -> one each
 
@@ -70,6 +70,7 @@ def made_up(rng: Random) -> tuple[list[Page], list[Question]]:
         rows = [_invent(kind, columns, rng) for _ in range(FRESH_ROWS)]
         tables[kind] = rows
     names = Counter(name for rows in tables.values() for row in rows for name in _names(row))
+    # A name that was made up twice would be two pages of one title, or an answer that is not one.
     fresh = {
         kind: [row for row in rows if all(names[name] == 1 for name in _names(row))]
         for kind, rows in tables.items()
@@ -123,12 +124,12 @@ def _pages(tables: Mapping[str, Iterable[Row]]) -> list[Page]:
             sections: dict[str, list[str]] = defaultdict(list)
             for column, fact in FACTS[kind].items():
                 if row[column]:
-                    said = fact.sentence.format(title=row[kind], value=row[column])
-                    sections[fact.section].append(said)
+                    sentence = fact.sentence.format(title=row[kind], value=row[column])
+                    sections[fact.section].append(sentence)
             pages.append(Page(row[kind], {name: " ".join(s) for name, s in sections.items()}))
             if kind == "country" and row["capital"]:
-                said = f"{row['capital']} is the capital of {row['country']}."
-                pages.append(Page(row["capital"], {"Overview": said}))
+                sentence = f"{row['capital']} is the capital of {row['country']}."
+                pages.append(Page(row["capital"], {"Overview": sentence}))
     return pages
 
 

@@ -39,8 +39,8 @@ class WikiIndex:
         Args:
             query: words to look for.
         """
-        found = self._retrieval.best(query, self._num_results)
-        return "\n".join(self._ids[i] for i in found) or "No page found."
+        positions = self._retrieval.best(query, self._num_results)
+        return "\n".join(self._ids[i] for i in positions) or "No page found."
 
     def view_sections(self, page_id: str) -> str:
         """List the section ids of a page.

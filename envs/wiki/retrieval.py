@@ -69,11 +69,11 @@ class EmbeddingRetrieval:
                 f"embeddings={model}: sentence-transformers cannot load it ({in_one_line(error)}); "
                 "name a folder or a model of the hub"
             ) from error
-        self._asked = Lock()  # one query at a time: torch's threads are faster than ours
+        self._lock = Lock()  # one query at a time: torch's threads are faster than ours
         self._vectors = self._embedded(list(texts))
 
     def best(self, query: str, number: int) -> list[int]:
-        with self._asked:
+        with self._lock:
             vector = self._model.encode_query(
                 query, normalize_embeddings=True, show_progress_bar=False
             )
@@ -88,6 +88,7 @@ class EmbeddingRetrieval:
             self._model.encode_document(texts, normalize_embeddings=True, show_progress_bar=True)
         )
         kept.parent.mkdir(parents=True, exist_ok=True)
+        # Written aside: another run may look for it meanwhile, and must not read half of it.
         aside = kept.with_suffix(f".{os.getpid()}.npy")
         np.save(aside, vectors)
         aside.rename(kept)
