@@ -66,7 +66,8 @@ def _has_steps(folder: Path) -> bool:
     """True where a step was done: a run without one is none."""
     metrics = folder / "metrics.jsonl"
     was_logged = metrics.is_file() and metrics.stat().st_size > 0
-    return was_logged or any(folder.glob("checkpoints/step_*"))
+    was_evaluated = (folder / "summary.json").is_file()  # python evaluate.py has no steps
+    return was_logged or was_evaluated or any(folder.glob("checkpoints/step_*"))
 
 
 def _changes(config: Config, before: Config, saved: Path) -> Iterator[str]:

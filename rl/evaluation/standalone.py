@@ -61,6 +61,7 @@ def evaluate(config: dict[str, Any], *, overrides: list[str], choices: dict[str,
     console = Console()
     env: Environment = build(evaluation.env)()
     with stopped_by_signals(), locked(run_folder), _failing(), ExitStack() as stack:
+        checked(config, choices)  # once more, now that it is ours: another may have come and gone
         examples = choose(env, evaluation.split, evaluation.num_examples)
         evaluation.save(run_folder.config)
         record = {"overrides": overrides, "choices": choices}

@@ -87,7 +87,11 @@ class StopRequest:
 def stopped_by_signals() -> Iterator[StopRequest]:
     """Handle signals for as long as the block lasts; yield what they asked for."""
     stop = StopRequest()
-    numbers = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
+    numbers = [
+        number
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
+        if signal.getsignal(number) is not signal.SIG_IGN  # nohup: the terminal may go
+    ]
     before = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield stop

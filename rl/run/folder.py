@@ -194,10 +194,12 @@ class RunFolder:
         for path in (self.failures, self.statuses, self.warnings, self.stop_request):
             _remove(path)
 
-    def clear_preparations(self) -> None:
-        """Delete what a start that failed has prepared."""
+    def clear_preparations(self, but: str | None) -> None:
+        """Delete what a start that failed has prepared, unless the model's folder `but` is in it."""
+        kept = Path(but).expanduser().resolve() if but else None
         for path in (self.built_model, self.warm_start):
-            _remove(path)
+            if kept is None or not kept.is_relative_to(path.resolve()):
+                _remove(path)
 
     def model(self) -> Path:
         """The local folder of the model that the run starts from."""

@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import NoReturn
 
 from rl.config.build import build
@@ -31,6 +32,7 @@ class Children:
         self._status = Status(run_folder, "inference")
         self._uses_vllm: bool = build(run.sampler)().uses_vllm
         self._ready = not self._uses_vllm
+        self._begun = False
         self._began = self._checked = time.monotonic()
 
     def start(self) -> None:
@@ -73,6 +75,7 @@ class Children:
         trainers = [child for name, child in self._children.items() if name.startswith("trainer")]
         while True:
             tick()
+            self._has_begun()
             ended = {n: c.returncode for n, c in self._children.items() if c.returncode is not None}
             if all(trainer.returncode == 0 for trainer in trainers):
                 self._raise_reported()  # what they saved may be all that could be saved
@@ -92,12 +95,15 @@ class Children:
             raise KeyboardInterrupt
         if not self._run_folder.stop_request.exists():
             self._run_folder.stop_request.touch()
-            print(STOPPING, flush=True)  # noqa: T201 ours is the terminal
+            with suppress(OSError):  # the terminal may be gone: that is why we were asked
+                print(STOPPING, flush=True)  # noqa: T201 ours is the terminal
 
     def _has_begun(self) -> bool:
         """True once the first weights are live, so that there may be something to save."""
-        rollouts = read_statuses(self._run_folder).get("rollouts")
-        return rollouts is not None and rollouts.phase.startswith("batch")
+        if not self._begun:  # once and for all: a status may say something else meanwhile
+            rollouts = read_statuses(self._run_folder).get("rollouts")
+            self._begun = rollouts is not None and rollouts.phase.startswith("batch")
+        return self._begun
 
     def _watch_server(self) -> None:
         """A server can hang while its process lives, so the URL is watched too."""

@@ -21,10 +21,16 @@ def package_files(packages: Iterable[str]) -> list[Path]:
     return sorted(path for folder in folders for path in folder.rglob("*.py"))
 
 
-def module_files(names: Iterable[str], apart_from: Iterable[str] = ()) -> list[Path]:
+def module_files(
+    names: Iterable[str], apart_from: Iterable[str] = (), *, certain: bool = False
+) -> list[Path]:
     """The files of these modules and of all that they import, but for what is installed.
 
-    `apart_from`: top-level packages that are left out.
+    Args:
+        names: of the modules.
+        apart_from: top-level packages that are left out.
+        certain: follow what is imported wherever the module is, without an `if`, `try` or `def`.
+
     """
     waiting, files, left_out = list(names), dict[str, Path](), set(apart_from)
     while waiting:
@@ -33,7 +39,7 @@ def module_files(names: Iterable[str], apart_from: Iterable[str] = ()) -> list[P
             continue
         if (module := source(name)) is not None:
             files[name] = module.path
-            waiting += _imports(module)
+            waiting += _imports(module.tree.body if certain else ast.walk(module.tree), module)
     return sorted(set(files.values()))
 
 
@@ -47,7 +53,7 @@ def check_imports(config: Mapping[str, Any]) -> None:
         target = node.get("_target_") if isinstance(node, Mapping) else None
         if not isinstance(target, str):
             continue
-        for path in module_files([target.rpartition(".")[0]]):
+        for path in module_files([target.rpartition(".")[0]], certain=True):
             missing = {name for name in _needed(path) if _top_is_missing(name)}
             problems += [
                 f"{group}: {target} cannot be imported, for {path} imports {name}, which is not "
@@ -86,9 +92,9 @@ def _installed(name: str) -> bool:
     return any("site-packages" in place.parts for place in places)
 
 
-def _imports(module: Module) -> Iterator[str]:
-    """Every module that may be imported, `from package import module` both ways."""
-    for node in ast.walk(module.tree):
+def _imports(nodes: Iterable[ast.AST], module: Module) -> Iterator[str]:
+    """Every module that these nodes may import, `from package import module` both ways."""
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

@@ -35,7 +35,7 @@ from rl.run.folder import RunFolder
 from rl.run.lock import ensure_free, locked
 from rl.run.metrics import column, read_metrics
 from rl.run.status import progress_of, read_statuses
-from rl.supervisor.base_model import model_of
+from rl.supervisor.base_model import model_of, refused
 from rl.supervisor.children import Children
 from rl.supervisor.sources import check_imports
 from rl.supervisor.warm_start import keep_result, warm_start_key, warm_start_run
@@ -77,8 +77,9 @@ def supervise(
     check_imports(config)
     with stopped_by_signals() as stop, locked(run_folder), Reaper() as reaper:
         _check_folder(config)
-        if not read_metrics(run_folder) and not run_folder.resumed():
-            run_folder.clear_preparations()
+        # A start of ours that did not get as far as a step; anything else there is the user's.
+        if run_folder.overrides.is_file() and not _has_steps(run_folder):
+            run_folder.clear_preparations(but=run.model.get("path"))
         record = {"overrides": overrides, "choices": choices, "command": list(command)}
         record |= {"started_in": os.getcwd(), "run_name": run.run_name}
         run_folder.overrides.write_text(yaml.safe_dump(record, sort_keys=False, allow_unicode=True))
@@ -87,7 +88,11 @@ def supervise(
             _say_what_is_done_again(run_folder)
             _execute(run, model, reaper, stop, waits=True)
         except RunFailed as error:
-            raise RunFailed(f"{error}\n{how_to_go_on(run_folder)}") from error
+            message = f"{error}\n{how_to_go_on(run_folder)}"
+            if stop.asked:  # whoever asked for the end wants no further job of a sweep either
+                _say(message)
+                sys.exit(1)
+            raise RunFailed(message) from error
         except KeyboardInterrupt:
             _say(how_to_go_on(run_folder))
             raise
@@ -99,6 +104,10 @@ def supervise(
         sys.exit(0)  # nor does a sweep go on
     rewards = column(read_metrics(run_folder), "train/reward")[-10:]
     return sum(rewards) / len(rewards) if rewards else None
+
+
+def _has_steps(run_folder: RunFolder) -> bool:
+    return bool(read_metrics(run_folder)) or run_folder.resumed() is not None
 
 
 def _check_folder(config: dict[str, Any]) -> None:
@@ -125,16 +134,19 @@ def _prepared(
     """Return the local folder of the model, warm-started if the config asks for it."""
     source = build(run.model)()
     if run.model["warm_start"] is None:
-        return source.prepare(run_folder.built_model)
+        with refused():
+            return source.prepare(run_folder.built_model)
     supervised = RunFolder(run_folder.warm_start)
     first = warm_start_run(run, compose(["loss=sft", "sampler=demonstrations"]), supervised.path)
     kept = cache_folder() / "warm" / warm_start_key(first)
     if not kept.is_dir():
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(supervised.path, ignore_errors=True)
+        with refused():
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(supervised.path, ignore_errors=True)
+            model = source.prepare(supervised.built_model)
         _say(f"warm start: {first.max_steps} supervised steps, once for this model and environment")
         # Signals end it at once: half an imitation is of no use, so it has nothing to save.
-        _execute(first, source.prepare(supervised.built_model), reaper, StopRequest(), waits=False)
+        _execute(first, model, reaper, StopRequest(), waits=False)
         keep_result(supervised, kept)
     return kept
 

@@ -49,6 +49,7 @@ def warm_start_key(first: Run, read: Callable[[Path], bytes] = Path.read_bytes) 
     content = asdict(first)
     for group in ("output_dir", "run_name", "inference", "client", "sync", "logger", "trainer"):
         del content[group]
+    content["max_grad_norm"] = first.trainer["max_grad_norm"]  # the others change no result
     # The first two serve the run that follows; the environment's rewards are not looked at.
     content["model"] = _without(first.model, "learning_rate", "max_tokens")
     content["env"] = _without(first.env, "reward_weights")

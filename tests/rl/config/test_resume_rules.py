@@ -87,6 +87,16 @@ def test_a_start_that_failed_before_its_first_step_blocks_nothing(
         check(changed(config, {"resume": resume}))
 
 
+def test_the_folder_of_an_evaluation_is_taken(
+    config: dict[str, Any],
+) -> None:
+    folder = Folder(config)
+    (folder.path / "metrics.jsonl").unlink(missing_ok=True)
+    (folder.path / "summary.json").write_text("{}")
+    with pytest.raises(ConfigError, match="already holds a run"):
+        check(config)
+
+
 @pytest.mark.parametrize("name", ["x" * 300, "ü" * 128, "below/" + "y" * 256])
 def test_a_name_that_no_folder_can_have_is_refused(config: dict[str, Any], name: str) -> None:
     with pytest.raises(ConfigError, match="a folder's name takes 255: choose a shorter run_name"):

@@ -10,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from rl.run.child import Child, Reaper, end_groups, group_alive, last_lines
+from rl.run.child import (
+    Child,
+    Reaper,
+    end_groups,
+    group_alive,
+    last_lines,
+    stopped_by_signals,
+)
 
 REPO = Path(__file__).parents[3]
 # A child that ends when told to, and a grandchild in its group that does not.
@@ -218,3 +225,16 @@ def test_last_lines_of_a_huge_log_are_those_of_its_end(tmp_path):
     log = tmp_path / "log"
     log.write_text("".join(f"line {i}\n" for i in range(100_000)))
     assert last_lines(log, 2) == "line 99998\nline 99999"
+
+
+def test_a_signal_that_was_ignored_from_the_start_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        with stopped_by_signals() as stop:
+            stop.waits = True
+            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), signal.SIGUSR2)
+            assert wait_until(lambda: stop.asked)
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

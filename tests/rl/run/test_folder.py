@@ -125,3 +125,14 @@ def test_the_private_folder_of_temporary_files_goes_with_the_sockets(tmp_path, r
 
     assert not scratch.exists()
     assert {*Path(tempfile.gettempdir()).glob("offbyone-*")} == before
+
+
+def test_what_a_failed_start_prepared_goes_but_never_the_model_that_was_asked_for(tmp_path):
+    folder = RunFolder(tmp_path)
+    for path in (folder.built_model, folder.warm_start):
+        path.mkdir()
+    folder.clear_preparations(but=str(folder.built_model))
+    assert folder.built_model.is_dir()
+    assert not folder.warm_start.exists()
+    folder.clear_preparations(but=None)
+    assert not folder.built_model.exists()

@@ -7,7 +7,7 @@ import pytest
 from rl.config.schema import ConfigError
 from rl.model.folder import fingerprint
 from rl.run.folder import RunFolder
-from rl.supervisor.base_model import model_of
+from rl.supervisor.base_model import model_of, refused
 
 
 @pytest.fixture
@@ -63,9 +63,10 @@ def test_another_model_is_refused(deleted, run_folder, model):
         model_of(run_folder, lambda: other)
 
 
-def test_what_is_wrong_with_a_model_is_said_before_the_start(tmp_path):
-    def prepare():
-        raise ValueError("no such model")
-
-    with pytest.raises(ConfigError, match="no such model"):
-        model_of(RunFolder(tmp_path), prepare)
+@pytest.mark.parametrize("error", [ValueError("no such model"), OSError("no such model")])
+def test_what_is_wrong_with_a_model_is_a_mistake_in_the_configuration(error):
+    with pytest.raises(ConfigError, match="no such model") as caught, refused():
+        raise error
+    with pytest.raises(ConfigError) as again, refused():
+        raise caught.value
+    assert again.value.problems == ["no such model"]  # said once, not wrapped twice

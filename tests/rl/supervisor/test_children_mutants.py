@@ -9,6 +9,7 @@ from rl.config.schema import Run
 from rl.run.child import Reaper
 from rl.run.failure import RunFailed
 from rl.run.folder import RunFolder
+from rl.run.status import Status
 from rl.supervisor.children import Children
 from tests.support.composing import changed, composed
 
@@ -23,7 +24,7 @@ class StillWatching(Exception):
 def watched(tmp_path):
     """Watches parts {name: command} for some seconds."""
 
-    def watch(*overrides, seconds=2.0, **parts):
+    def watch(*overrides, seconds=2.0, stop=None, **parts):
         config = composed(f"output_dir={tmp_path}", "run_name=r", *overrides)
         config = changed(config, {"inference.startup_timeout": 0.1})
         folder = RunFolder(tmp_path / "r")
@@ -40,7 +41,7 @@ def watched(tmp_path):
             try:
                 for name, command in parts.items():
                     children._start(name.replace("_", "."), command, {})
-                children.watch(tick, SimpleNamespace(asked=False))
+                children.watch(tick, stop or SimpleNamespace(asked=False))
             finally:
                 children.end()
 
@@ -68,3 +69,48 @@ def test_a_server_that_never_answers_is_waited_for_no_longer_than_was_said(watch
     parts = {"inference": ["sleep", "30"], "trainer_rank0": ["sleep", "30"]}
     with pytest.raises(RunFailed, match=r"did not answer within inference\.startup_timeout=0\.1"):
         watched("model.warm_start=null", seconds=20.0, rollouts=["sleep", "30"], **parts)
+
+
+class AskedLater:
+    """Asks for the end at the fourth look, when the status has changed."""
+
+    def __init__(self, status: Status) -> None:
+        self.status, self.looks = status, 0
+
+    @property
+    def asked(self) -> bool:
+        self.looks += 1
+        if self.looks == 1:
+            self.status.set("batch 3: 0 of 16 rollouts")
+        if self.looks == 3:
+            self.status.set("all rollouts stand still for 3 s: my_env.py:12")
+        return self.looks > 3
+
+
+def test_a_run_that_stands_still_may_save_before_it_ends(watched, tmp_path):
+    status = Status(RunFolder(tmp_path / "r"), "rollouts")
+    parts = {"rollouts": ["sleep", "30"], "trainer_rank0": ["sleep", "30"]}
+    with pytest.raises(StillWatching):
+        watched(*SUPERVISED, seconds=4.0, stop=AskedLater(status), **parts)
+    assert RunFolder(tmp_path / "r").stop_request.exists()
+
+
+def test_before_its_first_batch_a_run_that_is_to_end_ends_at_once(watched):
+    parts = {"rollouts": ["sleep", "30"], "trainer_rank0": ["sleep", "30"]}
+    with pytest.raises(KeyboardInterrupt):
+        watched(*SUPERVISED, stop=SimpleNamespace(asked=True), **parts)
+
+
+def test_a_terminal_that_is_gone_does_not_keep_a_run_from_saving(watched, tmp_path, monkeypatch):
+    class Gone:
+        def write(self, text):
+            raise OSError(5, "Input/output error")
+
+        flush = write
+
+    status = Status(RunFolder(tmp_path / "r"), "rollouts")
+    parts = {"rollouts": ["sleep", "30"], "trainer_rank0": ["sleep", "30"]}
+    monkeypatch.setattr("sys.stdout", Gone())
+    with pytest.raises(StillWatching):
+        watched(*SUPERVISED, seconds=4.0, stop=AskedLater(status), **parts)
+    assert RunFolder(tmp_path / "r").stop_request.exists()
