@@ -92,7 +92,7 @@ class TrainingRun:
         if pusher:
             self._wait_for_vllm()
             pusher.connect(self.learner.policy)
-            # What vLLM loaded is not it: dummy weights, or on resuming those that the run began with.
+            # What vLLM loaded is not it: dummy weights, or on resuming those the run began with.
             pusher.push(self.learner.policy, self.start, must_differ=False)
         self._publish(rollouts, self.start)
         began, watch = time.monotonic(), Stopwatch(self.status)
