@@ -20,11 +20,11 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class Sequence:
-    """One training row: exactly the tokens the engine saw and sampled, in order."""
+    """One training row: exactly the tokens vLLM saw and sampled, in order."""
 
     token_ids: Ints  # [L]
     completion_mask: Bools  # [L] True where the policy chose the token
-    rollout_logprobs: Floats  # [L] engine logprob at sampling; 0 outside the mask
+    rollout_logprobs: Floats  # [L] vLLM's logprob at sampling; 0 outside the mask
     token_versions: Ints  # [L] policy version that sampled the token; -1 outside the mask
 
     @property
@@ -43,7 +43,7 @@ class Rollout:
     rewards: dict[str, float]  # by name, unweighted
     stop_reason: StopReason
     turns: int
-    generation_time: float  # seconds spent waiting for the engine
+    generation_time: float  # seconds spent waiting for the server
     error: str = ""  # what went wrong, one line
     tool_calls: int = 0
     tool_errors: int = 0  # calls answered with an error

@@ -78,6 +78,7 @@ class Evaluator:
 
         Every rank asks for it and gets the same.
         """
+        # Shielded: a rank that hangs up gives up its own wait, not that of the others.
         metrics = self._metrics.get(version)
         return {} if metrics is None else await asyncio.shield(metrics)
 
@@ -95,7 +96,7 @@ class Evaluator:
             settings.rollouts_per_example,
             max_concurrent=self._player.sampler.max_concurrent,
         )
-        _assert_pinned(played, version)
+        _assert_pinned(played, version)  # the trainer's side of the promise: it held back the push
         write_rollouts(self._run_folder.evaluation_of(version), played)
         return summarise(played, settings.pass_threshold).metrics()
 

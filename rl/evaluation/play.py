@@ -34,14 +34,15 @@ def choose(env: Environment, split: Split, num_examples: int) -> list[Example]:
 
 def _shuffled(pool: Pool, count: int) -> list[Example]:
     order = list(range(len(pool.examples)))
+    # Not the run's seed: runs with different seeds are compared on the same examples.
     random.Random("evaluation").shuffle(order)
     return [pool.examples[i] for i in order[:count]]
 
 
-def _shares(pools: Sequence[Pool], wanted: int) -> list[int]:
+def _shares(pools: Sequence[Pool], num_examples: int) -> list[int]:
     """How many of each pool: one by one, to the pool that is furthest behind its weight."""
     counts = [0] * len(pools)
-    for _ in range(min(wanted, sum(len(pool.examples) for pool in pools))):
+    for _ in range(min(num_examples, sum(len(pool.examples) for pool in pools))):
         open_ = [i for i, pool in enumerate(pools) if counts[i] < len(pool.examples)]
         counts[min(open_, key=lambda i: (counts[i] + 1) / pools[i].weight)] += 1
     return counts
@@ -59,6 +60,7 @@ async def play(
 
     `done` is told of each example as it is finished. Whatever a group raises ends the evaluation.
     """
+    # Groups, not rollouts: one is let through even if it is larger than max_concurrent.
     places = asyncio.Semaphore(max(1, max_concurrent // rollouts_per_example))
 
     async def one(index: int, example: Example) -> Played:

@@ -54,7 +54,7 @@ def evaluate(config: dict[str, Any], *, overrides: list[str], choices: dict[str,
 
     """
     run_folder = RunFolder(Path(str(config.get("output_dir")), str(config.get("run_name"))))
-    ensure_free(run_folder)
+    ensure_free(run_folder)  # before anything slow: a name that is taken is known at once
     evaluation = checked(config, choices)
     construct(evaluation, ("model", "env", "sampler", "client", "inference"))
     raise_open_files()  # a connection for every rollout in flight
@@ -132,7 +132,7 @@ async def _play(
 ) -> list[Played]:
     sampler = build(evaluation.sampler)()
     transport: Transport = "shm" if evaluation.adapter_path is None else "adapter"
-    ours = evaluation.model is not None
+    serves_model = evaluation.model is not None
     setting = ChatSetting(
         sampler=sampler,
         max_seq_len=evaluation.max_seq_len,
@@ -141,7 +141,7 @@ async def _play(
         version=LiveVersion(_VERSION),
         socket=run_folder.vllm_socket,
         served_as=SERVED_AS[transport],
-        model=run_folder.model() if ours else Path(),
+        model=run_folder.model() if serves_model else Path(),
         renderer=build(evaluation.model)().renderer if evaluation.model else "auto",
     )
     async with build(evaluation.client)().connect(setting) as chat:

@@ -1,7 +1,7 @@
 """What the rollouts of an evaluation say about the policy, in numbers and in words.
 
 Rollouts that could not be scored (the environment failed, or time ran out) count as errors, not as
-zero. Means and spreads of training batches are taken by the same functions (batch_metrics.py).
+zero. Training batches are summed up by the same functions (rl/rollouts/batch_metrics.py).
 """
 
 import math
@@ -53,7 +53,7 @@ class Summary:
 
     def metrics(self) -> dict[str, float]:
         """The numbers by their names in metrics.jsonl; what was not measured is left out."""
-        found = {
+        values = {
             "reward": self.reward,
             "reward_standard_error": self.reward_standard_error,
             **{f"pass@{k}": share for k, share in self.passes.items()},
@@ -68,8 +68,8 @@ class Summary:
             **{f"env/{name}/reward": part.reward for name, part in self.envs.items()},
         }
         if self.tool_calls:
-            found |= {"tool_calls": self.tool_calls, "tool_errors": self.tool_errors}
-        return {f"eval/{name}": value for name, value in found.items() if math.isfinite(value)}
+            values |= {"tool_calls": self.tool_calls, "tool_errors": self.tool_errors}
+        return {f"eval/{name}": value for name, value in values.items() if math.isfinite(value)}
 
 
 def summarise(played: Sequence[Played], threshold: float) -> Summary:
@@ -113,22 +113,22 @@ def _summary(played: Sequence[Played], threshold: float) -> Summary:
 def advice(summary: Summary) -> list[str]:
     """What the numbers mean for training on this environment; nothing where all is well."""
     passing = summary.passes.get(1, math.nan)
-    said = []
+    sentences = []
     if passing <= TOO_HARD:
-        said.append("pass@1 is 0 %: too hard for this policy, easier examples give a signal")
+        sentences.append("pass@1 is 0 %: too hard for this policy, easier examples give a signal")
     if passing > TOO_EASY:
-        said.append(f"pass@1 is above {TOO_EASY:.0%}: too easy, harder examples teach more")
+        sentences.append(f"pass@1 is above {TOO_EASY:.0%}: too easy, harder examples teach more")
     if summary.zero_spread >= FLAT:
-        said.append(
+        sentences.append(
             f"{summary.zero_spread:.0%} of the examples have no spread: all their rollouts got the "
             "same reward, which leaves nothing to compare and no signal"
         )
     if summary.num_scored < summary.num_rollouts:
         lost = summary.num_rollouts - summary.num_scored
-        said.append(
+        sentences.append(
             f"{lost} of {summary.num_rollouts} rollouts could not be scored and are left out"
         )
-    return said
+    return sentences
 
 
 def average(values: Sequence[float]) -> float:
@@ -180,6 +180,7 @@ def standard_error(groups: Groups) -> float:
     if len(scored) < 2:
         return math.nan
     middle, count = mean(scored), sum(map(len, scored))
+    # Rollouts of one example are alike: examples are what was drawn, and each enters as a whole.
     squares = sum(sum(reward - middle for reward in group) ** 2 for group in scored)
     return math.sqrt(len(scored) / (len(scored) - 1) * squares) / count
 
@@ -189,6 +190,7 @@ def pass_at_k(groups: Groups, k: int, threshold: float) -> float:
 
     Examples with fewer than k scored rollouts are left out; NaN where none is left.
     """
+    # Of k drawn from a group without replacement: the unbiased estimate of arXiv:2107.03374.
     chances = [
         1 - math.comb(len(group) - passed, k) / math.comb(len(group), k)
         for group in groups

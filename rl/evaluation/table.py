@@ -19,7 +19,7 @@ class Progress:
 
     def __init__(self, console: Console, num_examples: int, rollouts_per_example: int) -> None:
         self._console, self._all = console, num_examples * rollouts_per_example
-        self._done, self._total, self._scored, self._told = 0, 0.0, 0, 0
+        self._played, self._total, self._scored, self._printed = 0, 0.0, 0, 0
         self._bar = rich_progress.Progress(
             rich_progress.TextColumn("{task.description}"),
             rich_progress.BarColumn(),
@@ -39,14 +39,14 @@ class Progress:
 
     def add(self, played: Played) -> None:
         """One more example is done."""
-        self._done += len(played.rollouts)
+        self._played += len(played.rollouts)
         self._total += sum(played.rewards)
         self._scored += len(played.rewards)
-        said = f"mean reward {self._total / self._scored:.3f}" if self._scored else "none scored"
-        self._bar.update(self._task, completed=self._done, description=said)
-        if not self._console.is_terminal and self._done * _LINES // self._all > self._told:
-            self._told = self._done * _LINES // self._all
-            self._console.print(f"{self._done} of {self._all} rollouts, {said}", highlight=False)
+        text = f"mean reward {self._total / self._scored:.3f}" if self._scored else "none scored"
+        self._bar.update(self._task, completed=self._played, description=text)
+        if not self._console.is_terminal and self._played * _LINES // self._all > self._printed:
+            self._printed = self._played * _LINES // self._all
+            self._console.print(f"{self._played} of {self._all} rollouts, {text}", highlight=False)
 
 
 def report(summary: Summary, threshold: float, folder: Path) -> RenderableType:
@@ -62,7 +62,7 @@ def report(summary: Summary, threshold: float, folder: Path) -> RenderableType:
     lines: list[RenderableType] = [Text(), table, Text()]
     passing = f"a rollout passes with reward >= {threshold:g}; ± is one standard error, by example"
     lines.append(Text(passing, "dim"))
-    lines += [Text(f"! {said}", "yellow") for said in advice(summary)]
+    lines += [Text(f"! {text}", "yellow") for text in advice(summary)]
     lines += [
         _shown(f"  {count} x {cause[:_LONGEST_CAUSE]}", "red")
         for cause, count in list(summary.errors.items())[:5]

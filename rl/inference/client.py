@@ -19,12 +19,12 @@ _RETRIES = 3
 _FIRST_PAUSE_S = 0.5  # before the first retry; then twice as long each time
 _KEEP_ALIVE_S = 2.0  # vLLM closes idle connections after 5 s, and a request must not meet that
 _MOST_FAILED_IN_A_ROW = 32  # requests, each with its retries
-_BROKEN_OFF = ("abort", "error")  # finish reasons that are the engine's, not the policy's
+_BROKEN_OFF = ("abort", "error")  # finish reasons that are vLLM's, not the policy's
 _PASSING = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)  # and all of 5xx
 
 
 class GenerationError(RunFailed):
-    """The engine cannot be used; the message is for the user."""
+    """The server cannot be used; the message is for the user."""
 
 
 class RequestFailed(GenerationError):
@@ -49,7 +49,7 @@ class RequestTally:
 
 @dataclass(frozen=True)
 class Completion:
-    """What the engine sampled after one prompt. P tokens of the prompt, N sampled ones."""
+    """What the server sampled after one prompt. P tokens of the prompt, N sampled ones."""
 
     token_ids: list[int]  # [N] the stop token included
     logprobs: list[float]  # [N] under the distribution that was sampled from
@@ -114,7 +114,8 @@ class VLLMClient:
         body = {
             "model": self._model,
             "token_ids": list(prompt_ids),
-            "cache_salt": f"v{version}",
+            "cache_salt": f"v{version}",  # older weights' key-value blocks are not found again
+            # 0 further logprobs: that of the sampled token comes anyway.
             "sampling_params": {**sampling, "n": n, "logprobs": 0, "detokenize": False},
         }
 
@@ -182,7 +183,7 @@ def _completion(choice: dict[str, Any], prompt_ids: list[int]) -> Completion:
     token_ids: list[int] = choice["token_ids"] or []
     content: list[dict[str, Any]] = (choice["logprobs"] or {}).get("content") or []
     if choice["finish_reason"] in _BROKEN_OFF:
-        # The engine's fault: to train on it would blame the policy for where it was cut.
+        # vLLM's fault: to train on it would blame the policy for where it was cut.
         raise _Failed(f"vLLM ended a completion with finish_reason={choice['finish_reason']}")
     versions = [-1] * len(token_ids)
     for span in choice["weight_versions"] or []:

@@ -41,8 +41,8 @@ def adapter_room(chosen: Transport, adapter: Node, model: Path) -> AdapterRoom |
     """
     if chosen != "adapter":
         return None
-    wanted = adapter["target_modules"]
-    names = linear_layers(model) if wanted == "all-linear" else wanted
+    targets = adapter["target_modules"]
+    names = linear_layers(model) if targets == "all-linear" else targets
     rank = next(rank for rank in VLLM_RANKS if rank >= adapter["rank"])
     return AdapterRoom(rank, sorted({name.rpartition(".")[2] for name in names}))
 
@@ -79,7 +79,7 @@ class VLLMServer:
         `seed` is what tokens are drawn with; without one every vLLM draws the same.
         `adapter` is the room for one that the trainer will push, None for whole weights.
         """
-        ours: dict[str, Any] = {
+        options: dict[str, Any] = {
             "model": model,
             "served-model-name": SERVED_AS["shm"],
             "uds": socket,
@@ -95,9 +95,10 @@ class VLLMServer:
             "disable-uvicorn-access-log": True,
         }
         if not holds_weights(model):
-            ours["load-format"] = "dummy"  # the trainer initialises them and pushes before sampling
+            # The trainer initialises them, and pushes before anything is sampled.
+            options["load-format"] = "dummy"
         flags: list[str] = []
-        for key, value in {**ours, **self.args}.items():
+        for key, value in {**options, **self.args}.items():
             name = f"--{key.replace('_', '-')}"
             if value is True:
                 flags.append(name)
@@ -137,8 +138,8 @@ def _threads() -> int:
 
     Whoever sets OMP_NUM_THREADS wins.
     """
-    if asked := os.environ.get("OMP_NUM_THREADS"):
-        return int(asked)
+    if num_threads := os.environ.get("OMP_NUM_THREADS"):
+        return int(num_threads)
     folder = Path("/sys/devices/system/cpu")
     names = [f"cpu{i}/topology/thread_siblings_list" for i in os.sched_getaffinity(0)]
     cores = {(folder / n).read_text() if (folder / n).exists() else n for n in names}

@@ -27,7 +27,7 @@ def start_engine(
     max_grad_norm: float,
     half: bool,
 ) -> Any:
-    """Return the engine around a module; DeepSpeed's own annotations are of little use.
+    """Return DeepSpeed's engine around a module; DeepSpeed's own annotations are of little use.
 
     Args:
         module: what is trained. Its state dict keeps what is trained alone, if not all of it is.
@@ -39,19 +39,21 @@ def start_engine(
     """
     if not all(parameter.requires_grad for parameter in module.parameters()):
         module.register_state_dict_post_hook(_forget_frozen)
-    ours = {
+    fixed_keys = {
         "train_micro_batch_size_per_gpu": 1,  # required, unused: the plan decides
         "gradient_accumulation_steps": 1,
-        "managed_gradient_accumulation": False,
+        "managed_gradient_accumulation": False,  # else it counts passes to find out when to step
         "gradient_clipping": max_grad_norm,
         "bf16": {"enabled": half},
-        "zero_allow_untested_optimizer": True,
+        "zero_allow_untested_optimizer": True,  # it tested its own, not torch's
     }
-    set_rate(optimizer, 0.0)  # DeepSpeed may take a step of its own on the way
+    # To allocate the optimizer's state DeepSpeed may step once, unasked: at rate 0 not even weight
+    # decay moves anything.
+    set_rate(optimizer, 0.0)
     sums = _sums(config.get("zero_optimization", {}).get("stage", 0)) if half else {}
     engine: Any
     engine, *_ = deepspeed.initialize(
-        model=module, optimizer=optimizer, config={**sums, **config, **ours}
+        model=module, optimizer=optimizer, config={**sums, **config, **fixed_keys}
     )
     stage = engine.zero_optimization_stage()
     if stage == 3:
@@ -59,7 +61,7 @@ def start_engine(
         for parameter in module.heads.parameters():
             deepspeed.zero.register_external_parameter(module, parameter)
     if stage == 0 and half:
-        # DeepSpeed has taken a step without gradients, which would make Adam's first too short.
+        # It has counted that step: Adam would correct its first as if a second, and be too short.
         engine.optimizer.state.clear()
         _sum_in_float32(module)
     elif stage == 0:
@@ -93,6 +95,7 @@ def take_step(engine: Any, rate: float) -> None:
 
 def moves(value: Tensor, slopes: Sequence[Tensor]) -> bool:
     """Whether a backward pass from these slopes of `value` could change any weight."""
+    # NaN goes backward as well: by its gradient DeepSpeed learns that the step is to be skipped.
     return not value.isfinite() or any(bool(slope.any()) for slope in slopes)
 
 
@@ -103,6 +106,7 @@ def linearised(value: Tensor, slopes: Sequence[Tensor], outputs: Sequence[Tensor
     every rank, and each ZeRO stage then skips the step and empties its own buffers, which
     `zero_grad` does not do under all of them.
     """
+    # Slopes are constants here, so the gradient is slope times that of the output: the chain rule.
     share = sum(((s * o).sum() for s, o in zip(slopes, outputs, strict=True)), value.new_zeros(()))
     return share if value.isfinite() else share * float("nan")
 

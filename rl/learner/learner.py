@@ -29,6 +29,7 @@ def load_trained(run: Run, folder: Path) -> PreTrainedModel:
     model = load_model(folder, getattr(torch, run.model["dtype"]), run.seed)
     model = build(run.adapter)().attach(model, run.seed, _public_name(run, folder))
     if run.trainer["gradient_checkpointing"]:
+        # Reentrant checkpoints lose the gradient where the embeddings are frozen (LoRA).
         model.gradient_checkpointing_enable({"use_reentrant": False})
     return model.train()
 
@@ -116,8 +117,9 @@ class Learner:
             beta=self._beta,
         )
         if "train/kl_divergence" in stats:
-            stats["train/kl_beta"] = self._beta
+            stats["train/kl_beta"] = self._beta  # the one that acted, before it is adapted
             self._beta = self._kl.next_beta(self._beta, stats["train/kl_divergence"])
+        # After the update: a refresh takes the weights that it has just made.
         if self._reference:
             self._reference.after_step(batch.step + 1)
         return {**stats, **fixed}
@@ -128,6 +130,7 @@ class Learner:
         if self._reference:
             self._reference.save(folder)
         if self._ranks.first:
+            # All else that moves is DeepSpeed's or the reference's.
             (folder / _STATE).write_text(json.dumps({"beta": self._beta}))
 
     def load(self, folder: Path) -> None:

@@ -57,13 +57,14 @@ class PolicyModule(nn.Module):
         Args:
             token_ids: [B, T].
             mask: [B, T]; a token at position 0 cannot be chosen, nothing precedes it.
-            temperature: logits are divided by it, as the engine did when it sampled.
+            temperature: logits are divided by it, as vLLM did when it sampled.
 
         """
         hidden = self.model.base_model(input_ids=token_ids, use_cache=False).last_hidden_state
         chosen = mask[:, 1:]
         before = hidden[:, :-1][chosen]  # [N, H] what each chosen token was predicted from
         targets = token_ids[:, 1:][chosen]  # [N]
+        # Without any token there still is one, empty, chunk: the graph reaches every parameter.
         parts = [
             self._of_chunk(h, t, temperature)
             for h, t in zip(before.split(self._chunk), targets.split(self._chunk), strict=True)
@@ -88,6 +89,7 @@ def _logprobs(
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
     normaliser = logits.logsumexp(-1)  # [chunk]
     logprobs = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - normaliser
+    # Most runs only log it: without a graph nothing of size [chunk, V] is kept for it.
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropies = normaliser - ((logits - normaliser.unsqueeze(-1)).exp() * logits).sum(-1)
     return logprobs, entropies

@@ -60,6 +60,7 @@ class Batch:
     @staticmethod
     def of(micro: MicroBatch, device: torch.device) -> "Batch":
         """Move a micro-batch to `device` and flatten its completion tokens, row by row."""
+        # Flattened before it moves: a GPU would stop at every boolean index, to count.
         mask = torch.tensor(micro.completion_mask)
         rows = mask.nonzero()[:, 0]  # [N]
         flat = {
@@ -133,6 +134,7 @@ class Objective:
             metrics |= {"correction": corrected.weights, **corrected.metrics}
         if self.kl and tokens.ref_logprobs is not None:
             divergence = self.kl.estimator(logprobs, tokens.ref_logprobs)  # [N]
+            # Measured wherever there is a reference, even where nothing pulls towards it.
             metrics["kl_divergence"] = divergence.detach()
             if self.kl.place == "loss" and self.kl.acts:
                 loss = loss + beta * divergence

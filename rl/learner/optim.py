@@ -106,6 +106,7 @@ class Muon(AdamW):
         for p in parameters:
             if p.requires_grad:
                 (hidden if p.ndim == 2 and id(p) not in at_the_ends else rest).append(p)
+        # A row per word is no map between hidden states: nothing there to make orthogonal.
         muon = torch.optim.Muon(
             hidden,
             lr=self.learning_rate,

@@ -70,7 +70,7 @@ class Policy:
         """Take `updates` optimizer steps on this rank's share of a batch, each on all of it.
 
         Returns metrics of the global batch, the same on every rank, averaged over the updates;
-        what compares the trainer with the engine is that of the first. A step whose gradient is
+        what compares the trainer with vLLM is that of the first. A step whose gradient is
         not finite is skipped: the weights stay as they were and `train/skipped` is above 0. So is
         one without a token that counts, on any rank: `train/empty` is 1, and no momentum moves.
 
@@ -84,19 +84,23 @@ class Policy:
         """
         batches = batches or [Batch.of(micro, self.ranks.device) for micro in batch.micro_batches]
         rate = self._optim.rate(batch.step, self._max_steps)
-        found = [self._update(batch.step, batches, objective, beta, rate) for _ in range(updates)]
-        means = {name: sum(one[name] for one in found) / updates for name in found[0]}
-        compared = {name: v for name, v in found[0].items() if name.startswith("mismatch/")}
+        metrics = [self._update(batch.step, batches, objective, beta, rate) for _ in range(updates)]
+        means = {name: sum(one[name] for one in metrics) / updates for name in metrics[0]}
+        # By the second update the policy has moved: only the first compares the same weights.
+        compared = {name: v for name, v in metrics[0].items() if name.startswith("mismatch/")}
         return {**means, **compared}
 
     def _update(
         self, step: int, batches: Sequence[Batch], objective: Objective, beta: float, rate: float
     ) -> dict[str, float]:
+        # Agreed on by all ranks: one that skips alone would leave the others in a collective.
         if not self.ranks.any(any(bool(batch.token_weights.any()) for batch in batches)):
             return {**_EMPTY, "train/learning_rate": rate}
         sums = TokenSums()
         for number, batch in enumerate(batches):
             outputs = self.engine(batch.token_ids, batch.mask, self._temperature)
+            # The graph is cut at the module's outputs. The slopes there cost next to nothing, and
+            # where no rank has any, the pass through the model, most of the work, adds zeros.
             logprobs, entropies = seen = [output.detach().requires_grad_() for output in outputs]
             value, metrics = objective(batch, logprobs, entropies, beta)
             slopes = torch.autograd.grad(value, seen, materialize_grads=True)
@@ -107,6 +111,7 @@ class Policy:
                 self.engine.backward(linearised(value, slopes, outputs) * self.ranks.world)
             gap = (logprobs.detach() - batch.rollout_logprobs).abs()
             metrics["zero_gradient_fraction"] = torch.full_like(gap, float(idle))
+            # Older tokens differ because the policy moved, which says nothing about vLLM.
             sums.add(value, gap, batch.token_versions == step, metrics)
         return {**sums.means(self.ranks.device), **self._step(rate)}
 
@@ -167,6 +172,7 @@ class Policy:
             with whole(self.engine, recipe.parts):
                 if self.ranks.first:
                     tensor = recipe.make(*recipe.parts).cpu()
+                    # What ZeRO-3 gathered is freed at the end of the block.
                     collected[recipe.name] = tensor.clone() if self.zero_stage == 3 else tensor
         return collected
 
@@ -195,10 +201,11 @@ class Policy:
 
     def load(self, folder: Path) -> None:
         """Take up the state that `save` wrote. Collective."""
-        found, _ = self.engine.load_checkpoint(
+        # A frozen base is not in there: it came from the model's own files.
+        path, _ = self.engine.load_checkpoint(
             str(folder), tag="deepspeed", load_module_strict=not self.has_adapter
         )
-        if found is None:
+        if path is None:
             raise ValueError(f"{folder} holds no DeepSpeed state that can be loaded")
 
 

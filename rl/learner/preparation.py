@@ -58,6 +58,7 @@ class Preparation:
         self, batch: RankBatch, batches: Sequence[Batch], old: Sequence[Tensor], beta: float
     ) -> tuple[list[Batch], dict[str, float]]:
         """Take beta times the divergence off every rollout's advantage."""
+        # By rollout, not by row: one that forked lies in several rows, perhaps on several ranks.
         lost, tokens = torch.zeros(2, len(batch.rewards), dtype=torch.float64)  # [R] each
         for b, logprobs in zip(batches, old, strict=True):
             assert b.ref_logprobs is not None

@@ -31,6 +31,7 @@ class Ranks:
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         else:
             _compile_cpu_op()
+        # They meet in a file: a port could be taken by another run.
         deepspeed.init_distributed(
             dist_backend="nccl" if cuda else "gloo",
             init_method=f"file://{rendezvous.resolve()}",

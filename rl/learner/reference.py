@@ -3,7 +3,7 @@
     initial    the policy as the run starts; with an adapter the base with the adapter off, else a
                copy, which `refresh_every` may move after the policy
     model      another model with the same tokenizer: a teacher
-    endpoint   the same behind another vLLM server (rl/learner/reference.py)
+    endpoint   the same behind another vLLM server
 
 B: rows, T: padded length, N: completion tokens of a micro-batch.
 """
@@ -168,7 +168,8 @@ class _Copy(Unchanging):
     def after_step(self, step: int) -> None:
         if not self._every or step % self._every:
             return
-        new = self._setting.policy.weights()  # on rank 0
+        # Gathered on rank 0 and sent to all: each rank scores with a copy of its own.
+        new = self._setting.policy.weights()
         for name, parameter in self._parameters.items():
             moved = new[name].to(parameter) if new else torch.empty_like(parameter)
             dist.broadcast(moved, 0)
@@ -194,12 +195,12 @@ class _Copy(Unchanging):
 
 def _require_same_tokens(teacher: Path, student: Path) -> None:
     """A teacher scores the policy's own token ids: they must mean the same to it."""
-    theirs, ours = (
+    teacher_tokenizer, student_tokenizer = (
         json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
         for folder in (teacher, student)
     )
     for key in ("model", "added_tokens"):
-        if theirs.get(key) != ours.get(key):
+        if teacher_tokenizer.get(key) != student_tokenizer.get(key):
             raise RunFailed(
                 f"reference.path={teacher} has another tokenizer than the policy, so it cannot "
                 "score its tokens: choose a teacher of the same family, or use its text instead "
@@ -249,6 +250,7 @@ class _Remote(Unchanging):
     def logprobs(self, batches: Sequence[Batch]) -> list[Tensor]:
         """Ask for the rows of all micro-batches together: the server waits for none of ours."""
         self._retries = []
+        # Up to the last token that counts: padding and a trailing reply are not worth scoring.
         masks = [batch.mask.cpu() for batch in batches]
         texts = [
             ids[: int(row.nonzero().max()) + 1].tolist() if row.any() else []

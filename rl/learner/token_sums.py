@@ -18,7 +18,7 @@ class TokenSums:
 
         Args:
             value: its share of the objective.
-            gap: [N] |trainer logprob - engine logprob|.
+            gap: [N] |trainer logprob - vLLM's logprob|.
             fresh: [N] True where the very weights that are training sampled the token.
             metrics: [N] each.
 

@@ -117,6 +117,7 @@ async def main(run_folder: RunFolder) -> None:
             state=msgspec.convert(start.rollouts, DispatcherState) if start else DispatcherState(),
         )
         service = RolloutService(run, run_folder, dispatcher, status, tally, evaluator, waits)
+        # Last: a rank that can connect finds everything else in place.
         server = await asyncio.start_unix_server(service.serve, run_folder.rollouts_socket)
         await stack.enter_async_context(server)
         async with asyncio.TaskGroup() as tasks:

@@ -22,6 +22,7 @@ def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
     credits = [credit for group in groups for credit in group.credits]
     rewards = [[r.reward for r in group.rollouts if r.reward is not None] for group in groups]
     means = rollout_means(rollouts)
+    # Without tools these would be two curves of zeros.
     if not means["tool_calls"]:
         del means["tool_calls"], means["tool_errors"]
     metrics = {

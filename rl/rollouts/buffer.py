@@ -60,10 +60,12 @@ class FifoBuffer:
         """
         if len(self._groups) < count:
             return None
+        # By start: in the order of finishing, short rollouts would be trained on first.
         self._groups.sort(key=lambda group: (group.version, group.index))
         drawn, kept = self._groups[:count], self._groups[count:]
         left = sorted([*running, *(group.version for group in kept)])
-        # At best the i-th of them is trained i // count steps after the next.
+        # At best the i-th of them is trained i // count steps after the next. Where that is too
+        # late for one, this batch must hold a group that still runs: wait for it.
         if any(step + 1 + i // count > v + max_staleness for i, v in enumerate(left)):
             return None
         self._groups = kept

@@ -63,6 +63,7 @@ class Crediting:
         standing = self.truncation(rollout)
         if standing.reward is None or not self.shaping.length_penalty:
             return standing
+        # After truncation: a reward that it set to 0 pays for its length like any other.
         lost = self.shaping.length_penalty * rollout.num_completion
         return replace(standing, reward=standing.reward - lost)
 

@@ -74,6 +74,7 @@ class Dispatcher:
         self._changed = asyncio.Condition()
         self._again = deque(self.state.pending)  # groups of the interrupted run come first
         self._next = self.state.next_index
+        # As many as the batches so far hold: pending groups start, and count, once more.
         self._started = self.step * self.groups_per_step
         self._rejected = 0
         self._rejected_in_a_row: list[list[float]] = []  # rewards of each of these groups
@@ -94,16 +95,19 @@ class Dispatcher:
                 async with self._changed:
                     await self._changed.wait_for(self._admits)
                     index = self._again.popleft() if self._again else self._next
-                    self._next = max(self._next, index + 1)
+                    self._next = max(self._next, index + 1)  # a pending one is older than that
                     self._started += 1
+                    # Before the task exists: a draw in between must know what it has to wait for.
                     self._running[index] = version = self.version.number
                     self._untrained.add(index)
                 tasks.create_task(self._one(index, version))
 
     def _admits(self) -> bool:
         version = self.version.number
+        # A rejected group is in no batch: one more may start in its place.
         limit = (version + 1 + self.max_staleness) * self.groups_per_step + self._rejected
         room = (len(self._running) + 1) * self.group_size <= self.max_concurrent
+        # A group larger than max_concurrent runs alone, for else it would never start.
         live = version >= 0 and self._over is None
         return live and self._started < limit and (room or not self._running)
 
@@ -121,11 +125,12 @@ class Dispatcher:
                 self._rejected_in_a_row.clear()
             else:
                 self._note_rejection(rewards)
-                self._untrained.discard(index)
+                self._untrained.discard(index)  # a resumed run does not play it again
                 self.on_rejected(group)
-            self._changed.notify_all()
+            self._changed.notify_all()  # admission has room, the buffer perhaps a batch
 
     def _note_failures(self, group: Group) -> None:
+        # A rollout that could be scored leaves an empty error: one in the window is hope enough.
         self._failures.extend(rollout.error for rollout in group.rollouts)
         if len(self._failures) == self._failures.maxlen and all(self._failures):
             (error, count), *_ = Counter(self._failures).most_common(1)
@@ -138,6 +143,7 @@ class Dispatcher:
         self._rejected += 1
         self._rejected_in_a_row.append(rewards)
         count = len(self._rejected_in_a_row)
+        # At least 64: a batch of one or two groups is rejected eight times by bad luck alone.
         if self._over is not None or count < _HOPELESS_BATCHES * max(self.groups_per_step, 8):
             return
         reasons = ", ".join(f"{n} {why}" for why, n in self.buffer.rejected.items())
@@ -179,10 +185,11 @@ class Dispatcher:
                 )
             return drawn is not None or self._over is not None
 
+        # Looked for and taken under one lock: nobody comes in between.
         async with self._changed:
             await self._changed.wait_for(ready)
         if drawn is None:
-            assert self._over is not None
+            assert self._over is not None  # unless stopped, a batch that is complete still goes out
             raise self._over
         self._untrained -= {group.index for group in drawn}
         self._next_step = step + 1
@@ -198,10 +205,10 @@ class Dispatcher:
         """Return what is being waited for, for the screen."""
         if self.version.number < 0:
             return "waiting for the first weights"
-        done = min(len(self.buffer), self.groups_per_step) * self.group_size
-        wanted = self.groups_per_step * self.group_size
+        num_ready = min(len(self.buffer), self.groups_per_step) * self.group_size
+        batch_size = self.groups_per_step * self.group_size
         flying = len(self._running) * self.group_size
-        return f"batch {self._next_step}: {done} of {wanted} rollouts, {flying} in flight"
+        return f"batch {self._next_step}: {num_ready} of {batch_size} rollouts, {flying} in flight"
 
     def checkpoint(self) -> DispatcherState:
         """Return what a resumed run needs to go on with the next examples."""

@@ -48,6 +48,7 @@ def weigh(groups: Sequence[Group], aggregation: Aggregation) -> list[WeightedRow
         for i, (rollout, credit, position) in enumerate(credited)
         if credit.trains
     ]
+    # Weighed over all ranks at once: nothing that follows can change what a token counts.
     lengths = [sum(row.num_completion for row in rows) for rows, *_ in training]
     weights = aggregation(lengths, [position for _, _, position, _ in training])
     return [
@@ -105,6 +106,7 @@ def plan(
     loads = [0] * ranks  # tokens
     micro_batches: list[list[MicroBatch]] = [[] for _ in range(ranks)]
     for kind in kinds:
+        # `loads` goes on from kind to kind, so that the second evens out what the first left.
         packed = [_pack(share, tokens_per_micro_batch) for share in _deal(kind, loads)]
         count = max(len(bins) for bins in packed)
         for bins, stacked in zip(packed, micro_batches, strict=True):
@@ -131,6 +133,7 @@ def _pack(rows: Sequence[WeightedRow], budget: int) -> list[list[WeightedRow]]:
     """Fill micro-batches with neighbours in length, so that little is padding."""
     bins: list[list[WeightedRow]] = []
     for row in rows:
+        # Rows come longest first, so a micro-batch is as wide as its first.
         if bins and (len(bins[-1]) + 1) * bins[-1][0].length <= budget:
             bins[-1].append(row)
         else:
@@ -152,6 +155,7 @@ def _split_until(bins: list[list[WeightedRow]], count: int) -> None:
 
 def _stack(rows: Sequence[WeightedRow]) -> MicroBatch:
     """Pad on the right; an empty micro-batch becomes one row that counts nothing."""
+    # At least two wide: the first token of a row is predicted from nothing.
     width = max((r.length for r in rows), default=2)
     height = max(len(rows), 1)
     batch = MicroBatch(

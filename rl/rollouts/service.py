@@ -1,6 +1,4 @@
-"""The rollouts process: environment, client, sampler, buffer, plan in one asyncio loop. No torch.
-
-    python -m rl.rollouts <run folder>
+"""What the rollouts process says to the trainer, to the screen and to its files. No torch.
 
 Serves the trainer ranks over a Unix socket: `next_batch` (a rank's share of a step), `publish` (new
 weights are live), `evaluation` (of the last ones that were due), `state` (what a checkpoint keeps).
@@ -89,6 +87,8 @@ class RolloutService:
 
     async def _value(self, call: Call) -> object:
         if call.what == "next_batch":
+            # The first rank to ask starts the plan, the others share it. None is a step behind the
+            # others, for they meet in every update: the last plan can go.
             if call.step not in self._plans:
                 self._plans = {call.step: asyncio.create_task(self._plan(call.step))}
             return (await self._plans[call.step])[call.rank]
@@ -140,8 +140,10 @@ class RolloutService:
         try:
             await self._dispatcher.run()
         except* Exception as failure:
+            # Before anything else can fail because of it: the oldest report is the one shown.
             report_failure(self._run_folder, "rollouts", failure)
             await self._dispatcher.stop()
+            # Once this process ends, the supervisor ends the ranks in the middle of their saving.
             deadline = time.monotonic() + self._run.trainer["wait_timeout"]
             while self._num_ranks and time.monotonic() < deadline:
                 await asyncio.sleep(0.1)

@@ -25,7 +25,7 @@ ToolSpecs = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Prompt:
-    """What the engine is asked to go on from."""
+    """What the server is asked to go on from."""
 
     messages: list[Message]
     tools: ToolSpecs | None
@@ -33,10 +33,10 @@ class Prompt:
 
 
 class Chat(Protocol):
-    """One way of talking to an engine."""
+    """One way of talking to a server."""
 
     async def ready(self) -> None:
-        """Find out what only the engine can tell, once: called before each group is played.
+        """Find out what only the server can tell, once: called before each group is played.
 
         Raises:
             ValueError: client.on_rewrite=refuse, and history would be rewritten.
@@ -56,12 +56,12 @@ class Chat(Protocol):
         """Return `n` completions."""
         ...
 
-    def message(self, prompt: Prompt, done: Completion) -> Message:
+    def message(self, prompt: Prompt, completion: Completion) -> Message:
         """Return what the completion says, tool calls parsed."""
         ...
 
     async def follow(
-        self, prompt: Prompt, done: Completion, message: Message, reply: list[Message]
+        self, prompt: Prompt, completion: Completion, message: Message, reply: list[Message]
     ) -> Prompt:
         """Return the prompt after the reply to the completion, which says `message`."""
         ...
@@ -76,10 +76,10 @@ class Chat(Protocol):
 
     @property
     def seats(self) -> Seats:
-        """As many completions as the engine samples at once."""
+        """As many completions as the server samples at once."""
         ...
 
-    def full(self, done: Completion) -> bool:
+    def full(self, completion: Completion) -> bool:
         """Whether a completion that was cut off filled the whole context."""
         ...
 

@@ -1,6 +1,6 @@
 """A rollout's time: what counts towards sampler.rollout_timeout, and what is only waiting.
 
-The environment's code, its tools and the engine at work count. Waiting for one of the environment's
+The environment's code, its tools and the server at work count. Waiting for one of the environment's
 places (max_concurrent) or one of vLLM's (max_num_seqs) does not: a rollout that queues behind a
 thousand others has done nothing that it could be too slow at.
 """
@@ -40,7 +40,7 @@ class Seats:
 
 @dataclass
 class Clock:
-    """How long a rollout may still be played, and how long the engine has worked for it."""
+    """How long a rollout may still be played, and how long the server has worked for it."""
 
     left: float  # seconds
     engine_time: float = 0.0  # seconds
@@ -77,7 +77,7 @@ class Clock:
 
     @asynccontextmanager
     async def seated(self, seats: Seats, count: int = 1) -> AsyncIterator[None]:
-        """Wait for seats, then let the engine work and count that."""
+        """Wait for seats, then let the server work and count that."""
         async with AsyncExitStack() as stack:
             with self.paused():
                 await stack.enter_async_context(seats.taken(count))

@@ -58,9 +58,9 @@ class Imitator:
 
         `rng` must be derived from seed and index: then no group depends on which came before it.
         """
-        told = self.conversations(env, rng)
+        stream = self.conversations(env, rng)
         return tuple(
-            _as_rollout(renderer, next(told), env.tool_specs, max_seq_len)
+            _as_rollout(renderer, next(stream), env.tool_specs, max_seq_len)
             for _ in range(group_size)
         )
 
@@ -86,6 +86,7 @@ def _corrupted(messages: list[Message], rng: Random) -> list[Message]:
     """Swap two neighbouring letters of the last turn, if there are any that differ."""
     *before, last = messages
     text = last.get("content") or ""
+    # Equal neighbours would swap into the same text, which is no mistake.
     places = [i for i in range(len(text) - 1) if text[i] != text[i + 1]]
     if not places:
         return messages
@@ -162,10 +163,10 @@ def completion_ids(renderer: Renderer, message: Any) -> list[int]:
         spoken.append(question)
     rendered = renderer.render(spoken)
     marks = zip(rendered.sampled_mask, rendered.message_indices, strict=True)
-    ours = [i for i, (sampled, owner) in enumerate(marks) if sampled and owner == 1]
-    if not ours or rendered.token_ids[: len(prompt)] != prompt:
+    positions = [i for i, (sampled, owner) in enumerate(marks) if sampled and owner == 1]
+    if not positions or rendered.token_ids[: len(prompt)] != prompt:
         raise ValueError(f"the chat format cannot show this demonstrated turn: {message}")
-    completion = rendered.token_ids[len(prompt) : ours[-1] + 1]
+    completion = rendered.token_ids[len(prompt) : positions[-1] + 1]
     if message.get("cut_off"):  # nobody sampled its end
         stops = set(renderer.get_stop_token_ids())
         completion = completion[: next((i for i, t in enumerate(completion) if t in stops), None)]

@@ -18,12 +18,13 @@ class EnvironmentFailed(Exception):
 
 @contextmanager
 def as_environment_error(env: Environment, what: str) -> Iterator[None]:
-    """Whatever the block raises is the environment's fault; cancellation and the engine are not."""
+    """Whatever the block raises is the environment's fault; cancellation and the server are not."""
     try:
         yield
     except GenerationError:
         raise
     except asyncio.CancelledError as error:
+        # Where nobody cancelled this task, it was the environment that cancelled something.
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
@@ -34,10 +35,11 @@ def as_environment_error(env: Environment, what: str) -> Iterator[None]:
 
 def _explain(env: Environment, what: str, error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
-    theirs = getattr(sys.modules.get(type(env).__module__), "__file__", None)
-    place = ([frame for frame in frames if frame.filename == theirs] or frames)[-1]
-    said = " ".join(str(error).split())[:_LONGEST]
+    # The innermost line of the environment's own file: what it called is seldom to blame.
+    module_file = getattr(sys.modules.get(type(env).__module__), "__file__", None)
+    place = ([frame for frame in frames if frame.filename == module_file] or frames)[-1]
+    message = " ".join(str(error).split())[:_LONGEST]
     return (
-        f"{type(env).__name__}.{what} raised {type(error).__name__}: {said} "
+        f"{type(env).__name__}.{what} raised {type(error).__name__}: {message} "
         f"({place.filename.rsplit('/', 1)[-1]}:{place.lineno})"
     )

@@ -88,6 +88,7 @@ class MessagesClient:
         """Open the connections; a missing key is left out, for local servers want none."""
         key = os.environ.get(self.api_key_variable)
         async with aiohttp.ClientSession(
+            # Uncompressed: what is small on the wire could be gigabytes here.
             headers={"Accept-Encoding": "identity"}
             | ({"Authorization": f"Bearer {key}"} if key else {}),
             auto_decompress=False,
@@ -133,15 +134,15 @@ class MessagesChat:
             body["tools"] = [{"type": "function", "function": spec} for spec in prompt.tools]
         return [*await asyncio.gather(*(self._ask(body) for _ in range(n)))]
 
-    def message(self, prompt: Prompt, done: Completion) -> Message:  # noqa: ARG002
+    def message(self, prompt: Prompt, completion: Completion) -> Message:  # noqa: ARG002
         """What the server says was said."""
-        assert isinstance(done, SpokenCompletion)
-        return done.message
+        assert isinstance(completion, SpokenCompletion)
+        return completion.message
 
     async def follow(
         self,
         prompt: Prompt,
-        done: Completion,  # noqa: ARG002 words have no tokens to extend
+        completion: Completion,  # noqa: ARG002 words have no tokens to extend
         message: Message,
         reply: list[Message],
     ) -> Prompt:
@@ -156,9 +157,9 @@ class MessagesChat:
         """Never: it is a request a completion anyway."""
         return False
 
-    def full(self, done: Completion) -> bool:
+    def full(self, completion: Completion) -> bool:
         """Whether the server said so."""
-        return isinstance(done, SpokenCompletion) and done.too_long
+        return isinstance(completion, SpokenCompletion) and completion.too_long
 
     def pinned(self, sampler: PolicySampler, version: int) -> Self:  # noqa: ARG002 nobody pushes
         """With another sampler."""
@@ -198,6 +199,7 @@ class MessagesChat:
         for attempt in range(tries + 1):
             try:
                 url = f"{endpoint.url.rstrip('/')}/chat/completions"
+                # No redirects: the key in the headers is for this server alone.
                 async with self.session.post(url, json=body, allow_redirects=False) as response:
                     status, text = response.status, await _text(response, where)
                     pause = _pause(response.headers.get("Retry-After"), attempt)
@@ -217,17 +219,18 @@ class MessagesChat:
         endpoint = self.endpoint
         if status == 0:
             return f"{where} {text}: is the server running, and is that its address?"
+        # It goes to a terminal, which would obey control characters.
         printable = "".join(c if c.isprintable() else " " for c in text[:1000])
-        said = " ".join(printable.split())[:200]
+        excerpt = " ".join(printable.split())[:200]
         if remedy := _REMEDIES.get(status):
-            told = remedy.format(key=endpoint.api_key_variable, model=endpoint.model)
-            return f"{where} answered {status}: {told}. It said: {said}"
+            hint = remedy.format(key=endpoint.api_key_variable, model=endpoint.model)
+            return f"{where} answered {status}: {hint}. It said: {excerpt}"
         if status == 429:
             return (
                 f"{where} answered 429 (too many requests) {endpoint.max_retries + 1} times: lower "
-                f"sampler.max_concurrent or raise client.max_retries. It said: {said}"
+                f"sampler.max_concurrent or raise client.max_retries. It said: {excerpt}"
             )
-        return f"{where} answered {status}: {said}"
+        return f"{where} answered {status}: {excerpt}"
 
 
 def _as_sent(message: Message) -> Message:

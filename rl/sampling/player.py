@@ -1,6 +1,6 @@
-"""Plays a group of episodes: the policy answers through the engine, the environment replies.
+"""Plays a group of episodes: the policy answers through the server, the environment replies.
 
-    example -> prompt -> engine -> message -> env.reply -> next prompt -> ... -> env.score
+    example -> prompt -> server -> message -> env.reply -> next prompt -> ... -> env.score
 
 An environment that holds the conversation itself asks speaker.py for each turn.
 Whatever an environment does wrong (raise, hang, return NaN) costs that rollout: one that raised is
@@ -56,13 +56,13 @@ class Player:
 
     async def play_group(
         self,
-        index: int,  # noqa: ARG002 the engine draws at random
+        index: int,  # noqa: ARG002 vLLM draws at random
         example: Example,
         group_size: int,
     ) -> tuple[Rollout, ...]:
         """Return `group_size` rollouts of one example, played concurrently.
 
-        In a single-turn environment short completions share one request: the engine is some 20 %
+        In a single-turn environment short completions share one request: vLLM is some 20 %
         faster that way. Long ones do not, for the slowest would cost all of them (`Chat.shares`).
         """
         await self.chat.ready()
@@ -77,6 +77,7 @@ class Player:
                     prompt = start.prompt = await self._open(env, example)
                     if env.max_turns == 1 and self.chat.shares(prompt):
                         openings = await self._opened(prompt, group_size, clock)
+        # A clock each, set to what opening left of the time: one slow rollout costs no other.
         starts = (replace(start, clock=replace(clock), opening=o) for o in openings)
         return tuple(await asyncio.gather(*map(self._play, starts)))
 
@@ -104,6 +105,7 @@ class Player:
             broken = rollout.stop_reason in (StopReason.ENV_ERROR, StopReason.ENGINE_ERROR)
             if not broken or retries == self.sampler.max_retries:
                 return replace(rollout, retries=retries)
+            # The answer from the group's request has been played: a retry samples anew.
             retries, start = retries + 1, replace(start, opening=None)
 
     def _log(self, env: Environment, error: str) -> None:
@@ -115,6 +117,7 @@ class Player:
     def _place(self, env: Environment) -> AbstractAsyncContextManager[object]:
         if env.max_concurrent is None:
             return nullcontext()
+        # By name, in a dict that copies of the player share: an evaluation queues here, too.
         return self._places.setdefault(env.name, asyncio.Semaphore(env.max_concurrent))
 
     async def _attempt(self, start: "_Start") -> Rollout:
@@ -140,6 +143,7 @@ class Player:
             episode.stop_reason = StopReason.ENGINE_ERROR
             error = str(failure)
         finally:
+            # Its reward is known or lost by now: an error in closing changes neither.
             with suppress(EnvironmentFailed), as_environment_error(env, "close"):
                 env.close(episode)
         reward = weighted_sum(env, rewards) if not error else None
@@ -170,13 +174,13 @@ class Player:
             if opening is None:
                 async with self._turn(start.clock):
                     opening = (await self.chat.generate(prompt, 1))[0]
-            done, opening = opening, None
-            rows.turn(done)
-            message = self.chat.message(prompt, done)
+            completion, opening = opening, None
+            rows.turn(completion)
+            message = self.chat.message(prompt, completion)
             episode.messages.append(message)
             episode.turns += 1
-            if done.cut_off:
-                return StopReason.CONTEXT if self.chat.full(done) else StopReason.MAX_TOKENS
+            if completion.cut_off:  # half a turn: the environment is not asked what it makes of it
+                return StopReason.CONTEXT if self.chat.full(completion) else StopReason.MAX_TOKENS
             with as_environment_error(env, "reply"):
                 reply = await threads.call(env.reply, episode, message)
             if reply is None:
@@ -185,7 +189,7 @@ class Player:
                 return StopReason.MAX_TURNS
             with as_environment_error(env, "reply"):  # its messages may be malformed
                 episode.messages += reply
-                prompt = await self.chat.follow(prompt, done, message, reply)
+                prompt = await self.chat.follow(prompt, completion, message, reply)
 
     async def _listen(
         self, env: Environment, episode: Episode, rows: Rows, clock: Clock
@@ -195,7 +199,7 @@ class Player:
             with as_environment_error(env, "play"), suppress(ContextFull):
                 await env.play(episode, speaker)
         finally:
-            speaker.check()
+            speaker.check()  # vLLM's failure is no fault of the environment's, whatever that raised
         return episode.stop_reason or speaker.stop_reason
 
     async def _open(self, env: Environment, example: Example) -> Prompt:

@@ -23,15 +23,15 @@ THINKING = {**ANSWER, "reasoning_content": "Two and three make five."}
 async def rewrites(chat: Chat, renderer: Renderer) -> bool:
     """True where the prompt of a second turn does not begin with all tokens of the first."""
     opening = await chat.open([QUESTION], None)
-    done = Completion(
+    completion = Completion(
         token_ids=spoken(renderer, opening.token_ids),
         logprobs=[],
         versions=[],
         cut_off=False,
         prompt_ids=opening.token_ids,
     )
-    following = await chat.follow(opening, done, chat.message(opening, done), [REPLY])
-    before = done.prompt_ids + done.token_ids
+    following = await chat.follow(opening, completion, chat.message(opening, completion), [REPLY])
+    before = completion.prompt_ids + completion.token_ids
     return following.token_ids[: len(before)] != before
 
 

@@ -64,19 +64,19 @@ class RendererChat:
         return Prompt(messages, tools, render(self.renderer, messages, tools))
 
     async def generate(self, prompt: Prompt, n: int) -> list[Completion]:
-        """Sample from the engine."""
+        """Sample from vLLM."""
         sampling = {**self.sampler.sampling(self.renderer), "max_tokens": self.room(prompt)}
         version = self.version.number
         return await self.client.generate(prompt.token_ids, sampling, n=n, version=version)
 
-    def message(self, prompt: Prompt, done: Completion) -> Message:
+    def message(self, prompt: Prompt, completion: Completion) -> Message:
         """Parse the sampled tokens; calls that cannot be parsed keep their text and say why."""
         try:
             parsed = self.renderer.parse_response(
-                done.token_ids, tools=cast("Any", prompt.tools), prompt_ids=prompt.token_ids
+                completion.token_ids, tools=cast("Any", prompt.tools), prompt_ids=prompt.token_ids
             )
         except Exception as error:  # noqa: BLE001 twenty parsers, none ours, and any text
-            return self._unreadable(done, error)
+            return self._unreadable(completion, error)
         message: Message = {"role": "assistant", "content": well_formed(parsed.content)}
         if parsed.reasoning_content:
             message["reasoning_content"] = well_formed(parsed.reasoning_content)
@@ -84,19 +84,20 @@ class RendererChat:
             message["tool_calls"] = [_call(i, c) for i, c in enumerate(parsed.tool_calls)]
         return message
 
-    def _unreadable(self, done: Completion, error: Exception) -> Message:
+    def _unreadable(self, completion: Completion, error: Exception) -> Message:
         """A turn that the parser itself fell over: its text, and a call that says so."""
         mistake = f"the turn cannot be read ({type(error).__name__}): nest less, shorten numbers"
-        content = well_formed(decoded(self.renderer, done.token_ids))
+        content = well_formed(decoded(self.renderer, completion.token_ids))
         return {**assistant(content), "tool_calls": [mistaken_call("call_0", "", mistake)]}
 
     async def follow(
-        self, prompt: Prompt, done: Completion, message: Message, reply: list[Message]
+        self, prompt: Prompt, completion: Completion, message: Message, reply: list[Message]
     ) -> Prompt:
         """Extend the tokens so far; where the format forbids it, render everything anew."""
+        # Not rendered again: decoded and encoded, text need not give the sampled tokens back.
         bridged = self.renderer.bridge_to_next_turn(
             prompt.token_ids,
-            done.token_ids,
+            completion.token_ids,
             cast("list[Any]", reply),
             tools=cast("Any", prompt.tools),
         )
@@ -106,7 +107,7 @@ class RendererChat:
         try:
             return Prompt(messages, prompt.tools, render(self.renderer, messages, prompt.tools))
         except Exception:  # noqa: BLE001 a format may have no form for what the policy wrote
-            text = assistant(well_formed(decoded(self.renderer, done.token_ids)))
+            text = assistant(well_formed(decoded(self.renderer, completion.token_ids)))
             messages = [*prompt.messages, text, *reply]  # what raises now is the reply's fault
             return Prompt(messages, prompt.tools, render(self.renderer, messages, prompt.tools))
 
@@ -118,9 +119,9 @@ class RendererChat:
         """Whether the longest completion is done in time even at a crawl: so no group is lost."""
         return 0 < self.room(prompt) <= self.sampler.rollout_timeout * _SLOWEST
 
-    def full(self, done: Completion) -> bool:
+    def full(self, completion: Completion) -> bool:
         """Whether prompt and completion fill max_seq_len."""
-        return len(done.prompt_ids) + len(done.token_ids) >= self.max_seq_len
+        return len(completion.prompt_ids) + len(completion.token_ids) >= self.max_seq_len
 
     def pinned(self, sampler: PolicySampler, version: int) -> Self:
         """With another sampler, and salts of this version whatever is published meanwhile."""
@@ -172,6 +173,7 @@ class RendererClient:
             if setting.has_turns and await rewrites(chat, renderer):
                 choices = "extend (keep it, one row), fork (drop it as the format does) or refuse"
                 report_rewriting(self.on_rewrite, choices)
+                # Forking needs nothing more: rows.py sees where a prompt does not extend the last.
                 if self.on_rewrite == "extend":
                     await self._keep_thinking(chat, setting)
             yield chat

@@ -1,6 +1,6 @@
-"""Builds training rows out of the turns of one rollout, so that each row is what the engine saw.
+"""Builds training rows out of the turns of one rollout, so that each row is what the server saw.
 
-Turn by turn the engine gets a prompt and samples a completion. While every prompt starts with all
+Turn by turn the server gets a prompt and samples a completion. While every prompt starts with all
 the tokens so far, the rollout stays one row and its cost grows with its length; a prompt that
 rewrites history starts a new row (a fork, counted).
 """
@@ -22,7 +22,7 @@ class _Row:
     versions: list[int] = field(default_factory=list)
 
     def extend(self, tokens: Items[int], logprobs: Items[float], versions: Items[int]) -> None:
-        chosen = bool(logprobs)
+        chosen = bool(logprobs)  # nobody else's tokens come with any
         self.token_ids += tokens
         self.mask += [chosen] * len(tokens)
         self.logprobs += logprobs if chosen else [0.0] * len(tokens)
@@ -44,16 +44,16 @@ class Rows:
         self._rows: list[_Row] = []
         self.num_untracked_tokens = 0
 
-    def turn(self, done: Completion) -> None:
-        """The engine saw the whole prompt and sampled these tokens after it."""
-        self.num_untracked_tokens += done.num_untracked_tokens
-        tokens = done.prompt_ids
+    def turn(self, completion: Completion) -> None:
+        """The server saw the whole prompt and sampled these tokens after it."""
+        self.num_untracked_tokens += completion.num_untracked_tokens
+        tokens = completion.prompt_ids
         row = self._rows[-1] if self._rows else None
         if row is None or tokens[: len(row.token_ids)] != row.token_ids:
-            row = _Row()
+            row = _Row()  # the first, or history was rewritten: a fork
             self._rows.append(row)
         row.extend(tokens[len(row.token_ids) :], [], [])
-        row.extend(done.token_ids, done.logprobs, done.versions)
+        row.extend(completion.token_ids, completion.logprobs, completion.versions)
 
     @property
     def token_ids(self) -> list[int]:

@@ -32,8 +32,8 @@ class PolicySampler:
         """
         neutral = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
         neutral |= {"presence_penalty": 0.0, "frequency_penalty": 0.0}
-        asked = {name: getattr(self, name) for name in neutral}
-        changed = {name: value for name, value in asked.items() if value != neutral[name]}
+        values = {name: getattr(self, name) for name in neutral}
+        changed = {name: value for name, value in values.items() if value != neutral[name]}
         return {"temperature": self.temperature, **changed}
 
     def sampling(self, renderer: Renderer) -> dict[str, object]:

@@ -1,6 +1,6 @@
 """The policy as an environment sees it that holds the conversation: messages in, one turn out.
 
-    messages, tools -> prompt -> engine -> Completion -> a row, and the message in it
+    messages, tools -> prompt -> server -> Completion -> a row, and the message in it
 
 The environment repeats the whole conversation at each turn, as clients of chat endpoints do. Where
 it repeats what the policy said last, the tokens that were sampled are extended; where it changed
@@ -24,7 +24,7 @@ class Speaker:
     """Answers one episode's environment; every turn is recorded in `rows` and in the episode.
 
     Attributes:
-        engine: entered while the engine works.
+        engine: entered while the server works.
         stop_reason: why the newest turn ended, or that there was no room for another.
 
     """
@@ -50,43 +50,46 @@ class Speaker:
             raise ContextFull("the conversation fills max_seq_len")
         try:
             async with self.engine():
-                (done,) = await self.chat.generate(prompt, 1)
+                (completion,) = await self.chat.generate(prompt, 1)
         except GenerationError as error:
             self._failure = error
             raise
-        self.rows.turn(done)
-        message = self.chat.message(prompt, done)
+        self.rows.turn(completion)
+        message = self.chat.message(prompt, completion)
         conversation = [*messages, message]
-        self._last = (conversation, prompt, done)
-        self.stop_reason = self._ending(done)
+        self._last = (conversation, prompt, completion)
+        self.stop_reason = self._ending(completion)
         self.episode.messages = list(conversation)
         self.episode.turns += 1
         self.episode.tool_calls += len(message.get("tool_calls") or [])
-        return Spoken(message, done.cut_off, len(done.prompt_ids), len(done.token_ids))
+        return Spoken(
+            message, completion.cut_off, len(completion.prompt_ids), len(completion.token_ids)
+        )
 
     def check(self) -> None:
-        """Raise the engine's failure, if there was one: the environment may have swallowed it."""
+        """Raise the server's failure, if there was one: the environment may have swallowed it."""
         if self._failure is not None:
             raise self._failure
 
     async def _prompt(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:
         if self._last is not None:
-            before, prompt, done = self._last
+            before, prompt, completion = self._last
+            # A reply and nothing else was added: then the tokens so far stand as they are.
             reply = messages[len(before) :]
             repeated = messages[: len(before)]
             if reply and prompt.tools == tools and _same(before, repeated):
-                return await self.chat.follow(prompt, done, before[-1], reply)
+                return await self.chat.follow(prompt, completion, before[-1], reply)
         return await self.chat.open(messages, tools)
 
-    def _ending(self, done: Completion) -> StopReason:
-        if not done.cut_off:
+    def _ending(self, completion: Completion) -> StopReason:
+        if not completion.cut_off:
             return StopReason.STOP
-        return StopReason.CONTEXT if self.chat.full(done) else StopReason.MAX_TOKENS
+        return StopReason.CONTEXT if self.chat.full(completion) else StopReason.MAX_TOKENS
 
 
-def _same(ours: list[Message], theirs: list[Message]) -> bool:
+def _same(before: list[Message], repeated: list[Message]) -> bool:
     """Whether both say the same; reasoning, which clients drop, and call ids do not count."""
-    return [_content(m) for m in ours] == [_content(m) for m in theirs]
+    return [_content(m) for m in before] == [_content(m) for m in repeated]
 
 
 def _content(message: Message) -> tuple[object, ...]:

@@ -66,7 +66,7 @@ class TokensChat(RendererChat):
     async def follow(
         self,
         prompt: Prompt,
-        done: Completion,
+        completion: Completion,
         message: Message,
         reply: list[Message],
     ) -> Prompt:
@@ -74,7 +74,7 @@ class TokensChat(RendererChat):
         try:
             return await self.open([*prompt.messages, message, *reply], prompt.tools)
         except ValueError:  # the template may have no form for what the policy wrote
-            text = assistant(well_formed(decoded(self.renderer, done.token_ids)))
+            text = assistant(well_formed(decoded(self.renderer, completion.token_ids)))
             # What is refused now is the reply's fault.
             return await self.open([*prompt.messages, text, *reply], prompt.tools)
 

@@ -50,6 +50,7 @@ class TranscriptSampler(Imitator):
         rng: Random,
     ) -> Iterator[list[Message]]:
         """Conversations drawn with replacement."""
+        # The files were read and cached when the sampler was made.
         known = read_conversations(self.path, self.min_reward)
         while True:
             yield rng.choices(known)[0]

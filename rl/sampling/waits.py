@@ -20,7 +20,7 @@ class Waits:
 
     @contextmanager
     def counted(self, wait: Wait, number: int = 1) -> Iterator[None]:
-        """`place`: of the environment; `rollout`: played; `turn`, `opening`: the engine's."""
+        """`place`: of the environment; `rollout`: played; `turn`, `opening`: the server's."""
         if not self._counts.total():
             self._last = asyncio.get_running_loop().time()
         self._counts[wait] += number
@@ -43,5 +43,5 @@ class Waits:
             "the environment": self._counts["rollout"] - self._counts["turn"],
             "a place in it (max_concurrent)": self._counts["place"],
         }
-        told = ", ".join(f"{count} for {what}" for what, count in waits.items() if count > 0)
-        return f"none finished for {seconds:.0f} s, waiting: {told}"
+        parts = ", ".join(f"{count} for {what}" for what, count in waits.items() if count > 0)
+        return f"none finished for {seconds:.0f} s, waiting: {parts}"

@@ -49,15 +49,15 @@ class Watchdog:
         return self._blocked.pop(task, 0.0) if task is not None else 0.0
 
     def _watch(self) -> None:
-        asked, told = time.monotonic(), 0.0
+        asked_at, reported_s = time.monotonic(), 0.0
         while not self._ended.wait(self._interval) and not self._loop.is_closed():
             now = time.monotonic()
             if self._alive:
-                self._alive, asked, told = False, now, 0.0
+                self._alive, asked_at, reported_s = False, now, 0.0
                 self._loop.call_soon_threadsafe(self._live)
-            elif now - asked > max(self._patience, 2 * told):  # again, ever less often
-                told = now - asked
-                self._report(told)
+            elif now - asked_at > max(self._patience, 2 * reported_s):  # again, ever less often
+                reported_s = now - asked_at
+                self._report(reported_s)
 
     def _live(self) -> None:
         self._alive = True
@@ -66,7 +66,7 @@ class Watchdog:
         task, frame = asyncio.current_task(self._loop), sys._current_frames().get(self._ident)
         if task is None or frame is None:
             return
-        self._blocked[task] = seconds
+        self._blocked[task] = seconds  # all of it, not only what came since the last word
         sentence = (
             f"all rollouts stand still for {seconds:.0f} s: {_place(frame)} blocks the event loop; "
             "make it a plain function (`def`: it gets a thread), or await something that does not"

@@ -50,7 +50,7 @@ def save_checkpoint(
     if first:
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
-    dist.barrier()
+    dist.barrier()  # no rank writes before there is a clean folder
     try:
         learner.save(aside)
         learner.policy.export(run_folder.export_of(aside), model)
@@ -61,7 +61,7 @@ def save_checkpoint(
             f"the checkpoint of step {step} could not be written ({error}); without it "
             f"{free:,.0f} MiB are free at {run_folder.path}. Make room and go on with resume=true"
         ) from error
-    dist.barrier()
+    dist.barrier()  # complete only when every rank has written its part
     if first:
         state = {"step": step, "rollouts": rollouts}
         run_folder.state_of(aside).write_text(json.dumps(state))
@@ -70,7 +70,7 @@ def save_checkpoint(
         publish(aside, final)
         for old in run_folder.complete_checkpoints()[:-keep]:
             _delete(old)
-    dist.barrier()
+    dist.barrier()  # no rank goes on, or ends, with a checkpoint that has no name yet
     return final
 
 

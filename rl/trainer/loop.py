@@ -87,10 +87,12 @@ class TrainingRun:
         if self.ranks.first:
             self.logger.start(self.run_folder.path, run.run_name, asdict(run))
             if self.metrics:
+                # Lines behind the checkpoint: their steps are about to be trained again.
                 self.metrics.truncate_after(self.start - 1)
         if pusher:
             self._wait_for_vllm()
             pusher.connect(self.learner.policy)
+            # What vLLM loaded is not it: dummy weights, or on resuming those the run began with.
             pusher.push(self.learner.policy, self.start, must_differ=False)
         self._publish(rollouts, self.start)
         began, watch = time.monotonic(), Stopwatch(self.status)
@@ -107,6 +109,7 @@ class TrainingRun:
             stats |= self._evaluation(rollouts, watch, step)  # of the policy that vLLM still has
             if pusher:
                 with watch.phase("push", f"pushing version {step + 1}"):
+                    # False for NaN, of a step that was skipped: equal weights are right then.
                     moved = stats["train/grad_norm"] > 0 and stats["train/learning_rate"] > 0
                     pusher.push(self.learner.policy, step + 1, must_differ=moved)
                 with watch.phase("probe", f"comparing version {step + 1} with vLLM's"):
@@ -119,6 +122,7 @@ class TrainingRun:
             began, watch = time.monotonic(), Stopwatch(self.status)
             with watch.phase("checkpoint", f"writing the checkpoint of step {step + 1}"):
                 self._checkpoint(step + 1, rollouts)
+        # The last version trains no step, so its evaluation has a line to itself.
         last = self._evaluation(rollouts, Stopwatch(self.status), run.max_steps)
         if last and self.metrics:
             self._write(run.max_steps, last)

@@ -33,7 +33,7 @@ class RolloutsLink:
                         f"the rollouts process did not listen within {timeout:g} s; "
                         "see logs/rollouts.log"
                     ) from error
-                time.sleep(0.1)
+                time.sleep(0.1)  # its socket appears once its environment is loaded
             else:
                 self._socket.settimeout(timeout)
                 return
@@ -84,7 +84,7 @@ class RolloutsLink:
         except TimeoutError as error:
             raise RunFailed(late) from error
         except ConnectionError as error:
-            time.sleep(_CAUSE_FIRST_S)
+            time.sleep(_CAUSE_FIRST_S)  # what ended the other process is the cause, not this
             raise RunFailed("the rollouts process hung up; see logs/rollouts.log") from error
         if answer.over:
             raise NoMoreBatches(answer.over, solved=answer.solved)
@@ -92,10 +92,10 @@ class RolloutsLink:
 
     def _read(self, count: int) -> bytearray:
         data = bytearray(count)
-        view, done = memoryview(data), 0
-        while done < count:
-            received = self._socket.recv_into(view[done:])
-            if received == 0:
+        view, offset = memoryview(data), 0
+        while offset < count:
+            received = self._socket.recv_into(view[offset:])
+            if received == 0:  # it hung up in the middle of an answer, or instead of one
                 raise ConnectionError("end of file")
-            done += received
+            offset += received
         return data

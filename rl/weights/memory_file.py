@@ -35,9 +35,11 @@ class MemoryFile:
 @contextmanager
 def memory_file(weights: Mapping[str, torch.Tensor]) -> Iterator[MemoryFile]:
     """Hold `weights` in a file in memory for the block; it ends with us however we end."""
+    # No name to collide, no disk to fill, and the kernel frees it even if we are killed.
     descriptor = os.memfd_create("offbyone-weights")
     try:
         mark = write_weights(descriptor, weights)
+        # It has no name: another process of the same user opens it through our descriptor.
         yield MemoryFile(f"/proc/{os.getpid()}/fd/{descriptor}", mark)
     finally:
         os.close(descriptor)
@@ -45,6 +47,7 @@ def memory_file(weights: Mapping[str, torch.Tensor]) -> Iterator[MemoryFile]:
 
 def write_weights(descriptor: int, weights: Mapping[str, torch.Tensor]) -> str:
     """Write all tensors, by name; return their fingerprint (rl/weights/fingerprint.py)."""
+    # safetensors: the header's length in 8 bytes, the header, the tensors end to end.
     header, end = {}, 0
     for name in sorted(weights):
         tensor = weights[name]

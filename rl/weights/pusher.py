@@ -6,7 +6,7 @@
 What is sent lies in an anonymous file in memory (rl/weights/memory_file.py), which vLLM reads
 through our /proc entry. Three things can go wrong unseen, and each is an error here:
 the push changed nothing, vLLM loaded something else (our plugin compares fingerprints and what
-every layer computes), or trainer and engine disagree although the weights are the same (the
+every layer computes), or trainer and vLLM disagree although the weights are the same (the
 probe).
 """
 
@@ -92,6 +92,7 @@ class WeightPusher:
         weights = policy.adapter_weights() if alone else policy.weights()
         if not policy.ranks.first:
             return
+        # A file in memory: over HTTP gigabytes would be serialised, copied and parsed again.
         with memory_file(weights) as file:
             if must_differ and file.fingerprint == self._last:
                 raise RunFailed(
@@ -100,6 +101,8 @@ class WeightPusher:
                     "model.dtype=float32"
                 )
             self._last = file.fingerprint
+            # Running requests stay: a half-sampled rollout goes on with the new weights, and each
+            # of its tokens says which version it is from.
             self._vllm.pause()
             if alone:
                 self._vllm.update(asdict(file))
@@ -161,4 +164,5 @@ def _lengths(batch: MicroBatch) -> np.ndarray:
     """Tokens of each row up to its last completion token. [B]"""
     width = batch.completion_mask.shape[1]
     from_the_end = batch.completion_mask[:, ::-1].argmax(axis=1)  # [B]
+    # 2 where nothing was sampled: less its last one (see `probe`) nothing is left to compare.
     return np.where(batch.completion_mask.any(axis=1), width - from_the_end, 2)

@@ -37,7 +37,7 @@ _PROBES = 8  # of each kind
 
 
 def register() -> None:
-    """Entry point: make our engines known; vLLM calls this in each of its processes."""
+    """Entry point: make our transfer engines known; vLLM calls this in each of its processes."""
     fork_engine()
     WeightTransferEngineFactory.register_engine("shm", ShmWeightTransferEngine)
     WeightTransferEngineFactory.register_engine("adapter", AdapterTransferEngine)
@@ -77,6 +77,7 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
 
     def receive_weights(self, update_info: ShmUpdateInfo) -> None:
         """Read the file, check it, hand it to the model's own loader."""
+        # Kept until `finish_weight_update` has compared every layer with it.
         self._received = read_weights(update_info.path, update_info.fingerprint)
         load = cast("Callable[..., object]", self.model.load_weights)
         load(list(self._received.items()))
@@ -86,13 +87,14 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
         finalize_layerwise_reload(self.model, self.model_config)
         for layer in self.model.modules():
             weight = getattr(layer, "weight", None)
+            # What the reload repacked has lost its original; whoever still has one was left out.
             if hasattr(layer, "cpu_linear") and weight is not None and weight.numel() > 0:
                 dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
         if self.parallel_config.tensor_parallel_size == 1:  # else a layer holds but a shard
             wrong = sorted(layers_that_differ(self.model, self._received))
             if wrong:
                 raise RuntimeError(f"weight push: vLLM computes with other weights in {wrong}")
-        self._received = {}
+        self._received = {}  # unmaps the file
 
     def shutdown(self) -> None:
         """Nothing is held open."""
@@ -138,6 +140,7 @@ class AdapterTransferEngine(WeightTransferEngine[AdapterInitInfo, ShmUpdateInfo]
             dtype=cast("torch.dtype", manager.lora_config.lora_dtype),
             weights_mapper=names,
         )
+        # Under the old id, by which running requests go on.
         manager.remove_adapter(old.id)
         manager.add_adapter(lora)
         manager.activate_adapter(old.id)
@@ -171,6 +174,7 @@ def layers_that_differ(model: torch.nn.Module, weights: Weights) -> Iterator[str
         if not all(part in weights for part in parts):
             continue  # tied head: the embedding it shares is checked under its own name
         sent = torch.cat([weights[part] for part in parts]).to(held)  # [out, in] or [in]
+        # More rows than were sent are the vocabulary's padding; none, a repacked layer's original.
         comparable = held.shape[1:] == sent.shape[1:] and len(held) >= len(sent)
         stale = comparable and not torch.equal(held[: len(sent)], sent)
         if stale or (hasattr(layer, "cpu_linear") and not computes_with(layer, sent)):
@@ -219,11 +223,12 @@ def matrices_that_differ(
                 stacked = getattr(layer, stacks)
                 held[part, is_a] = (stacked[i] if isinstance(stacked, tuple) else stacked)[slot, 0]
     for (name, is_a), tensor in sent.items():
-        found = held.get((name, is_a))
-        if found is None:
+        matrix = held.get((name, is_a))
+        if matrix is None:
             yield name
             continue
-        wanted = tensor.to(found) * (1 if is_a else form.get_rank_and_scaling(name)[1])
-        rows, columns = wanted.shape
-        if not torch.equal(found[:rows, :columns], wanted):
+        expected = tensor.to(matrix) * (1 if is_a else form.get_rank_and_scaling(name)[1])
+        # vLLM's are as large as the largest adapter it has room for; the rest is padding.
+        rows, columns = expected.shape
+        if not torch.equal(matrix[:rows, :columns], expected):
             yield name
