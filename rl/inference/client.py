@@ -175,7 +175,7 @@ class VLLMClient:
             raise _Failed(f"vLLM answered {status} to {path}: {text}", passing=passing)
         try:
             return read(msgspec.json.decode(content))
-        except (msgspec.DecodeError, KeyError, TypeError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise _Failed(f"vLLM's answer to {path} makes no sense ({error!r}): {text}") from error
 
 

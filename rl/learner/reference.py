@@ -3,7 +3,7 @@
     initial    the policy as the run starts; with an adapter the base with the adapter off, else a
                copy, which `refresh_every` may move after the policy
     model      another model with the same tokenizer: a teacher
-    endpoint   the same behind another vLLM server
+    endpoint   the same behind another vLLM server, asked for the logprobs of given tokens
 
 B: rows, T: padded length, N: completion tokens of a micro-batch.
 """

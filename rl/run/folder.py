@@ -195,7 +195,7 @@ class RunFolder:
             _remove(path)
 
     def clear_preparations(self, but: str | None) -> None:
-        """Delete what a start that failed has prepared, unless the model's folder `but` is in it."""
+        """Delete what a start that failed prepared, unless the model's folder `but` is in it."""
         kept = Path(but).expanduser().resolve() if but else None
         for path in (self.built_model, self.warm_start):
             if kept is None or not kept.is_relative_to(path.resolve()):

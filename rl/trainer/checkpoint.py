@@ -10,7 +10,8 @@ checkpoints/step_000100/
 import json
 import os
 import shutil
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +52,30 @@ def save_checkpoint(
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
     dist.barrier()  # no rank writes before there is a clean folder
-    try:
+    with _room_for(aside, step, run_folder):
         learner.save(aside)
         learner.policy.export(run_folder.export_of(aside), model)
+    dist.barrier()  # complete only when every rank has written its part
+    if first:
+        with _room_for(aside, step, run_folder):  # some file systems find out at the sync
+            state = {"step": step, "rollouts": rollouts}
+            run_folder.state_of(aside).write_text(json.dumps(state))
+            if final.exists():
+                _delete(final)
+            publish(aside, final)
+        for old in run_folder.complete_checkpoints()[:-keep]:
+            _delete(old)
+    dist.barrier()  # no rank goes on, or ends, with a checkpoint that has no name yet
+    return final
+
+
+@contextmanager
+def _room_for(aside: Path, step: int, run_folder: RunFolder) -> Iterator[None]:
+    """Say what a full disk means for the checkpoint that the block writes."""
+    try:
+        yield
+    except RunFailed:
+        raise
     except (OSError, RuntimeError) as error:  # torch says RuntimeError where a disk is full
         _clear(aside)  # room for saying so
         free = shutil.disk_usage(run_folder.path).free / 2**20
@@ -61,17 +83,6 @@ def save_checkpoint(
             f"the checkpoint of step {step} could not be written ({error}); without it "
             f"{free:,.0f} MiB are free at {run_folder.path}. Make room and go on with resume=true"
         ) from error
-    dist.barrier()  # complete only when every rank has written its part
-    if first:
-        state = {"step": step, "rollouts": rollouts}
-        run_folder.state_of(aside).write_text(json.dumps(state))
-        if final.exists():
-            _delete(final)
-        publish(aside, final)
-        for old in run_folder.complete_checkpoints()[:-keep]:
-            _delete(old)
-    dist.barrier()  # no rank goes on, or ends, with a checkpoint that has no name yet
-    return final
 
 
 def publish(aside: Path, final: Path) -> None:

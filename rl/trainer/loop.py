@@ -32,6 +32,8 @@ from rl.trainer.rollouts_link import RolloutsLink
 from rl.weights.pusher import WeightPusher
 from rl.wire import NoMoreBatches
 
+_NOTICED_S = 2.0  # after which the supervisor has seen that a process of the run is gone
+
 
 class Stopwatch:
     """Seconds per phase of one step."""
@@ -82,19 +84,7 @@ class TrainingRun:
     def train(self) -> None:
         """Run all steps."""
         run, pusher = self.run, self._pusher()
-        rollouts = RolloutsLink(self.run_folder.rollouts_socket, self.ranks.rank)
-        rollouts.connect(self.settings.wait_timeout)
-        if self.ranks.first:
-            self.logger.start(self.run_folder.path, run.run_name, asdict(run))
-            if self.metrics:
-                # Lines behind the checkpoint: their steps are about to be trained again.
-                self.metrics.truncate_after(self.start - 1)
-        if pusher:
-            self._wait_for_vllm()
-            pusher.connect(self.learner.policy)
-            # What vLLM loaded is not it: dummy weights, or on resuming those the run began with.
-            pusher.push(self.learner.policy, self.start, must_differ=False)
-        self._publish(rollouts, self.start)
+        rollouts = self._begin(pusher)
         began, watch = time.monotonic(), Stopwatch(self.status)
         for step in range(self.start, run.max_steps):
             with watch.phase("wait", f"waiting for batch {step}"):
@@ -108,10 +98,11 @@ class TrainingRun:
             self._stop_if_nonfinite(stats)
             stats |= self._evaluation(rollouts, watch, step)  # of the policy that vLLM still has
             if pusher:
-                with watch.phase("push", f"pushing version {step + 1}"):
-                    # False for NaN, of a step that was skipped: equal weights are right then.
-                    moved = stats["train/grad_norm"] > 0 and stats["train/learning_rate"] > 0
-                    pusher.push(self.learner.policy, step + 1, must_differ=moved)
+                try:
+                    self._push(pusher, step + 1, stats, watch)
+                except RunFailed:
+                    self._keep_if_asked(step, batch, stats, watch.times, rollouts)
+                    raise
                 with watch.phase("probe", f"comparing version {step + 1} with vLLM's"):
                     stats |= pusher.probe(self.learner.policy, batch.micro_batches[0], step + 1)
             # Only now, so that the probe does not queue behind a batch of new prompts.
@@ -130,6 +121,23 @@ class TrainingRun:
             self.logger.finish()
         self.status.set("done")
 
+    def _begin(self, pusher: WeightPusher | None) -> RolloutsLink:
+        """Let sampling start, with the weights that this run starts from."""
+        rollouts = RolloutsLink(self.run_folder.rollouts_socket, self.ranks.rank)
+        rollouts.connect(self.settings.wait_timeout)
+        if self.ranks.first:
+            self.logger.start(self.run_folder.path, self.run.run_name, asdict(self.run))
+            if self.metrics:
+                # Lines behind the checkpoint: their steps are about to be trained again.
+                self.metrics.truncate_after(self.start - 1)
+        if pusher:
+            self._wait_for_vllm()
+            pusher.connect(self.learner.policy)
+            # What vLLM loaded is not it: dummy weights, or on resuming those the run began with.
+            pusher.push(self.learner.policy, self.start, must_differ=False)
+        self._publish(rollouts, self.start)
+        return rollouts
+
     def _pusher(self) -> WeightPusher | None:
         """None when nothing is sampled (demonstrations): there is no vLLM to push to."""
         if not self.sampler.uses_vllm:
@@ -139,7 +147,16 @@ class TrainingRun:
             transport(self.run.sync, self.run.adapter, self.run.model),
             self.run_folder.vllm_socket,
             timeout=self.settings.wait_timeout,
+            goes_on=self.start > 0,
         )
+
+    def _push(
+        self, pusher: WeightPusher, version: int, stats: dict[str, float], watch: Stopwatch
+    ) -> None:
+        # False for NaN, of a step that was skipped: equal weights are right then.
+        moved = stats["train/grad_norm"] > 0 and stats["train/learning_rate"] > 0
+        with watch.phase("push", f"pushing version {version}"):
+            pusher.push(self.learner.policy, version, must_differ=moved)
 
     def _wait_for_vllm(self) -> None:
         """The supervisor watches the server and ends us if it fails, so this only waits."""
@@ -184,6 +201,25 @@ class TrainingRun:
             model=self.run_folder.model(),
             keep=self.settings.keep_checkpoints,
         )
+
+    def _keep_if_asked(
+        self,
+        step: int,
+        batch: RankBatch,
+        stats: dict[str, float],
+        times: dict[str, float],
+        rollouts: RolloutsLink,
+    ) -> None:
+        """Keep a step whose weights have nowhere to go: the supervisor saw vLLM end, too.
+
+        The other ranks come to the same checkpoint by being told that there is no next batch.
+        """
+        deadline = time.monotonic() + _NOTICED_S
+        while not self.run_folder.stop_request.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if self.run_folder.stop_request.exists():
+            self._log(step, batch, stats, times, sum(times.values()))
+            self._save(step + 1, rollouts)
 
     def _end_early(self, step: int, end: NoMoreBatches, rollouts: RolloutsLink) -> None:
         """Keep what was learned; a task that is solved is a good end, one that teaches nothing not.

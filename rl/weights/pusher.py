@@ -50,13 +50,20 @@ class WeightPusher:
     """Pushes weights and probes the result. Rank 0 talks to vLLM; all ranks call every method."""
 
     def __init__(
-        self, sync: WeightSync, transport: Transport, socket: Path, *, timeout: float
+        self,
+        sync: WeightSync,
+        transport: Transport,
+        socket: Path,
+        *,
+        timeout: float,
+        goes_on: bool = False,
     ) -> None:
+        """`goes_on`: the run has been probed before it was stopped, so no probe is its first."""
         self._sync, self._transport = sync, transport
         self._served_as = SERVED_AS[transport]
         self._vllm, self._private = VLLMRoutes(socket, timeout=timeout), socket.parent
         self._last = ""
-        self._slack = 1.0
+        self._slack = _LATER_SLACK if goes_on else 1.0
 
     def connect(self, policy: "Policy") -> None:
         """Open the transfer engine inside vLLM, and make it know the name of the adapter.

@@ -259,8 +259,8 @@ LEARNING = (
     mutation(
         "loop: the step's own version is pushed",
         "rl/trainer/loop.py",
-        "pusher.push(self.learner.policy, step + 1, must_differ=moved)",
-        "pusher.push(self.learner.policy, step, must_differ=moved)",
+        "self._push(pusher, step + 1, stats, watch)",
+        "self._push(pusher, step, stats, watch)",
         "rl/trainer/test_loop_mutants.py",
     ),
     mutation(
@@ -287,15 +287,15 @@ LEARNING = (
     mutation(
         "checkpoint: complete before its state is written",
         "rl/trainer/checkpoint.py",
-        """        run_folder.state_of(aside).write_text(json.dumps(state))
-        if final.exists():
-            _delete(final)
-        publish(aside, final)
+        """            run_folder.state_of(aside).write_text(json.dumps(state))
+            if final.exists():
+                _delete(final)
+            publish(aside, final)
 """,
-        """        if final.exists():
-            _delete(final)
-        publish(aside, final)
-        run_folder.state_of(final).write_text(json.dumps(state))
+        """            if final.exists():
+                _delete(final)
+            publish(aside, final)
+            run_folder.state_of(final).write_text(json.dumps(state))
 """,
         "rl/trainer/test_checkpoint_mutants.py",
     ),

@@ -194,8 +194,8 @@ PLAYING = (
     mutation(
         "demonstrations: the stop token is not learned",
         "rl/sampling/demonstrations.py",
-        "rendered.token_ids[len(prompt) : ours[-1] + 1]",
-        "rendered.token_ids[len(prompt) : ours[-1]]",
+        "rendered.token_ids[len(prompt) : positions[-1] + 1]",
+        "rendered.token_ids[len(prompt) : positions[-1]]",
         "rl/sampling/test_demonstrations.py",
     ),
     mutation(
@@ -323,15 +323,15 @@ PLAYING = (
     mutation(
         "rewards: F1 without its two",
         "envs/rewards.py",
-        "return 2 * common / (len(ours) + len(theirs))",
-        "return common / (len(ours) + len(theirs))",
+        "return 2 * common / (len(words) + len(expected))",
+        "return common / (len(words) + len(expected))",
         "envs/test_rewards.py",
     ),
     mutation(
         "rewards: the tolerance itself is off",
         "envs/rewards.py",
-        "abs(said - number) <= most",
-        "abs(said - number) < most",
+        "abs(value - number) <= most",
+        "abs(value - number) < most",
         "envs/test_rewards.py",
     ),
     mutation(
@@ -394,8 +394,8 @@ PLAYING = (
     mutation(
         "confinement: ctypes is taken away too early",
         "envs/sandbox/confinement.py",
-        "    seccomp()\n    if not landlocked:\n        guard_reading(paths)",
-        "    if not landlocked:\n        guard_reading(paths)\n    seccomp()",
+        "    seccomp()  # after Landlock, whose calls it refuses\n    if not landlocked:\n",
+        "    if not landlocked:\n        guard_reading(paths)\n    seccomp()\n    if landlocked:\n",
         "envs/sandbox/test_sandbox_old_kernel.py",
     ),
     mutation(

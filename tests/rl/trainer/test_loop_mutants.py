@@ -135,3 +135,24 @@ def test_only_steps_in_a_row_without_a_gradient_end_the_run(folder):
         run._stop_if_nonfinite({"train/skipped": skipped})
     with pytest.raises(RunFailed, match=f"{most} steps in a row"):
         run._stop_if_nonfinite({"train/skipped": 1.0})
+
+
+class WithoutServer(Rehearsal):
+    def push(self, policy, version, *, must_differ):
+        super().push(policy, version, must_differ=must_differ)
+        if version > self.start:
+            raise RunFailed("vLLM is out of reach")
+
+
+@pytest.mark.parametrize("noticed", [True, False])
+def test_a_step_that_cannot_be_pushed_is_kept_where_the_supervisor_saw_why(
+    folder, calls, saved, monkeypatch, noticed
+):
+    monkeypatch.setattr(loop, "_NOTICED_S", 0.1)
+    if noticed:
+        folder.stop_request.touch()
+    run = WithoutServer(folder, start=3, max_steps=6, checkpoint_every=0)
+    with pytest.raises(RunFailed, match="out of reach"):
+        run.train()
+    assert saved == [4] * noticed
+    assert [row["step"] for row in read_metrics(folder)] == [3] * noticed
