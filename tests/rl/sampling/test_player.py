@@ -108,9 +108,9 @@ def test_a_group_renders_its_opening_once_and_a_turn_is_parsed_once(max_turns):
             Counting.opened += 1
             return await super().open(messages, tools)
 
-        def message(self, prompt, done):
+        def message(self, prompt, completion):
             Counting.parsed += 1
-            return super().message(prompt, done)
+            return super().message(prompt, completion)
 
     env = ScriptedEnv(("b?", "c?")[: max_turns - 1], max_turns)
     client = ScriptedClient("good")
