@@ -1,17 +1,24 @@
 """The buffer: what it turns away, and under which name."""
 
+import numpy as np
 import pytest
 
 from envs.episode import Example, StopReason
 from envs.messages import assistant
 from my_lab.varied import VariedBuffer
-from rl.records import Credit, Group, Rollout
+from rl.records import Credit, Group, Rollout, Sequence
+
+ROW = Sequence(  # one sampled token: a rollout without any teaches nothing
+    np.array([5], np.int32), np.array([True]), np.array([-1.0], np.float32), np.array([0], np.int32)
+)
 
 
 def group(*answers: str, reward: float | None = 0.0) -> Group:
     """The finished group whose rollouts said this."""
     rollouts = tuple(
-        Rollout((), [assistant(answer)], reward, {}, StopReason.STOP, turns=1, generation_time=0.0)
+        Rollout(
+            (ROW,), [assistant(answer)], reward, {}, StopReason.STOP, turns=1, generation_time=0.0
+        )
         for answer in answers
     )
     credit = Credit(reward=reward, advantage=0.0)
