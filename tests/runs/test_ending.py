@@ -127,10 +127,11 @@ def test_an_environment_that_never_scores_stops_the_run_with_its_own_error(mode,
 
 
 def test_a_server_that_cannot_start_is_quoted(launcher):
-    result = launcher.run("no-server", "max_steps=2", "+inference.args.no_such_flag=1")
+    result = launcher.run("no-server", "max_steps=2", "+inference.args.kv_cache_dtype=none")
     assert result.status == 1
     assert "inference ended with status" in result.screen
-    assert "no-such-flag" in result.screen
+    assert "argument --kv-cache-dtype: invalid choice: 'none'" in result.screen
+    assert "no step was done: nothing is lost, and the name is free" in result.screen
 
 
 def _members(groups):
