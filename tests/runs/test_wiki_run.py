@@ -9,7 +9,7 @@ pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def run(launcher):
-    # 16 questions, and few slips of the tongue: some answer is right, all but surely.
+    # 16 questions, and few errors: some answer is right, all but surely.
     sure = ["batch_size=64", "sampler.temperature=0.3", "model.dtype=float32"]
     result = launcher.run("wiki", "env=wiki-search", "max_steps=2", *sure, warm=[])
     assert result.status == 0, result.screen

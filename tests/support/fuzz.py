@@ -65,7 +65,7 @@ def tokens(text: str, rng: Random) -> list[int]:
     return [*ids, IM_END] if rng.random() < 0.9 else ids
 
 
-class TokenClient:
+class FuzzedClient:
     """Samples these completions, one after the other, again and again."""
 
     def __init__(self, completions: list[list[int]]) -> None:

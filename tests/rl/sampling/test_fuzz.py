@@ -19,7 +19,7 @@ from rl.records import Credit, Group, Rollout
 from rl.rollouts.service import trained_line
 from rl.sampling.player import Player
 from rl.sampling.renderer_chat import RendererChat
-from tests.support.fuzz import TokenClient, large_texts, texts, tokens
+from tests.support.fuzz import FuzzedClient, large_texts, texts, tokens
 from tests.support.scripted import HI, SAMPLER, tiny_renderer
 from tests.support.virtual_time import run_virtually
 
@@ -69,7 +69,7 @@ class Fuzzed(Environment):
 
 def played(completions: list[list[int]]) -> tuple[Rollout, ...]:
     """As many rollouts as it takes to say each of them."""
-    client, rollouts = TokenClient(completions), ()
+    client, rollouts = FuzzedClient(completions), ()
     chat = RendererChat(LONG, tiny_renderer(), client, 10**7, LiveVersion(7))
     player = Player(LONG, Fuzzed(), chat)
     while client.given < len(completions):
