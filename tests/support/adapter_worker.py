@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from tests.support.policy_worker import Cases, PlainSteps, all_same
+from tests.support.policy_setup import PlainSteps, all_same
+from tests.support.policy_worker import Cases
 
 GRADIENTS = {  # the shipped ZeRO stages, and how
     1: ("zero0", "zero0 checkpointing"),

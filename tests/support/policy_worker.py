@@ -2,28 +2,34 @@
 
     python -m tests.support.policy_worker <folder>    RANK, LOCAL_RANK, WORLD_SIZE are set
 
-A process per case would spend its time importing. Nothing is judged here: `measurements` starts the
-ranks once a session and the tests read <folder>/measured.json.
+A process per case would spend its time importing. Nothing is judged here: tests/support/ranks.py
+starts the ranks once a session and the tests read <folder>/measured.json.
 """
 
 import dataclasses
-import functools
 import gc
 import json
 import math
-import os
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-REPO = Path(__file__).parents[2]
+from tests.support.policy_setup import (
+    BUDGETS,
+    RATE,
+    PlainSteps,
+    Watched,
+    all_same,
+    same,
+    without_advantage,
+    zero_gradient_fraction,
+)
+from tests.support.policy_steps import StepCases
+
 GRADIENTS = {  # the shipped ZeRO stages, and how
     1: ("zero0", "zero1", "zero2", "zero3", "zero0 checkpointing"),
     2: ("zero0", "zero1", "zero2", "zero3", "zero3 scattered", "zero3 checkpointing"),
@@ -38,52 +44,6 @@ STEPS = {
         *(("bfloat16", mode) for mode in ("zero0", "zero2", "zero3", "zero1 sums")),
     ),
 }
-BUDGETS = {"one": 10_000, "several": 60, "rows": 1}  # tokens of a micro-batch
-RATE = 0.01
-
-
-def measurements(world: int, module: str = __name__) -> dict[str, Any]:
-    """What `world` ranks measured; they are started at the first call, and never again."""
-    measured, log = _run(world, module)
-    assert measured is not None, f"the ranks failed:\n{log}"
-    return measured
-
-
-@functools.cache
-def _run(world: int, module: str) -> tuple[dict[str, Any] | None, str]:
-    """What was measured, None if the ranks failed, and the end of what they printed."""
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "log"
-        common = {
-            "WORLD_SIZE": str(world),
-            "DS_ACCELERATOR": "cpu",
-            "CUDA_VISIBLE_DEVICES": "",
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(REPO),
-        }
-        with log.open("w") as output:
-            ranks = [
-                subprocess.Popen(
-                    [sys.executable, "-m", module, folder],
-                    cwd=REPO,
-                    env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                )
-                for rank in range(world)
-            ]
-            try:
-                for process in ranks:
-                    process.wait(timeout=240)
-            except subprocess.TimeoutExpired:
-                pass  # the missing result says it
-            finally:
-                for process in ranks:
-                    process.kill()
-                    process.wait()
-        result = Path(folder) / "measured.json"
-        measured = json.loads(result.read_text()) if result.exists() else None
-        return measured, log.read_text()[-8000:]
 
 
 def main(folder: Path) -> None:
@@ -109,136 +69,8 @@ def main(folder: Path) -> None:
         (folder / "measured.json").write_text(json.dumps(measured))
 
 
-def without_advantage(row: Any) -> Any:
-    return dataclasses.replace(row, advantage=0.0)
-
-
-def zero_gradient_fraction(rows: Any) -> float:
-    """Share of the completion tokens whose row has no advantage."""
-    idle = sum(r.row.num_completion for r in rows if not r.advantage)
-    return idle / sum(r.row.num_completion for r in rows)
-
-
-class CountingSGD(torch.optim.SGD):
-    """Weights before minus weights after are the gradient itself."""
-
-    steps = 0
-
-    def step(self, closure: Any = None) -> None:
-        self.steps += 1
-        super().step(closure)
-
-
-class Watched:
-    """A configured optimizer that keeps the gradients of every step, and whose they are."""
-
-    def __init__(self, optim: Any) -> None:
-        self.rate = optim.rate
-        self._optim = optim
-        self.gradients: list[list[Tensor]] = []
-
-    def optimizer(self, parameters: Any, embeddings: Any) -> torch.optim.Optimizer:
-        made = self._optim.optimizer(parameters, embeddings)
-        self.owners = [id(p) for group in made.param_groups for p in group["params"]]
-        made.register_step_pre_hook(self._keep)
-        return made
-
-    def _keep(self, optimizer: Any, *_: Any) -> None:
-        held = [p.grad for group in optimizer.param_groups for p in group["params"]]
-        self.gradients.append([gradient.clone() for gradient in held if gradient is not None])
-
-
-class PlainSteps:
-    """Stands in for rl.learner.optim.AdamW."""
-
-    def __init__(self, rate: float = 1.0) -> None:
-        self._rate = rate
-
-    def optimizer(self, parameters: Any, embeddings: Any) -> torch.optim.Optimizer:
-        self.made = CountingSGD([p for p in parameters if p.requires_grad], lr=123.0)
-        return self.made
-
-    def rate(self, step: int, max_steps: int) -> float:
-        return self._rate
-
-
-class Cases:
-    """Policies under all ZeRO stages, and what is done with them."""
-
-    def __init__(self, folder: Path, ranks: Any) -> None:
-        from losses.aggregation import token_mean
-        from losses.cispo import cispo
-        from rl.learner.objective import Objective
-        from tests.support import tiny_policy as tiny
-
-        self.folder, self.ranks = folder, ranks
-        # Every rank writes a folder of its own: they would race for a shared one.
-        sources = folder / f"models{ranks.rank}"
-        self.sources = {d: tiny.model_folder(sources / d, d) for d in ("float32", "bfloat16")}
-        self.loss = functools.partial(cispo, clip_low=0.0, clip_high=5.0)
-        self.objective = Objective(self.loss)
-        self.twin = tiny.exact_model(self.sources["float32"])
-        self.batches = [tiny.weighted(self.twin, token_mean, seed) for seed in range(2)]
-        self.rows = self.batches[0]
-
-    def policy(self, dtype: str, mode: str, optim: Any, seed: int = 0, **changes: Any) -> Any:
-        from rl.learner.policy import Policy
-        from tests.support.tiny_policy import TEMPERATURE
-
-        model = self.model(dtype, seed)
-        if "checkpointing" in mode:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
-        model.train()
-        settings = {"max_steps": 10, "max_grad_norm": 1e9, "logprob_chunk": 7, **changes}
-        return Policy(
-            model,
-            optim,
-            self.ranks,
-            deepspeed_config=deepspeed_config(mode),
-            temperature=TEMPERATURE,
-            **settings,
-        )
-
-    def model(self, dtype: str, seed: int) -> Any:
-        from rl.model.loading import load_model
-
-        return load_model(self.sources[dtype], getattr(torch, dtype), seed)
-
-    def adamw(self, **changes: Any) -> Any:
-        from rl.learner.optim import AdamW
-
-        knobs = {
-            "learning_rate": RATE,
-            "beta1": 0.9,
-            "beta2": 0.99,
-            "eps": 1e-12,
-            "weight_decay": 0.0,
-            "schedule": "constant",
-            "warmup_steps": 0,
-            "min_ratio": 0.1,
-        }
-        return AdamW(**{**knobs, **changes})
-
-    def batch(self, rows: Any, split: str = "several", step: int = 0) -> Any:
-        return self.split(rows, BUDGETS.get(split, 1), step)
-
-    def split(self, rows: Any, budget: int, step: int = 0) -> Any:
-        from rl.rollouts.plan import plan
-
-        shares = plan(
-            rows,
-            step=step,
-            ranks=self.ranks.world,
-            tokens_per_micro_batch=budget,
-            metrics={},
-        )
-        return shares[self.ranks.rank]
-
-    def everywhere(self, policy: Any) -> dict[str, Tensor]:
-        """A copy of the weights, on every rank."""
-        found = [{name: tensor.clone() for name, tensor in policy.weights().items()}]
-        dist.broadcast_object_list(found, src=0)
-        return found[0]
+class Cases(StepCases):
+    """All of them."""
 
     def gradients(self, mode: str) -> dict[str, Any]:
         """One step of plain SGD for each split, from wherever the last one led."""
@@ -285,151 +117,6 @@ class Cases:
         stats = policy.update(self.batch(self.rows), self.objective)
         update = flat(self.everywhere(policy)) - flat(before)
         return {"update": float(update.norm()), "grad_norm": stats["train/grad_norm"]}
-
-    def steps(self, dtype: str, mode: str) -> dict[str, Any]:
-        """Two updates in one go; the same with a break; the same with bad batches between."""
-        from tests.support.tiny_policy import flat
-
-        first, second = (self.batch(rows) for rows in self.batches)
-        policy = self.policy(dtype, mode, self.adamw())
-        result: dict[str, Any] = {"weights": self.named(policy, dtype)}
-        start = self.everywhere(policy)
-        policy.update(first, self.objective)
-        middle = self.everywhere(policy)
-        result["first"] = float((flat(middle) - flat(start)).abs().median())
-        saved = self.folder / f"{dtype} {mode}"
-        policy.save(saved)
-        result["export"] = self.exported(policy, dtype, saved / "hf")
-        policy.update(second, self.objective)
-        end = self.everywhere(policy)
-        result["resumed"] = self.resumed(dtype, mode, saved, second, middle, end)
-        result["bad"] = self.bad(dtype, mode, middle, end)
-        result["rates"] = self.rates(dtype, mode)
-        if dtype == "bfloat16":
-            result["small"] = self.small(mode)
-        return result
-
-    def named(self, policy: Any, dtype: str) -> dict[str, Any]:
-        from rl.model.loading import load_model
-
-        model = load_model(self.sources[dtype], getattr(torch, dtype), 0)
-        expected, found = dict(model.named_parameters()), policy.weights()
-        elsewhere = [None] * self.ranks.world
-        dist.all_gather_object(elsewhere, len(found))
-        return {
-            "missing": sorted(expected.keys() - found.keys()),
-            "more": sorted(found.keys() - expected.keys()),
-            "equal": all(same(found[name], expected[name]) for name in found),
-            "per_rank": elsewhere,
-            "head": "lm_head.weight" in found,
-        }
-
-    def exported(self, policy: Any, dtype: str, folder: Path) -> dict[str, Any]:
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-
-        from rl.model.loading import load_model
-
-        policy.export(folder, self.sources[dtype])
-        token_ids = self.batch(self.rows).micro_batches[0].token_ids
-        weights, logprobs = self.everywhere(policy), policy.logprobs(token_ids)
-        if not self.ranks.first:
-            return {}
-        twin = load_model(self.sources[dtype], getattr(torch, dtype), 1)
-        twin.load_state_dict(weights, strict=False)
-        twin.set_attn_implementation("sdpa")  # what everybody else computes with
-        read: Any = AutoModelForCausalLM.from_pretrained
-        loaded, report = read(folder, dtype="auto", output_loading_info=True)
-        token_ids = torch.tensor(token_ids).long()
-        with torch.no_grad():
-            expected, found = (m(token_ids).logits for m in (twin.eval(), loaded.eval()))
-        plain = torch.log_softmax(found[:, :-1].float(), -1).gather(-1, token_ids[:, 1:, None])[
-            ..., 0
-        ]
-        return {
-            "identical": same(expected, found),
-            "dtype": str(found.dtype),
-            "complaints": sum(len(found) for found in report.values() if found),
-            "logprobs": float((plain - logprobs[:, 1:]).abs().max()),
-            "first": float(logprobs[:, 0].abs().max()),
-            "text": AutoTokenizer.from_pretrained(folder).decode([104, 105]),
-        }
-
-    def resumed(
-        self, dtype: str, mode: str, saved: Path, second: Any, middle: Any, end: Any
-    ) -> dict[str, Any]:
-        policy = self.policy(dtype, mode, self.adamw(), seed=1)
-        policy.load(saved)
-        loaded = self.everywhere(policy)
-        policy.update(second, self.objective)
-        return {
-            "weights": all_same(loaded, middle),
-            "next": all_same(self.everywhere(policy), end),
-        }
-
-    def bad(self, dtype: str, mode: str, middle: Any, end: Any) -> dict[str, Any]:
-        """Batches that must change nothing, and then the batch that would have come next."""
-        from losses.tokens import TokenLoss
-        from rl.learner.objective import Objective
-
-        first, second = (self.batch(rows) for rows in self.batches)
-        policy = self.policy(dtype, mode, self.adamw())
-        policy.update(first, self.objective)
-        # Finite, with an infinite gradient; infinite, with a finite one.
-        steep = Objective(lambda t: TokenLoss((t.logprobs - t.logprobs.detach()).sqrt(), {}))
-        high = Objective(lambda t: TokenLoss(t.logprobs + math.inf, {}))
-        counted = [i for i, r in enumerate(self.rows) if r.row.num_completion]
-        lengths = sorted(counted, key=lambda i: self.rows[i].length)
-        nan = [
-            [
-                dataclasses.replace(row, advantage=math.nan) if i == spoilt else row
-                for i, row in enumerate(self.rows)
-            ]
-            for spoilt in (lengths[1], lengths[-1])
-        ]
-        trials = {
-            "nan, several": (self.batch(nan[0]), self.objective),
-            "nan, rows": (self.batch(nan[1], "rows"), self.objective),
-            "steep": (first, steep),
-            "high": (first, high),
-        }
-        result: dict[str, Any] = {}
-        for name, (batch, objective) in trials.items():
-            stats = policy.update(batch, objective)
-            unchanged = all_same(self.everywhere(policy), middle)
-            result[name] = {
-                "unchanged": unchanged,
-                "skipped": stats["train/skipped"],
-                "grad_norm": stats["train/grad_norm"],
-                "loss": stats["train/loss"],
-            }
-        stats = policy.update(self.batch([]), self.objective)
-        result["empty"] = {
-            "unchanged": all_same(self.everywhere(policy), middle),
-            **{name: stats[f"train/{name}"] for name in ("empty", "skipped", "grad_norm", "loss")},
-        }
-        stats = policy.update(second, self.objective)
-        result["next"] = {
-            "empty": stats["train/empty"],
-            "same": all_same(self.everywhere(policy), end),
-            "skipped": stats["train/skipped"],
-        }
-        return result
-
-    def rates(self, dtype: str, mode: str) -> list[dict[str, float]]:
-        """Without memory, Adam's updates are as long as the rate, in every direction."""
-        from tests.support.tiny_policy import flat
-
-        knobs = {"beta1": 0.0, "beta2": 0.0, "warmup_steps": 2}
-        optim = self.adamw(**knobs, schedule="linear", min_ratio=0.0)
-        policy = self.policy(dtype, mode, optim)
-        before, result = self.everywhere(policy), []
-        for step in (0, 1, 9):
-            stats = policy.update(self.batch(self.rows, step=step), self.objective)
-            after = self.everywhere(policy)
-            moved = (flat(after) - flat(before)).abs()
-            result.append({"moved": float(moved.median()), "rate": stats["train/learning_rate"]})
-            before = after
-        return result
 
     def muon(self, dtype: str) -> dict[str, Any]:
         """Steps under ZeRO 0, and those of torch's two optimizers on the very same gradients."""
@@ -564,29 +251,6 @@ def _failing(policy: Any) -> Any:
             raise OSError("no space left on device")
 
     return Failing()
-
-
-def deepspeed_config(mode: str) -> dict[str, Any]:
-    import yaml
-
-    stage, *how = mode.split()
-    config = yaml.safe_load((REPO / f"conf/deepspeed/{stage}.yaml").read_text())
-    if "scattered" in how:  # the weights of so small a model would stay whole on every rank
-        config["zero_optimization"] |= {
-            "stage3_param_persistence_threshold": 0,
-            "stage3_model_persistence_threshold": 0,
-        }
-    if "sums" in how:
-        config["data_types"] = {"grad_accum_dtype": "fp32"}
-    return config
-
-
-def same(one: Tensor, other: Tensor) -> bool:
-    return one.dtype == other.dtype and torch.equal(one, other)
-
-
-def all_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ RATE, BETA, BONUS = 0.05, 2.0, 1.0
 
 def around(cases: Any, mode: str) -> dict[str, Any]:
     """Everything on one policy under a ZeRO stage: a DeepSpeed start takes a second."""
-    from tests.support.policy_worker import PlainSteps
+    from tests.support.policy_setup import PlainSteps
 
     optim = PlainSteps(RATE)
     policy = cases.policy("float32", mode, optim, entropy_gradient=True)

@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from tests.support.policy_worker import BUDGETS, GRADIENTS, RATE, STEPS, measurements
+from tests.support.policy_setup import BUDGETS, RATE
+from tests.support.policy_worker import GRADIENTS, STEPS
+from tests.support.ranks import measurements
 from tests.support.split_cases import SPLIT_MODES
 from tests.support.update_cases import UPDATE_MODES
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support.adapter_worker import GRADIENTS, KEPT, SPLITS
-from tests.support.policy_worker import measurements
+from tests.support.ranks import measurements
 
 WORKER = "tests.support.adapter_worker"
 

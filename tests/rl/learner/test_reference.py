@@ -21,7 +21,7 @@ from rl.learner.reference import (
 from rl.records import MicroBatch
 from rl.run.failure import RunFailed
 from tests.support import tiny_policy
-from tests.support.policy_worker import measurements
+from tests.support.ranks import measurements
 from tests.support.update_cases import UPDATE_MODES
 
 torch.set_num_threads(1)

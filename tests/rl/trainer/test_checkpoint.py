@@ -9,7 +9,7 @@ import torch
 
 from rl.run.folder import RunFolder
 from rl.trainer.checkpoint import publish, save_checkpoint
-from tests.support.policy_worker import measurements
+from tests.support.ranks import measurements
 
 torch.set_num_threads(1)
 
