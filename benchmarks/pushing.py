@@ -31,6 +31,9 @@ def weights_of(hidden: int, layers: int) -> dict[str, torch.Tensor]:
         hidden_size=hidden,
         intermediate_size=3 * hidden,
         num_hidden_layers=layers,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
         tie_word_embeddings=True,
         vocab_size=320,
     )
