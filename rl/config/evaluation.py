@@ -109,7 +109,7 @@ def _adapters(config: Config) -> Iterator[str]:
         yield f"adapter_path={path} holds no {_ADAPTER}, so it is no LoRA adapter in peft's form"
 
 
-def _folder(config: Config) -> Iterator[str]:
+def evaluation_folder_problems(config: Config) -> Iterator[str]:
     """One folder holds one evaluation."""
     name, parent = config["run_name"], Path(config["output_dir"])
     if not Path(name).parts or Path(name).is_absolute() or ".." in Path(name).parts:
@@ -128,5 +128,5 @@ _RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     flag_problems,
     _policy,
     _adapters,
-    _folder,
+    evaluation_folder_problems,
 )

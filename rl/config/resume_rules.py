@@ -44,7 +44,7 @@ def run_folder_problems(config: Config) -> Iterator[str]:
             f"run_name={name[:20]}... has {len(os.fsencode(longest[0]))} bytes, and a folder's "
             f"name takes {_LONGEST_NAME}: choose a shorter run_name"
         )
-    elif saved.is_file() and not _has_steps(saved.parent):
+    elif saved.is_file() and not has_steps(saved.parent):
         return  # whoever tried it before did not get so far that anything could be lost
     elif saved.is_file() and not config["resume"]:
         yield (
@@ -62,8 +62,8 @@ def run_folder_problems(config: Config) -> Iterator[str]:
         yield from _changes(config, yaml.safe_load(saved.read_text()), saved)
 
 
-def _has_steps(folder: Path) -> bool:
-    """True where a step was done: a run without one is none."""
+def has_steps(folder: Path) -> bool:
+    """True where a step was done, or an evaluation: a run without one is none."""
     metrics = folder / "metrics.jsonl"
     was_logged = metrics.is_file() and metrics.stat().st_size > 0
     was_evaluated = (folder / "summary.json").is_file()  # python evaluate.py has no steps

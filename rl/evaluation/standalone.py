@@ -5,7 +5,6 @@ outputs/<run_name>/  config.yaml  summary.json  rollouts.jsonl  rollouts.html  l
 
 import asyncio
 import json
-import math
 import shlex
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,7 +18,8 @@ from rich.console import Console
 from envs.episode import Example
 from envs.protocol import Environment
 from rl.config.build import build, construct
-from rl.config.evaluation import Evaluation, checked
+from rl.config.evaluation import Evaluation, checked, evaluation_folder_problems
+from rl.config.schema import ConfigError
 from rl.config.transport import Transport
 from rl.evaluation.page import page
 from rl.evaluation.play import choose, play, write_rollouts
@@ -30,8 +30,8 @@ from rl.inference.server import SERVED_AS, VLLMServer, adapter_room, serving
 from rl.run.child import stopped_by_signals
 from rl.run.failure import RunFailed
 from rl.run.folder import RunFolder
+from rl.run.json_lines import plain
 from rl.run.lock import ensure_free, locked
-from rl.run.metrics import finite
 from rl.run.open_files import raise_open_files
 from rl.sampling.chat import ChatSetting
 from rl.sampling.player import Player
@@ -61,7 +61,8 @@ def evaluate(config: dict[str, Any], *, overrides: list[str], choices: dict[str,
     console = Console()
     env: Environment = build(evaluation.env)()
     with stopped_by_signals(), locked(run_folder), _failing(), ExitStack() as stack:
-        checked(config, choices)  # once more, now that it is ours: another may have come and gone
+        if problems := list(evaluation_folder_problems(config)):  # another came and went meanwhile
+            raise ConfigError(problems)
         examples = choose(env, evaluation.split, evaluation.num_examples)
         evaluation.save(run_folder.config)
         record = {"overrides": overrides, "choices": choices}
@@ -172,15 +173,8 @@ def _facts(evaluation: Evaluation, overrides: list[str]) -> dict[str, str]:
 
 def _write(folder: Path, played: list[Played], summary: Summary, facts: dict[str, str]) -> None:
     """Leave the numbers, every rollout, and a page to read some of them."""
-    (folder / "summary.json").write_text(json.dumps(_plain(asdict(summary)), indent=1) + "\n")
+    (folder / "summary.json").write_text(json.dumps(plain(asdict(summary)), indent=1) + "\n")
     write_rollouts(folder / "rollouts.jsonl", played)
     (folder / "rollouts.html").write_text(
         page(folder.name, played, summary, facts), encoding="utf-8"
     )
-
-
-def _plain(value: Any) -> Any:
-    """JSON knows no NaN: null where nothing was measured."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return finite(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -33,7 +33,7 @@ def model_of(run_folder: RunFolder, prepare: Callable[[], Path]) -> Path:
         ConfigError: there is no such model, or no longer the one that the run started from.
 
     """
-    goes_on = run_folder.resumed() is not None
+    goes_on = bool(run_folder.complete_checkpoints())
     stays = goes_on and run_folder.model().is_dir()
     model = run_folder.model() if stays else prepare()
     expected = run_folder.model_fingerprint() if goes_on else ""

@@ -24,7 +24,7 @@ import yaml
 from envs.cache import cache_folder
 from rl.config.build import build, construct
 from rl.config.check import check
-from rl.config.resume_rules import run_folder_problems
+from rl.config.resume_rules import has_steps, run_folder_problems
 from rl.config.schema import ConfigError, Run
 from rl.model.folder import fingerprint
 from rl.report.finished_runs import how_to_go_on, steps_done
@@ -78,7 +78,7 @@ def supervise(
     with stopped_by_signals() as stop, locked(run_folder), Reaper() as reaper:
         _check_folder(config)
         # A start of ours that did not get as far as a step; anything else there is the user's.
-        if run_folder.overrides.is_file() and not _has_steps(run_folder):
+        if run_folder.overrides.is_file() and not has_steps(run_folder.path):
             run_folder.clear_preparations(but=run.model.get("path"))
         record = {"overrides": overrides, "choices": choices, "command": list(command)}
         record |= {"started_in": os.getcwd(), "run_name": run.run_name}
@@ -104,10 +104,6 @@ def supervise(
         sys.exit(0)  # nor does a sweep go on
     rewards = column(read_metrics(run_folder), "train/reward")[-10:]
     return sum(rewards) / len(rewards) if rewards else None
-
-
-def _has_steps(run_folder: RunFolder) -> bool:
-    return bool(read_metrics(run_folder)) or run_folder.resumed() is not None
 
 
 def _check_folder(config: dict[str, Any]) -> None:
