@@ -15,12 +15,12 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
 
 import torch
 from safetensors.torch import save
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+from benchmarks._timing import seconds
 from rl.weights.fingerprint import fingerprint
 from rl.weights.memory_file import memory_file, read_weights
 
@@ -39,13 +39,6 @@ def weights_of(hidden: int, layers: int) -> dict[str, torch.Tensor]:
     )
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
-
-
-def seconds(work: Callable[[], object]) -> float:
-    """How long it takes."""
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
 
 
 def main() -> None:

@@ -17,8 +17,6 @@ import json
 import os
 import statistics
 import tempfile
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -29,6 +27,7 @@ import torch
 from torch import Tensor
 
 from benchmarks._composing import compose
+from benchmarks._timing import seconds
 from rl.config.build import build
 from rl.config.schema import Run
 from rl.learner.learner import Learner
@@ -91,13 +90,6 @@ def batch_of(run: Run, rows: list[Any], idle: float) -> RankBatch:
     budget = run.trainer["tokens_per_micro_batch"]
     (share,) = plan(weighted, step=0, ranks=1, tokens_per_micro_batch=budget, metrics={})
     return share
-
-
-def seconds(work: Callable[[], object]) -> float:
-    """How long it takes."""
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
 
 
 def main() -> None:
