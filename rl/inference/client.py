@@ -23,6 +23,11 @@ _BROKEN_OFF = ("abort", "error")  # finish reasons that are vLLM's, not the poli
 _PASSING = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)  # and all of 5xx
 
 
+def may_pass(status: int) -> bool:
+    """Whether the same request may do better later: the server is at fault, or too busy."""
+    return status in _PASSING or status >= HTTPStatus.INTERNAL_SERVER_ERROR
+
+
 class GenerationError(RunFailed):
     """The server cannot be used; the message is for the user."""
 
@@ -171,8 +176,7 @@ class VLLMClient:
         if status == HTTPStatus.BAD_REQUEST and path == "/tokenize":
             raise ValueError(f"the chat template refuses it: {text}")
         if status != HTTPStatus.OK:
-            passing = status in _PASSING or status >= HTTPStatus.INTERNAL_SERVER_ERROR
-            raise _Failed(f"vLLM answered {status} to {path}: {text}", passing=passing)
+            raise _Failed(f"vLLM answered {status} to {path}: {text}", passing=may_pass(status))
         try:
             return read(msgspec.json.decode(content))
         except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -17,7 +17,7 @@ import aiohttp
 import msgspec
 
 from envs.messages import Message, assistant, parse_json
-from rl.inference.client import Completion, GenerationError
+from rl.inference.client import Completion, GenerationError, may_pass
 from rl.sampling.chat import ChatSetting, Prompt, ToolSpecs
 from rl.sampling.clock import Seats
 from rl.sampling.sampler import PolicySampler
@@ -209,8 +209,7 @@ class MessagesChat:
                 return _decoded(text, where)
             if status == 400 and "context length" in text.lower().replace("_", " "):
                 return None
-            passing = status in (0, 408, 429) or status >= 500
-            if not passing or attempt == tries:
+            if (status != 0 and not may_pass(status)) or attempt == tries:
                 break
             await asyncio.sleep(pause)
         raise GenerationError(self._problem(where, status, text))

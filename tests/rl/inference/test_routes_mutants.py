@@ -1,45 +1,27 @@
 """What is posted to vLLM, to the letter, and what is read out of a score."""
 
-import json
-import threading
-from http.server import BaseHTTPRequestHandler
-from socketserver import UnixStreamServer
-
 import pytest
 
 from rl.inference.routes import VLLMRoutes
+from tests.support.listening import PostHandler, listening
 
 
-class Answers(BaseHTTPRequestHandler):
+class Answers(PostHandler):
     """Notes each path; scores every token by its own number."""
 
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers.get("content-length") or 0)) or "{}")
+    def answer(self, body):
         self.server.paths.append(self.path)
         tokens = body.get("token_ids", [])[1:]
         scores = [None, *({str(t): {"logprob": -t / 10}, "9": {"logprob": -7.0}} for t in tokens)]
-        answer = json.dumps({"prompt_logprobs": scores}).encode()
-        self.send_response(200)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
-
-    def log_message(self, format, *args):
-        pass
-
-    def address_string(self):
-        return "a socket"
+        return {"prompt_logprobs": scores}
 
 
 @pytest.fixture
 def vllm(tmp_path):
-    with UnixStreamServer(str(tmp_path / "s"), Answers) as server:
+    with listening(tmp_path / "s", Answers) as server:
         server.paths = []
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
         with VLLMRoutes(tmp_path / "s", timeout=5.0) as routes:
             yield routes, server.paths
-        server.shutdown()
 
 
 def test_a_pause_keeps_running_requests_and_their_cache(vllm):

@@ -1,10 +1,6 @@
 """What a push says to vLLM, and what it refuses; vLLM is played by a few lines behind a socket."""
 
-import json
-import threading
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from socketserver import UnixStreamServer
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,16 +16,16 @@ from rl.run.failure import RunFailed
 from rl.weights.fingerprint import fingerprint
 from rl.weights.pusher import WeightPusher, WeightSync
 from tests.support import tiny_policy
+from tests.support.listening import PostHandler, listening
 
 SYNC = WeightSync(transport="auto", probe_every=1, probe_rows=2, max_mismatch=0.05)
 LORA = {"rank": 2, "alpha": 4.0, "dropout": 0.0, "modules_to_save": [], "rslora": False}
 
 
-class Listener(BaseHTTPRequestHandler):
+class Listener(PostHandler):
     """Notes each call, with what lay at the path it names."""
 
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers.get("content-length") or 0)) or "{}")
+    def answer(self, body):
         read = {}
         if "lora_path" in body:
             folder = Path(body["lora_path"])
@@ -38,31 +34,17 @@ class Listener(BaseHTTPRequestHandler):
         elif path := body.get("update_info", {}).get("path"):
             read = load_file(path)
         self.server.calls.append((self.path, body, read))
-        prose = "lora" in self.path
+        if "lora" in self.path:
+            return b"Success"
         scores = [None, *({str(t): {"logprob": -t / 8}} for t in body.get("token_ids", [])[1:])]
-        answer = b"Success" if prose else json.dumps({"prompt_logprobs": scores}).encode()
-        self.send_response(200)
-        self.send_header("content-type", "text/plain" if prose else "application/json")
-        self.send_header("content-length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
-
-    def log_message(self, format, *args):
-        pass
-
-    def address_string(self):
-        return "a socket"
+        return {"prompt_logprobs": scores}
 
 
 @pytest.fixture
 def vllm(tmp_path):
-    with UnixStreamServer(str(tmp_path / "vllm.sock"), Listener) as server:
+    with listening(tmp_path / "vllm.sock", Listener) as server:
         server.calls = []
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
         yield server
-        server.shutdown()
-        thread.join()
 
 
 class OnePolicy:

@@ -1,0 +1,48 @@
+"""A few lines behind a Unix socket that play vLLM's routes, for what is posted one at a time."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from socketserver import UnixStreamServer
+from typing import Any
+
+
+class PostHandler(BaseHTTPRequestHandler):
+    """Reads the body of a post, and answers with what `answer` makes of it."""
+
+    def answer(self, body: dict[str, Any]) -> bytes | dict[str, Any]:
+        """Return prose, or what is sent as JSON."""
+        raise NotImplementedError
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers.get("content-length") or 0)) or "{}")
+        reply = self.answer(body)
+        prose = isinstance(reply, bytes)
+        content = reply if prose else json.dumps(reply).encode()
+        self.send_response(200)
+        self.send_header("content-type", "text/plain" if prose else "application/json")
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format, *args):
+        pass
+
+    def address_string(self):
+        return "a socket"
+
+
+@contextmanager
+def listening(socket: Path, handler: type[PostHandler]) -> Iterator[UnixStreamServer]:
+    """Serve in a thread for as long as the block lasts."""
+    with UnixStreamServer(str(socket), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
