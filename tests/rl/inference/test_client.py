@@ -57,7 +57,7 @@ async def serving(folder: Path, *faults: Fault) -> AsyncIterator[VLLM]:
     app.router.add_post("/{path:.*}", vllm.engine.control)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
-    await web.UnixSite(runner, str(vllm.socket)).start()
+    await web.UnixSite(runner, str(vllm.socket), backlog=2048).start()  # as uvicorn, so vLLM
     try:
         yield vllm
     finally:
