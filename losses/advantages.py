@@ -21,6 +21,7 @@ SPREAD_TOLERANCE = 1e-6
 # group, so that a group of one teaches nothing, and which take no negative reward.
 COMPARES = ("group_mean", "group_zscore", "rloo", "max_rl")
 NON_NEGATIVE = ("max_rl",)
+NEUTRAL = ("none",)  # the reward itself: what a critic starts from
 
 
 def group_mean(rewards: Sequence[float | None]) -> list[float]:

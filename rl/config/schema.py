@@ -39,6 +39,7 @@ class Run:
     reward: Node
     truncation: Node
     advantage: Node
+    critic: Node
     aggregation: Node
     reference: Node
     kl: Node
