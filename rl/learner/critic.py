@@ -154,8 +154,8 @@ class Critic:
         columns = [own, [b.turns for b in batches], *([penalties] if penalties else [])]
         values, turns, *lost = table.gather(*columns)  # [R, L] each
         scored = torch.tensor(batch.rewards).isfinite()[:, None]  # [R, 1]
-        # NaN where a rollout has no such turn.
-        turn_rewards = torch.tensor(batch.turn_rewards, dtype=torch.float64).nan_to_num()  # [R, K]
+        turn_rewards = torch.tensor(batch.turn_rewards, dtype=torch.float64)  # [R, K]
+        turn_rewards[turn_rewards.isnan()] = 0.0  # there is no such turn
         rewards = at_tokens(turn_rewards, turns, table.exists)
         result = credit(
             values,
@@ -167,10 +167,10 @@ class Critic:
             whiten=self._knobs.whiten,
         )
         weights = result.states / result.states.sum().clamp(min=1)  # [R, L] float64
-        parts = (table.scatter(each) for each in (result.advantages, result.returns, weights))
+        parts = map(table.scatter, (result.advantages, result.returns, weights))
         credited = [
-            replace(b, advantages=a, value_targets=ValueTargets(returns, old_values, w))
-            for b, old_values, a, returns, w in zip(batches, own, *parts, strict=True)
+            replace(b, advantages=a.to(v), value_targets=ValueTargets(r.to(v), v, w.to(v)))
+            for b, v, a, r, w in zip(batches, own, *parts, strict=True)
         ]
         metrics = {"train/kl_penalty": float(lost[0].sum(1).mean())} if lost else {}
         return credited, metrics | _metrics(values, result)

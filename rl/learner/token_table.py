@@ -46,9 +46,9 @@ class TokenTable:
         return tables
 
     def scatter(self, table: Tensor) -> list[Tensor]:
-        """Return the entries [N] of a table [R, L] that belong to each micro-batch, in float32."""
+        """Return the entries [N] of a table [R, L] that belong to each micro-batch, on the CPU."""
         flat = table[self.exists]
-        return [flat[self._places(b)].float().to(b.mask.device) for b in self._batches]
+        return [flat[self._places(batch)] for batch in self._batches]
 
     def _places(self, batch: Batch) -> Tensor:
         """Position [N] of each token in the flat order of all."""
