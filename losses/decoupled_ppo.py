@@ -10,7 +10,8 @@ bound keeps a token from learning anything. Decoupled PPO (AReaL, arXiv:2505.242
 from a proximal policy, the one before the update, and corrects for mu by the weight in front. Its
 logprobs would take a pass of their own; on the way from mu to pi, `staleness` of the
 `staleness + 1` steps lie before it, and a line through the logprobs stands in for it: A-3PO,
-arXiv:2512.06547. With staleness 0 this is PPO's clip.
+arXiv:2512.06547. With staleness 0 this is PPO's clip. Where a batch is updated several times the
+proximal policy's logprobs are there, and taken.
 """
 
 import torch
@@ -18,19 +19,18 @@ import torch
 from losses.tokens import TokenLoss, Tokens, ratio_to
 
 RANGES = {"weight_cap": "> 0"}
+CORRECTS = True  # for what lies between mu and the anchor: a correction would do so twice
 
 
 def decoupled_ppo(
     tokens: Tokens, *, clip_low: float, clip_high: float, weight_cap: float
 ) -> TokenLoss:
-    """Clipped surrogate [N], weighted by at most `weight_cap`; metrics count what was bounded.
-
-    The line starts at the sampler's logprobs also where a batch is updated several times: staleness
-    is counted from there.
-    """
+    """Clipped surrogate [N], weighted by at most `weight_cap`; metrics count what was bounded."""
     mu, pi = tokens.rollout_logprobs, tokens.logprobs.detach()  # [N]
-    follows = (tokens.staleness / (tokens.staleness + 1)).to(pi.dtype)  # [N]
-    proximal = mu + follows * (pi - mu)  # [N]
+    proximal = tokens.old_logprobs  # [N]
+    if proximal is None:
+        follows = (tokens.staleness / (tokens.staleness + 1)).to(pi.dtype)  # [N]
+        proximal = mu + follows * (pi - mu)  # [N]
     weight = ratio_to(mu, proximal)  # [N]
     bounded = weight.clamp(max=weight_cap)  # [N]
     ratio = ratio_to(proximal, tokens.logprobs)  # [N]

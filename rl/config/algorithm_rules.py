@@ -178,6 +178,11 @@ def old_logprobs(config: Config) -> Iterator[str]:
             f"{correction} would count the difference twice: use correction=none or "
             "updates_per_batch=2"
         )
+    elif not is_marked(correction, "NEUTRAL") and is_marked(loss, "CORRECTS"):
+        yield (
+            f"{loss} corrects for the sampler by itself, and {correction} would do so twice: use "
+            "correction=none"
+        )
 
 
 def rewards_before_advantages(config: Config) -> Iterator[str]:

@@ -96,3 +96,24 @@ def test_what_is_not_stale_is_ppos():
     tokens = Tokens.by_hand(-pi.abs(), -mu.abs(), advantages)
     found = decoupled_ppo(tokens, **CLIP, weight_cap=5.0)
     torch.testing.assert_close(found.loss, ppo_clip(tokens, **CLIP, dual_clip=None).loss)
+
+
+def test_the_policy_before_the_first_update_is_the_anchor_where_it_is_known(
+    check_table: CheckTable,
+) -> None:
+    rows = [  # old is 1/4: weight old / mu, ratio pi / old, whatever the staleness
+        (1 / 2, 1 / 8, -1.0, 4.0, 4.0),  # 2 * 2
+        (1 / 2, 1 / 8, 1.0, -2.56, 0.0),  # 2 * 1.28
+        (1 / 4, 1 / 2, 1.0, -0.5, -0.5),  # 1/2 * 1
+    ]
+    check_table(
+        partial(decoupled_ppo, **CLIP, weight_cap=5.0),
+        rows,
+        others={
+            "staleness": torch.tensor([0, 3, 1]),
+            "old_logprobs": torch.full((3,), 0.25, dtype=torch.float64).log(),
+        },
+        clip_fraction=[0, 1, 0],
+        proximal_weight=[2, 2, 1 / 2],
+        weight_capped=[0, 0, 0],
+    )
