@@ -166,7 +166,7 @@ class Critic:
             over=self._knobs.over,
             whiten=self._knobs.whiten,
         )
-        weights = result.states / result.states.sum().clamp(min=1)  # [R, L] float64
+        weights = result.states.double() / result.states.sum().clamp(min=1)  # [R, L]
         parts = map(table.scatter, (result.advantages, result.returns, weights))
         credited = [
             replace(b, advantages=a.to(v), value_targets=ValueTargets(r.to(v), v, w.to(v)))

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from rl.config.build import build
-from rl.config.facts import needs_reference
+from rl.config.facts import is_marked, needs_reference
 from rl.config.schema import Run
 from rl.learner.critic import Critic, CriticSetting
 from rl.learner.kl import KLPenalty
@@ -44,6 +44,14 @@ def _public_name(run: Run, folder: Path) -> str:
 def _weightless(batch: Batch) -> Batch:
     """A micro-batch in which no token counts: the policy passes it over."""
     return replace(batch, token_weights=torch.zeros_like(batch.token_weights))
+
+
+def _compares(run: Run) -> bool:
+    """Whether the advantage has a baseline: then a reward by itself is worth nothing."""
+    advantage, alone = build(run.advantage), [1.0]
+    if is_marked(run.advantage["_target_"], "PER_TURN"):
+        return not any(advantage([alone])[0])
+    return advantage(alone) == [0.0]
 
 
 _STATE = "learner.json"
@@ -86,7 +94,7 @@ class Learner:
             self._reference,
             keeps_old=run.updates_per_batch > 1,
             kl=self._kl,
-            advantage=build(run.advantage),
+            compared=_compares(run),
             critic=self._critic,
         )
 

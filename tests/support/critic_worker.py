@@ -37,9 +37,9 @@ WAYS = {  # over, split, updates, clip
     "tokens": ("tokens", "one", 1, None),
     "turns": ("turns", "several", 1, None),
     "rows": ("tokens", "rows", 1, None),
-    "clipped": ("tokens", "several", 3, 0.002),
+    "clipped": ("tokens", "several", 3, 0.1),
 }
-GAMMA, GAE_LAMBDA, RATE = 0.9, 0.8, 0.02
+GAMMA, GAE_LAMBDA, RATE = 0.9, 0.8, 0.01
 
 
 def main(folder: Path) -> None:
@@ -225,7 +225,7 @@ class CriticCases(Setup):
             return [twin.values(row) for row in rows]
 
     def furthest(self, credited: Sequence[Any], expected: Any) -> float:
-        """Largest difference of an advantage, over all ranks."""
+        """Largest difference of an advantage, over all ranks, beside the largest advantage."""
         worst = torch.zeros(1)
         for b in credited:
             places = zip(b.rollout_ids.tolist(), b.positions.tolist(), strict=True)
@@ -233,7 +233,7 @@ class CriticCases(Setup):
             gap = (b.advantages.cpu() - wanted).abs()
             worst = torch.maximum(worst, gap.max()) if len(gap) else worst
         dist.all_reduce(worst, dist.ReduceOp.MAX)
-        return float(worst)
+        return float(worst) / max(abs(advantage) for advantage, *_ in expected.values())
 
     def kept(self, dtype: str, mode: str, adapter: bool) -> dict[str, Any]:
         """Two steps, a checkpoint and a third; the third from the checkpoint; and bad batches."""

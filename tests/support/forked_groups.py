@@ -33,7 +33,8 @@ def _rollout(rng: np.random.Generator, index: int, member: int) -> tuple[Rollout
         num_turns = int(rng.integers(1, 3))
         rows.append(_row(rng, turn, num_turns))
         turn += num_turns
-    earned = tuple(rng.standard_normal(turn).astype(np.float32).tolist())  # as it travels
+    # As it travels, in float32; far from 1, so that steps are large beside the weights' rounding.
+    earned = tuple((20 * rng.standard_normal(turn)).astype(np.float32).tolist())
     reward = None if (index, member) == (0, 1) else sum(earned)
     trains = (index, member) != (0, 2)
     rollout = Rollout(tuple(rows), [], reward, {}, StopReason.STOP, turn, 0.0)

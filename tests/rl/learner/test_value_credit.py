@@ -116,7 +116,7 @@ def test_whitened_advantages_have_mean_0_and_deviation_1_over_the_tokens_that_co
 def test_advantages_without_spread_are_no_lesson_and_those_of_a_broken_critic_no_number():
     level = credited("tokens", 1.0, 0.0, exists=[[0] * 5, [1, 0, 0, 0, 0]], whiten=True)
     assert not level.advantages.any()
-    broken = credited("tokens", 1.0, 1.0, values=table(VALUES).fill_(torch.nan), whiten=True)
+    broken = credited("tokens", 1.0, 1.0, values=[[torch.nan] * 5] * 2, whiten=True)
     assert broken.advantages[table(EXISTS).bool()].isnan().all()
 
 
