@@ -56,6 +56,7 @@ def main(folder: Path) -> None:
             for dtype, mode, adapter in KEPT[ranks.world]
         },
         **{f"sums {mode}": cases.sums(mode) for mode in SUMS[ranks.world]},
+        "learner": cases.learner() if ranks.world == 1 else {},
     }
     if ranks.first:
         (folder / "measured.json").write_text(json.dumps(measured))
@@ -309,6 +310,42 @@ class CriticCases(Setup):
             "micro_batches": len(credited) * self.ranks.world,
             "error": float((squares[0] / squares[1]).sqrt()),
         }
+
+    def learner(self) -> dict[str, Any]:
+        """Three steps of loss=ppo with a head start and a penalty, the last from a checkpoint."""
+        from rl.config.schema import Run
+        from rl.learner.learner import Learner
+        from rl.run.folder import RunFolder
+        from tests.support.composing import composed
+
+        run_folder = RunFolder(self.folder / "learner")
+        run_folder.path.mkdir()
+        run_folder.set_model(self.sources["float32"])
+
+        def start(*overrides: str) -> Learner:
+            common = ("model.dtype=float32", "optim.learning_rate=1e-3")
+            return Learner(Run(**composed(*common, *overrides)), run_folder, self.ranks)
+
+        batch, _ = self.shares(self.groups[0], "several")
+        bare = start("loss=ppo", "critic=none")
+        result: dict[str, Any] = {"none": sorted(bare.update(batch)), "bare": bare._critic is None}
+        ppo = ("loss=ppo", "critic.head_start=1", "kl=k1", "updates_per_batch=2")
+        one = start(*ppo)
+        before = Setup.everywhere(self, one.policy)
+        first = one.update(batch)
+        result["stood"] = all_same(Setup.everywhere(self, one.policy), before)
+        result["alone"] = [first["train/empty"], first["train/value_loss"]]
+        one.update(replace(batch, step=1))
+        result["moved"] = not all_same(Setup.everywhere(self, one.policy), before)
+        one.save(run_folder.path)
+        expected = one.update(replace(batch, step=2))
+        other = start(*ppo)
+        other.load(run_folder.path)
+        found = other.update(replace(batch, step=2))
+        different = {name for name in expected if expected[name] != found.get(name)}
+        result["different"] = sorted(expected.keys() ^ found.keys() | different)
+        result["metrics"] = sorted(expected)
+        return result
 
 
 def plain_loss(
