@@ -10,13 +10,14 @@ from envs.episode import Example, StopReason
 from rl.records import Group, Rollout
 from rl.rollouts.difficulty_order import DifficultyOrder
 from tests.rl.rollouts.test_example_order import KNOBS, places, pools
-from tests.support.orders import begun
 
 LEVELS = ("easy", "normal", "hard")
 
 
 def make(given, seed=0, **knobs) -> DifficultyOrder:
-    return begun(DifficultyOrder(**{**KNOBS, **knobs}), given, seed)
+    order = DifficultyOrder(**{**KNOBS, **knobs})
+    order.begin(given, seed)
+    return order
 
 
 def played(*rewards: float | None) -> Group:

@@ -151,4 +151,5 @@ def test_an_order_that_learns_must_say_what_a_resumed_run_knows():
         class Forgetful(ExampleOrder):
             def observe(self, place, group): ...
 
-            def state(self): ...
+            def state(self):
+                return {}
