@@ -21,9 +21,6 @@ RANGES = {
     "adapter.rank": ">= 1",
     "adapter.alpha": "> 0",
     "adapter.dropout": ">= 0 and < 1",
-    "order.easy_weight": ">= 0",
-    "order.normal_weight": ">= 0",
-    "order.hard_weight": ">= 0",
     "sampler.max_staleness": ">= 0",
     "sampler.max_concurrent": ">= 1",
     "sampler.temperature": "> 0",
@@ -85,10 +82,14 @@ RANGES = {
 def range_problems(config: Mapping[str, Any]) -> Iterator[str]:
     """One sentence for each number outside of its range; absent and null ones are none."""
     for key, bounds in RANGES.items():
-        value = value_of(config, key)
-        conditions = [condition.split() for condition in bounds.split(" and ")]
-        if value is not None and not all(COMPARISONS[c](value, float(x)) for c, x in conditions):
-            yield f"{key}={value}, but it must be {bounds}"
+        yield from outside(key, value_of(config, key), bounds)
+
+
+def outside(key: str, value: Any, bounds: str) -> Iterator[str]:
+    """A sentence where a value is not within bounds such as ">= 0 and < 1"; null always is."""
+    conditions = [condition.split() for condition in bounds.split(" and ")]
+    if value is not None and not all(COMPARISONS[c](value, float(x)) for c, x in conditions):
+        yield f"{key}={value}, but it must be {bounds}"
 
 
 def value_of(config: Mapping[str, Any], key: str) -> Any:

@@ -38,6 +38,11 @@ class DifficultyOrder(ExampleOrder):
     """
 
     ORDERED: ClassVar[tuple[str, str]] = ("hard_threshold", "easy_threshold")
+    RANGES: ClassVar[dict[str, str]] = {
+        "easy_weight": ">= 0",
+        "normal_weight": ">= 0",
+        "hard_weight": ">= 0",
+    }
 
     def __init__(
         self,
