@@ -1,15 +1,14 @@
 """Which example the next group plays: the choices of conf/order, and what one of your own is.
 
     pools (weight, examples)        of a mixture; any other environment has one
-      | draw a pool by weight       the same in every order, by seed and index alone
+      | draw a pool by weight       in every order, by seed and index alone
       v
-    place (pool, position)          shuffled: the pool's own passes, each arranged anew
-                                    sequential: the pool from its first example to its last
+    place (pool, position)          sequential: pass after pass, as the data has them
+                                    shuffled: pass after pass, each in another order
                                     difficulty: by rewards (rl/rollouts/difficulty_order.py)
 
-Every pool is gone through pass by pass, so a small one is repeated evenly. What was started and not
-trained on when a run stopped is played again at the same place: the dispatcher keeps those, so an
-order need remember nothing but what it learned.
+What was started and not trained on when a run stopped is played again at the same place: the
+dispatcher keeps those, so an order need remember nothing but what it learned.
 """
 
 import random
