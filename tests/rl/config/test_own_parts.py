@@ -7,6 +7,7 @@ import pytest
 
 from rl.config.build import construct
 from rl.config.schema import ConfigError
+from tests.support.launching import train
 
 PARTS = """
 from rl.rollouts.buffer import FifoBuffer
@@ -81,3 +82,27 @@ def test_what_a_resume_needs_is_asked_for_in_one_sentence(group, target, sentenc
 def test_a_part_that_derives_from_ours_has_it_all(group, name, modules):
     construct(SimpleNamespace(**{group: {"_target_": f"own_parts.{name}"}}), [group])
     assert isinstance(sys.modules["own_parts"], ModuleType)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["order._target_=own_forgetful.Forgetful"], "order: Forgetful observes groups and a"),
+        (
+            ["order=difficulty", "order.easy_threshold=0.1"],
+            "order.hard_threshold=0.2 is not below order.easy_threshold=0.1: swap them",
+        ),
+        (
+            ["order=difficulty", "order.hard_weight=-1"],
+            "order.hard_weight=-1, but it must be >= 0",
+        ),
+    ],
+)
+def test_train_py_says_so_and_starts_nothing(overrides, sentence, modules, tmp_path):
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    # From the folder of a user whose module it is.
+    done = train(*overrides, "run_name=x", output_dir=folder, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 2, done.stderr
+    assert sentence in done.stderr + done.stdout
+    assert not (folder / "x" / "config.yaml").exists()
