@@ -37,6 +37,7 @@ RANGES = {
     "truncation.start": ">= 0 and < 1",
     "truncation.weight": ">= 0",
     "buffer.min_spread": ">= 0",
+    "buffer.min_reward_variance": ">= 0",
     "kl.beta": ">= 0",
     "kl.target_kl": "> 0",
     "reference.refresh_every": ">= 0",

@@ -99,6 +99,14 @@ def rewards(config: Config) -> Iterator[str]:
             yield f"{path}.reward_weights={dict(weights)} makes every reward 0: give one a weight"
 
 
+def order_weights(config: Config) -> Iterator[str]:
+    """Some pool of examples must be drawn from."""
+    weights = {f"order.{k}": v for k, v in config["order"].items() if k.endswith("_weight")}
+    if weights and not any(weights.values()):
+        zeros = ", ".join(f"{key}={value}" for key, value in weights.items())
+        yield f"{zeros} leave no pool of examples to draw from: give one a weight"
+
+
 def adapter(config: Config) -> Iterator[str]:
     """What can be trained beside frozen weights, and travel alone."""
     chosen = config["adapter"]
@@ -181,6 +189,7 @@ RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     optimizer_and_sharding,
     steps_and_waits,
     rewards,
+    order_weights,
     adapter,
     model_folders,
     data_files,

@@ -99,9 +99,11 @@ async def main(run_folder: RunFolder) -> None:
         else:
             renderer = load_renderer(run_folder.model(), build(run.model)().renderer)
             play_group = _imitate(run, sampler, env, renderer)
+        order: ExampleOrder = build(run.order)()
+        order.begin(pools, run.seed)
         dispatcher = Dispatcher(
             play_group=play_group,
-            examples=ExampleOrder(pools, run.seed),
+            order=order,
             credit=Crediting(
                 build(run.truncation),
                 build(run.reward)(),
