@@ -59,6 +59,12 @@ def lengths(config: Config) -> Iterator[str]:
             f"sampler.max_tokens={turn} leaves no room for the prompt in max_seq_len={longest}: "
             "lower the one or raise the other"
         )
+    prompt = value_of(config, "sampler.max_prompt_len")
+    if prompt is not None and prompt >= longest:
+        yield (
+            f"sampler.max_prompt_len={prompt} leaves no room for an answer in max_seq_len="
+            f"{longest}: lower the one, raise the other, or use null"
+        )
     made_for = value_of(config, "model.max_seq_len")
     if made_for is not None and longest > made_for:
         yield f"max_seq_len={longest} exceeds model.max_seq_len={made_for}: raise that one instead"

@@ -92,7 +92,8 @@ async def main(run_folder: RunFolder) -> None:
             status.set("measuring prompts")
             pools = fitting(env, pools, chat, run.max_seq_len)
             watchdog = stack.enter_context(Watchdog(status.set))
-            player = Player(sampler, env, chat, watchdog)
+            seed = run.seed if sampler.seeded else None
+            player = Player(sampler, env, chat, watchdog, seed=seed)
             play_group, waits = player.play_group, player.waits
             evaluator = evaluator_of(run, run_folder, env, player)
         else:

@@ -35,6 +35,7 @@ class Imitator:
     uses_vllm: ClassVar[bool] = False
     temperature: ClassVar[float] = 1.0  # the trainer's logits stay as they are
     max_concurrent: ClassVar[int] = 4096
+    seeded: ClassVar[bool] = False  # no request, no seed
 
     max_staleness: int
 
