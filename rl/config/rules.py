@@ -65,6 +65,17 @@ def lengths(config: Config) -> Iterator[str]:
             f"sampler.max_prompt_len={prompt} leaves no room for an answer in max_seq_len="
             f"{longest}: lower the one, raise the other, or use null"
         )
+    client, env = config["client"]["_target_"], config["env"]["_target_"]
+    if prompt is not None and not fact(client, "measures_prompts", True):
+        yield (
+            f"sampler.max_prompt_len={prompt} cannot be kept with {client}, for only the server "
+            "knows how long its prompts are: use client=renderer, or null"
+        )
+    if prompt is not None and fact(env, "holds_conversation", False):
+        yield (
+            f"sampler.max_prompt_len={prompt} cannot be kept with {env}, which writes its prompts "
+            "itself: use null"
+        )
     made_for = value_of(config, "model.max_seq_len")
     if made_for is not None and longest > made_for:
         yield f"max_seq_len={longest} exceeds model.max_seq_len={made_for}: raise that one instead"

@@ -85,6 +85,7 @@ class TokensClient:
     """conf/client/tokens.yaml: the server's own chat template, then tokens in, tokens out."""
 
     needs_vllm: ClassVar[bool] = True
+    measures_prompts: ClassVar[bool] = False
     on_rewrite: Literal["fork", "refuse"]
 
     @asynccontextmanager

@@ -108,7 +108,7 @@ def test_a_tool_call_before_the_stop_text_is_parsed():
         ("The answer is 5.</answer>", "</answer>", "The answer is 5."),
         ("The answer is 5.", "er", "The answ"),  # begins within a word and ends within one
         ("stop", "stop", ""),
-        ("naïve – five\n\n", "\n\n", "naïve – five"),
+        ("naïve: five\n\n", "\n\n", "naïve: five"),
         ("é\n", "\n", "é"),
     ],
 )
