@@ -31,7 +31,6 @@ class Composed(Environment):
         *,
         name: str,
         dataset: Dataset,
-        system_prompt: str | None,
         shared: Mapping[str, Any],
         tools: Sequence[Function],
         rewards: Mapping[str, Function],
@@ -57,7 +56,7 @@ class Composed(Environment):
         self.name, self.max_turns, self.reward_weights = name, max_turns, dict(reward_weights)
         self.tool_timeout, self.describe_tools = tool_timeout, describe_tools
         self.max_concurrent = max_concurrent
-        self._dataset, self._system_prompt, self._shared = dataset, system_prompt, dict(shared)
+        self._dataset, self._shared = dataset, dict(shared)
 
         def objects() -> Mapping[str, Any]:
             return self._objects  # made when they are first wanted
@@ -75,7 +74,7 @@ class Composed(Environment):
     def examples(self, split: Split) -> Sequence[Example]:
         """The rows of the data set. What is shared is made first: playing must not wait for it."""
         _ = self._objects
-        return self._dataset.examples(split, env=self.name, system_prompt=self._system_prompt)
+        return self._dataset.examples(split, env=self.name)
 
     async def score(self, episode: Episode) -> dict[str, float]:
         """Return every reward, one after the other."""

@@ -105,6 +105,14 @@ def steps_and_waits(config: Config) -> Iterator[str]:
             f"one slow rollout (sampler.rollout_timeout={episode} s) would stop the run "
             f"(trainer.wait_timeout={wait} s): raise the latter above the former"
         )
+    for name, limits in (value_of(config, "env.sampling") or {}).items():
+        own = limits.get("rollout_timeout")
+        if episode is not None and isinstance(own, int | float) and own > episode:
+            yield (
+                f"env.sampling.{name}.rollout_timeout={own} exceeds sampler.rollout_timeout="
+                f"{episode}, the longest that vLLM may be silent: raise that one, and give the "
+                "others less"
+            )
 
 
 def rewards(config: Config) -> Iterator[str]:

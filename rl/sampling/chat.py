@@ -83,6 +83,10 @@ class Chat(Protocol):
         """Whether a completion that was cut off filled the whole context."""
         ...
 
+    def asking(self, sampler: PolicySampler) -> "Chat":
+        """Return the same chat with another sampler."""
+        ...
+
     def pinned(self, sampler: PolicySampler, version: int) -> "Chat":
         """Return the same chat with another sampler, for as long as `version` is the live one."""
         ...

@@ -61,7 +61,7 @@ class Imitator:
         """
         stream = self.conversations(env, rng)
         return tuple(
-            _as_rollout(renderer, next(stream), env.tool_specs, max_seq_len)
+            _as_rollout(renderer, env.opened(next(stream)), env.tool_specs, max_seq_len)
             for _ in range(group_size)
         )
 

@@ -162,9 +162,13 @@ class MessagesChat:
         """Whether the server said so."""
         return isinstance(completion, SpokenCompletion) and completion.too_long
 
-    def pinned(self, sampler: PolicySampler, version: int) -> Self:  # noqa: ARG002 nobody pushes
+    def asking(self, sampler: PolicySampler) -> Self:
         """With another sampler."""
         return replace(self, sampler=sampler)
+
+    def pinned(self, sampler: PolicySampler, version: int) -> Self:  # noqa: ARG002 nobody pushes
+        """With another sampler."""
+        return self.asking(sampler)
 
     async def _ask(self, body: dict[str, Any]) -> SpokenCompletion:
         answer = await self._post(body)

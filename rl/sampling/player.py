@@ -69,8 +69,20 @@ class Player:
         In a single-turn environment short completions share one request: vLLM is some 20 %
         faster that way. Long ones do not, for the slowest would cost all of them (`Chat.shares`).
         """
-        await self.chat.ready()
         env = self.env.environment_of(example)
+        return await self._limited(env)._group(env, index, example, group_size)
+
+    def _limited(self, env: Environment) -> "Player":
+        """Return ourselves, or with the limits that the environment has for itself."""
+        if not env.sampling:
+            return self
+        sampler = replace(self.sampler, **env.sampling)
+        return replace(self, sampler=sampler, chat=self.chat.asking(sampler))
+
+    async def _group(
+        self, env: Environment, index: int, example: Example, group_size: int
+    ) -> tuple[Rollout, ...]:
+        await self.chat.ready()
         clock = Clock(self.sampler.rollout_timeout)
         seeds = RequestSeeds(self.seed, index)
         start = _Start(env, example, clock, seeds)
@@ -131,7 +143,7 @@ class Player:
 
     async def _attempt(self, start: "_Start") -> Rollout:
         env, clock = start.env, start.clock
-        episode = Episode(example=start.example, messages=list(start.example.messages))
+        episode = Episode(start.example, env.opened(start.example.messages))
         rows = Rows()
         rewards: dict[str, float] = {}
         error = ""
@@ -201,7 +213,10 @@ class Player:
                 prompt = await self.chat.follow(prompt, completion, message, reply)
 
     async def _listen(self, start: "_Start", episode: Episode, rows: Rows) -> StopReason:
-        speaker = Speaker(self.chat, rows, episode, lambda: self._turn(start.clock), start.seeds)
+        speaker = Speaker(
+            *(self.chat, rows, episode, lambda: self._turn(start.clock)),
+            *(start.seeds, start.env.opened),
+        )
         try:
             with as_environment_error(start.env, "play"), suppress(ContextFull):
                 await start.env.play(episode, speaker)
@@ -211,7 +226,7 @@ class Player:
 
     async def _open(self, env: Environment, example: Example) -> Prompt:
         with as_environment_error(env, f"examples (id {example.id})"):
-            return await self.chat.open(list(example.messages), env.tool_specs)
+            return await self.chat.open(env.opened(example.messages), env.tool_specs)
 
     async def _score(self, env: Environment, episode: Episode) -> dict[str, float]:
         with as_environment_error(env, "score"):

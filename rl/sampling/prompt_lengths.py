@@ -153,11 +153,12 @@ class _Lengths:
         if env.holds_conversation:  # it has a prompt of its own
             return 0
         try:
+            messages = env.opened(example.messages)
             # No token is less than a byte.
-            texts = [len(str(m.get("content") or "").encode()) for m in example.messages]
+            texts = [len(str(m.get("content") or "").encode()) for m in messages]
             if self._described(example) + sum(texts) + _WRAP * (len(texts) + 1) < self._limit:
                 return 0
-            length = self._chat.measure(list(example.messages), env.tool_specs)
+            length = self._chat.measure(messages, env.tool_specs)
         except Exception:  # noqa: BLE001 an example that cannot be rendered is its rollouts' error
             return 0
         return length if length is not None and length >= self._limit else 0

@@ -135,6 +135,10 @@ class RendererChat:
         """Whether prompt and completion fill max_seq_len."""
         return len(completion.prompt_ids) + len(completion.token_ids) >= self.max_seq_len
 
+    def asking(self, sampler: PolicySampler) -> Self:
+        """With another sampler."""
+        return replace(self, sampler=sampler)
+
     def pinned(self, sampler: PolicySampler, version: int) -> Self:
         """With another sampler, and salts of this version whatever is published meanwhile."""
         return replace(self, sampler=sampler, version=LiveVersion(version))

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from renderers import Renderer
 
-from rl.sampling.stop_texts import checked_stops
+from envs.turn_limits import checked_stops
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,7 @@ class Speaker:
     Attributes:
         engine: entered while the server works.
         seeds: one for each turn.
+        opened: puts in the system prompt that the configuration says.
         stop_reason: why the newest turn ended, or that there was no room for another.
 
     """
@@ -36,6 +37,7 @@ class Speaker:
     episode: Episode
     engine: Callable[[], AbstractAsyncContextManager[None]]
     seeds: RequestSeeds
+    opened: Callable[[list[Message]], list[Message]]
     stop_reason: StopReason = StopReason.STOP
     _last: tuple[list[Message], Prompt, Completion] | None = None  # what led to the newest turn
     _failure: GenerationError | None = field(default=None, repr=False)
@@ -47,6 +49,7 @@ class Speaker:
             ContextFull: max_seq_len leaves no room for it.
 
         """
+        messages = self.opened(messages)
         prompt = await self._prompt(messages, tools)
         if self.chat.room(prompt) <= 0:
             self.stop_reason = StopReason.CONTEXT

@@ -7,26 +7,12 @@
 vLLM stops at the token that completes the text, which may begin within a token and end within one.
 """
 
-from collections.abc import Sequence
 from typing import Any, cast
 
 from renderers import Renderer
 
 from rl.inference.client import Completion
 from rl.model.tokenizer import Tokenizer
-
-_MOST = 4  # as many as the OpenAI API takes
-
-
-def checked_stops(stop: Sequence[str], key: str) -> tuple[str, ...]:
-    """Return the texts; ValueError, naming the `key`, where they can be none."""
-    if "" in stop:
-        raise ValueError(f"{key} has an empty text, which would end every turn: leave it out")
-    if len(stop) > _MOST:
-        raise ValueError(
-            f"{key} has {len(stop)} texts, and the OpenAI API takes {_MOST}: leave some out"
-        )
-    return tuple(stop)
 
 
 def before_stop(renderer: Renderer, completion: Completion) -> list[int]:

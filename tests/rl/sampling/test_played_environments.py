@@ -117,7 +117,6 @@ async def test_a_judge_that_is_away_costs_the_rollout_and_says_so(tmp_path):
     env = Composed(
         name="judged",
         dataset=data,
-        system_prompt=None,
         shared={},
         tools=[],
         rewards={"right": judge},
