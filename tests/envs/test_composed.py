@@ -171,7 +171,7 @@ def test_an_episode_with_right_calls_is_answered_and_scored(config):
         assistant("Paris"),
     )
     assert [m["content"] for m in episode.messages if m["role"] == "tool"] == ["it is Paris", "6"]
-    assert episode.messages[0] == {"role": "system", "content": "Search."}
+    assert env.opened(episode.messages)[0] == {"role": "system", "content": "Search."}
     assert episode.memory == {"counted": 6}
     assert rewards == {"exact": 1.0, "found": 0.5, "calls": 2.0, "near": 1.0}
     assert env.reward_weights == {"exact": 1.0, "found": 0.5}
