@@ -120,7 +120,10 @@ def rewards(config: Config) -> Iterator[str]:
     members = value_of(config, "env.envs") or {}  # of a mixture
     for path in ("env", *(f"env.envs.{name}" for name in members)):
         weights = value_of(config, f"{path}.reward_weights")
-        if isinstance(weights, Mapping) and not any(weights.values()):
+        entries = value_of(config, f"{path}.rewards")  # which may bring their weights
+        entries = entries.values() if isinstance(entries, Mapping) else ()
+        own = [entry["weight"] for entry in entries if isinstance(entry.get("weight"), float | int)]
+        if isinstance(weights, Mapping) and not any([*weights.values(), *own]):
             yield f"{path}.reward_weights={dict(weights)} makes every reward 0: give one a weight"
 
 
