@@ -46,7 +46,6 @@ class WikiSearch(Environment):
         num_eval: int,
         num_results: int,
         max_turns: int,
-        system_prompt: str,
         describe_tools: bool,
         giving_up: float,
         judge: Judge | None,
@@ -82,7 +81,6 @@ class WikiSearch(Environment):
         self._columns, self._embeddings = columns, embeddings
         self._giving_up = giving_up
         self._levels, self._num_eval, self._num_results = set(levels), num_eval, num_results
-        self._system = [{"role": "system", "content": system_prompt}] if system_prompt else []
 
     def examples(self, split: Split) -> list[Example]:
         _ = self._index  # what is wrong with the pages comes out before the first episode
@@ -90,7 +88,7 @@ class WikiSearch(Environment):
             Example(
                 id=number,
                 env=self.name,
-                messages=[*self._system, user(question.text)],
+                messages=[user(question.text)],
                 info={
                     "answer": question.answer,
                     "level": question.level,
@@ -139,7 +137,7 @@ class WikiSearch(Environment):
                 if self._giving_up and rng.random() < self._giving_up:
                     # question, call, result
                     conversation = [*conversation[:3], assistant(GIVEN_UP)]
-                yield [*self._system, *conversation]
+                yield conversation
 
     @cached_property
     def _pages_and_questions(self) -> tuple[list[Page], list[Question]]:

@@ -23,7 +23,8 @@ _CALLED = {
 def build(node: Mapping[str, Any]) -> partial[Any]:
     """The node's callable with its knobs; the caller passes what the code supplies.
 
-    Nested nodes are built first; where they name a class, the knob gets an instance of it.
+    Nested nodes are built first; where they name a class, the knob gets an instance of it. What a
+    class takes in `configure` it is given there, right after its constructor.
     """
     target = str(node["_target_"])
     signature = read(target)
@@ -33,7 +34,15 @@ def build(node: Mapping[str, Any]) -> partial[Any]:
         if key != "_target_"
     }
     module, _, name = target.rpartition(".")
-    return partial(getattr(import_module(module), name), **knobs)
+    made = getattr(import_module(module), name)
+    settings = {key: knobs.pop(key) for key in signature.configured & knobs.keys()}
+    return partial(_configured, made, settings, **knobs) if settings else partial(made, **knobs)
+
+
+def _configured(made: Any, settings: dict[str, Any], /, **knobs: Any) -> Any:
+    part = made(**knobs)
+    part.configure(**settings)
+    return part
 
 
 def _converted(value: Any, knob: Knob | None, path: str) -> Any:

@@ -30,6 +30,7 @@ RANGES = {
     "sampler.min_p": ">= 0 and <= 1",
     "sampler.repetition_penalty": "> 0",
     "sampler.max_tokens": ">= 1",
+    "sampler.max_prompt_len": ">= 1",
     "sampler.rollout_timeout": "> 0",
     "aggregation.length": ">= 1",
     "reward.length_penalty": ">= 0",

@@ -59,6 +59,23 @@ def lengths(config: Config) -> Iterator[str]:
             f"sampler.max_tokens={turn} leaves no room for the prompt in max_seq_len={longest}: "
             "lower the one or raise the other"
         )
+    prompt = value_of(config, "sampler.max_prompt_len")
+    if prompt is not None and prompt >= longest:
+        yield (
+            f"sampler.max_prompt_len={prompt} leaves no room for an answer in max_seq_len="
+            f"{longest}: lower the one, raise the other, or use null"
+        )
+    client, env = config["client"]["_target_"], config["env"]["_target_"]
+    if prompt is not None and not fact(client, "measures_prompts", True):
+        yield (
+            f"sampler.max_prompt_len={prompt} cannot be kept with {client}, for only the server "
+            "knows how long its prompts are: use client=renderer, or null"
+        )
+    if prompt is not None and fact(env, "holds_conversation", False):
+        yield (
+            f"sampler.max_prompt_len={prompt} cannot be kept with {env}, which writes its prompts "
+            "itself: use null"
+        )
     made_for = value_of(config, "model.max_seq_len")
     if made_for is not None and longest > made_for:
         yield f"max_seq_len={longest} exceeds model.max_seq_len={made_for}: raise that one instead"
@@ -88,6 +105,14 @@ def steps_and_waits(config: Config) -> Iterator[str]:
             f"one slow rollout (sampler.rollout_timeout={episode} s) would stop the run "
             f"(trainer.wait_timeout={wait} s): raise the latter above the former"
         )
+    for name, limits in (value_of(config, "env.sampling") or {}).items():
+        own = limits.get("rollout_timeout")
+        if episode is not None and isinstance(own, int | float) and own > episode:
+            yield (
+                f"env.sampling.{name}.rollout_timeout={own} exceeds sampler.rollout_timeout="
+                f"{episode}, the longest that vLLM may be silent: raise that one, and give the "
+                "others less"
+            )
 
 
 def rewards(config: Config) -> Iterator[str]:
@@ -95,7 +120,10 @@ def rewards(config: Config) -> Iterator[str]:
     members = value_of(config, "env.envs") or {}  # of a mixture
     for path in ("env", *(f"env.envs.{name}" for name in members)):
         weights = value_of(config, f"{path}.reward_weights")
-        if isinstance(weights, Mapping) and not any(weights.values()):
+        entries = value_of(config, f"{path}.rewards")  # which may bring their weights
+        entries = entries.values() if isinstance(entries, Mapping) else ()
+        own = [entry["weight"] for entry in entries if isinstance(entry.get("weight"), float | int)]
+        if isinstance(weights, Mapping) and not any([*weights.values(), *own]):
             yield f"{path}.reward_weights={dict(weights)} makes every reward 0: give one a weight"
 
 

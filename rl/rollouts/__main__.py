@@ -33,10 +33,12 @@ from rl.run.warning_lines import noting_warnings
 from rl.sampling.chat import ChatSetting
 from rl.sampling.demonstrations import Imitator
 from rl.sampling.player import Player
-from rl.sampling.prompt_lengths import fitting
+from rl.sampling.prompt_lengths import PromptLengths
 from rl.sampling.sampler import PolicySampler
 from rl.sampling.waits import Waits
 from rl.sampling.watchdog import Watchdog
+
+_MEASURING_S = 5.0  # at the start; the prompts of a large data set take longer than vLLM
 
 
 def _imitate(run: Run, sampler: Imitator, env: Environment, renderer: Renderer) -> PlayGroup:
@@ -87,13 +89,17 @@ async def main(run_folder: RunFolder) -> None:
     async with AsyncExitStack() as stack:
         evaluator: Evaluator | None = None
         waits: Waits | None = None
+        lengths: PromptLengths | None = None
         if sampler.uses_vllm:
             setting = _setting(run, run_folder, env, sampler, version, tally)
             chat = await stack.enter_async_context(build(run.client)().connect(setting))
             status.set("measuring prompts")
-            pools = fitting(env, pools, chat, run.max_seq_len)
+            lengths = PromptLengths(env, pools, chat, run.max_seq_len, sampler.max_prompt_len)
+            lengths.measure(_MEASURING_S)
+            pools = lengths.pools
             watchdog = stack.enter_context(Watchdog(status.set))
-            player = Player(sampler, env, chat, watchdog)
+            seed = run.seed if sampler.seeded else None
+            player = Player(sampler, env, chat, watchdog, seed=seed)
             play_group, waits = player.play_group, player.waits
             evaluator = evaluator_of(run, run_folder, env, player)
         else:
@@ -128,6 +134,8 @@ async def main(run_folder: RunFolder) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(service.sample())
             tasks.create_task(service.report())
+            if lengths:
+                tasks.create_task(lengths.measure_rest())
             if evaluator:
                 tasks.create_task(evaluator.run())
 

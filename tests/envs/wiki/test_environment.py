@@ -29,7 +29,6 @@ def wiki(**knobs) -> WikiSearch:
         "num_eval": 200,
         "num_results": 5,
         "max_turns": 8,
-        "system_prompt": "",
         "describe_tools": True,
         "judge": None,
         "reward_weights": {"exact": 1.0},

@@ -119,8 +119,10 @@ async def test_a_judge_that_is_away_costs_the_rollout_and_says_so(tmp_path):
     env = Composed(
         name="judged",
         dataset=data,
-        system_prompt=None,
         shared={},
+        per_episode={},
+        bindings={},
+        toolsets={},
         tools=[],
         rewards={"right": judge},
         reward_weights={"right": 1.0},
