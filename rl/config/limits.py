@@ -46,6 +46,7 @@ RANGES = {
     "reference.timeout": "> 0",
     "correction.cap": "> 0",
     "correction.low": ">= 0",
+    "critic.head_start": ">= 0",
     "optim.learning_rate": "> 0",
     "optim.beta1": ">= 0 and < 1",
     "optim.beta2": ">= 0 and < 1",
@@ -78,6 +79,8 @@ RANGES = {
     "trainer.max_nonfinite_steps": ">= 1",
     "trainer.wait_timeout": "> 0",
 }
+# A critic has an optimizer of its own.
+RANGES |= {f"critic.{key}": bounds for key, bounds in RANGES.items() if key.startswith("optim.")}
 
 
 def range_problems(config: Mapping[str, Any]) -> Iterator[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rl.config.algorithm_rules import ALGORITHM_RULES
+from rl.config.critic_rules import critic
 from rl.config.facts import fact, is_imitator, is_marked
 from rl.config.limits import range_problems, value_of
 from rl.config.resume_rules import run_folder_problems
@@ -89,12 +90,13 @@ def optimizer_and_sharding(config: Config) -> Iterator[str]:
             f"deepspeed.zero_optimization.stage={stage}, but ZeRO has the stages 0 to 3: use "
             "deepspeed=zero0, zero1, zero2 or zero3"
         )
-    optimizer = config["optim"]["_target_"]
-    if fact(optimizer, "whole_matrices", False) and stage:
-        yield (
-            f"{optimizer} orthogonalises whole matrices, and ZeRO stage {stage} gives an optimizer "
-            "flattened pieces of them: use deepspeed=zero0, or optim=adamw"
-        )
+    for key, own in (("optim", "optim"), ("critic.optim", "optim@critic.optim")):
+        optimizer = value_of(config, f"{key}._target_")
+        if optimizer and fact(optimizer, "whole_matrices", False) and stage:
+            yield (
+                f"{optimizer} orthogonalises whole matrices, and ZeRO stage {stage} gives an "
+                f"optimizer flattened pieces of them: use deepspeed=zero0, or {own}=adamw"
+            )
 
 
 def steps_and_waits(config: Config) -> Iterator[str]:
@@ -214,6 +216,7 @@ RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     batches,
     lengths,
     *ALGORITHM_RULES,
+    critic,
     optimizer_and_sharding,
     steps_and_waits,
     rewards,

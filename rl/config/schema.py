@@ -40,6 +40,7 @@ class Run:
     reward: Node
     truncation: Node
     advantage: Node
+    critic: Node
     aggregation: Node
     reference: Node
     kl: Node
