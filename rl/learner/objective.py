@@ -56,6 +56,8 @@ class Batch:
     # Filled in by rl/learner/preparation.py, where something needs them:
     old_logprobs: Tensor | None = None  # [N] log pi before the step's first update
     ref_logprobs: Tensor | None = None  # [N] of the reference
+    candidates: Tensor | None = None  # [N, K] the reference's likeliest tokens
+    ref_candidate_logprobs: Tensor | None = None  # [N, K] of the reference
 
     @staticmethod
     def of(micro: MicroBatch, device: torch.device) -> "Batch":
@@ -90,7 +92,12 @@ class Objective:
     entropy_bonus: float = 0.0
 
     def __call__(
-        self, batch: Batch, logprobs: Tensor, entropies: Tensor, beta: float = 0.0
+        self,
+        batch: Batch,
+        logprobs: Tensor,
+        entropies: Tensor,
+        beta: float = 0.0,
+        candidate_logprobs: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return this micro-batch's share of the objective and metrics [N] without gradient.
 
@@ -99,6 +106,8 @@ class Objective:
             logprobs: [N] of its completion tokens under the policy in training.
             entropies: [N] of the distributions they were drawn from.
             beta: the present weight of the divergence from the reference.
+            candidate_logprobs: [N, K] of the reference's likeliest tokens under the policy, where
+                the token loss reads them.
 
         Raises:
             ValueError: the token loss is not one number per token, or has no gradient.
@@ -112,6 +121,8 @@ class Objective:
             num_sequences=batch.token_ids.shape[0],
             old_logprobs=batch.old_logprobs,
             ref_logprobs=batch.ref_logprobs,
+            candidate_logprobs=candidate_logprobs,
+            ref_candidate_logprobs=batch.ref_candidate_logprobs,
         )
         result = self.token_loss(tokens)
         _check(result.loss, logprobs)
@@ -151,6 +162,6 @@ def _check(loss: Tensor, logprobs: Tensor) -> None:
         )
     if logprobs.requires_grad and not loss.requires_grad:
         raise ValueError(
-            "the token loss has no gradient: compute it from tokens.logprobs, the only field that "
-            "carries one (losses/tokens.py)"
+            "the token loss has no gradient: compute it from tokens.logprobs or "
+            "tokens.candidate_logprobs, which alone carry one (losses/tokens.py)"
         )

@@ -17,7 +17,8 @@ from torch import Tensor
 from rl.learner.kl import KLPenalty
 from rl.learner.objective import Batch
 from rl.learner.policy import Policy
-from rl.learner.reference import Reference
+from rl.learner.reference.protocol import Reference
+from rl.learner.rows import Rows
 from rl.records import Advantage, Ints, RankBatch
 
 
@@ -42,8 +43,17 @@ class Preparation:
         """Return the micro-batches on the device with what is fixed, and metrics of the step."""
         batches = [Batch.of(micro, self.policy.ranks.device) for micro in batch.micro_batches]
         if self.reference:
-            references = self.reference.logprobs(batches)
-            batches = [replace(b, ref_logprobs=r) for b, r in zip(batches, references, strict=True)]
+            rows = [Rows(batch.token_ids, batch.mask, ()) for batch in batches]
+            scores = self.reference.score(rows)
+            batches = [
+                replace(
+                    batch,
+                    ref_logprobs=score.logprobs,
+                    candidates=score.candidates,
+                    ref_candidate_logprobs=score.candidate_logprobs,
+                )
+                for batch, score in zip(batches, scores, strict=True)
+            ]
         penalised = self.reference is not None and self.kl.acts and self.kl.place == "reward"
         old = [self.policy.score(b) for b in batches] if self.keeps_old or penalised else []
         metrics = self.reference.metrics() if self.reference else {}

@@ -5,6 +5,7 @@ Probabilities are powers of 1/2, so ratios are exact and log probabilities multi
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -59,3 +60,8 @@ def check_table() -> CheckTable:
             torch.testing.assert_close(out.metrics[name], expected)
 
     return check
+
+
+def tokens_of(**fields: Any) -> Tokens:
+    """Tokens with these fields."""
+    return Tokens(**fields)
