@@ -14,6 +14,8 @@ import torch
 from losses.candidates import candidate_distributions
 from losses.tokens import TokenLoss, Tokens
 
+RANGES = {"mix": "> 0 and < 1"}
+
 
 def jsd_topk(tokens: Tokens, *, mix: float) -> TokenLoss:
     """Generalised Jensen-Shannon divergence [N], at most ln 2."""

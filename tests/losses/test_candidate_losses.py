@@ -16,7 +16,6 @@ from losses.forward_kl_topk import forward_kl_topk
 from losses.jsd_topk import jsd_topk
 from losses.reverse_kl_topk import reverse_kl_topk
 from losses.tokens import TokenLoss, Tokens
-from tests.losses.conftest import tokens_of
 
 L = math.log(2)
 CUT = math.log(MIN_REST)
@@ -72,16 +71,8 @@ def candidates(p: Sequence[Pair], q: Sequence[Pair]) -> tuple[Tensor, Tensor]:
 def given(log_p: Tensor, log_q: Tensor) -> Tokens:
     """Tokens of which only the candidates matter: all else is NaN."""
     nan = torch.full((len(log_p),), math.nan, dtype=torch.float64)
-    ids = torch.arange(len(log_p))
-    return tokens_of(
-        logprobs=nan,
-        rollout_logprobs=nan,
-        advantages=nan,
-        sequence_ids=ids,
-        num_sequences=max(len(log_p), 1),
-        candidate_logprobs=log_p,
-        ref_candidate_logprobs=log_q,
-    )
+    candidates = {"candidate_logprobs": log_p, "ref_candidate_logprobs": log_q}
+    return Tokens.by_hand(nan, nan, nan, **candidates)
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def many_rows(cases: Any) -> list[Any]:
     from tests.support import tiny_policy as tiny
 
     groups = tiny.groups(cases.twin, num_groups=NUM_ROWS // 3 + 2, seed=3)
-    rows = [row for row in weigh(groups, token_mean) if row.row.num_completion and row.advantage]
+    rows = [row for row in weigh(groups, token_mean) if row.row.num_completion and row.teaches]
     return rows[:NUM_ROWS]
 
 

@@ -82,12 +82,15 @@ def groups(model: PreTrainedModel, *, num_groups: int = 4, seed: int = 0) -> lis
                 completion_mask=chosen,
                 rollout_logprobs=np.where(chosen, own + noise, 0).astype(np.float32),
                 token_versions=np.where(chosen, 0, -1).astype(np.int32),
+                turns=np.where(chosen, (np.arange(length) >= prompt + 3).astype(int), -1).astype(
+                    np.int32
+                ),
             )
             rollouts.append(
-                Rollout((row,), [], 0.0, {}, StopReason.STOP, turns=1, generation_time=0.0)
+                Rollout((row,), [], 0.0, {}, StopReason.STOP, turns=2, generation_time=0.0)
             )
         example = Example(id=index, env="none", messages=[])
-        credits = tuple(Credit(0.0, float(a)) for a in 3 * rng.standard_normal(3))
+        credits = tuple(Credit(0.0, (float(a),)) for a in 3 * rng.standard_normal(3))
         made.append(Group(index, example, 0, tuple(rollouts), credits))
     return made
 
@@ -104,6 +107,11 @@ def _row_logprobs(model: PreTrainedModel, token_ids: Tensor) -> Tensor:
     return torch.cat([own.new_zeros(1), own])
 
 
+def _by_token(numbers: object, mask: Tensor) -> Tensor:
+    """A row's numbers [N], of which there may be one for all of its tokens."""
+    return torch.tensor(np.broadcast_to(np.array(numbers, np.float32), mask.shape).copy())[mask]
+
+
 def fixed(token_ids: Tensor, rollout_logprobs: Tensor) -> tuple[Tensor, Tensor]:
     """Old and reference logprobs [N] of tokens [N]."""
     return (
@@ -112,10 +120,25 @@ def fixed(token_ids: Tensor, rollout_logprobs: Tensor) -> tuple[Tensor, Tensor]:
     )
 
 
+def fixed_candidates(token_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Two candidates [N, 2] at the place of each token [N], and a teacher's logprobs of them."""
+    first = 0.4 + 0.1 * torch.cos(token_ids.double())  # [N] probability
+    logprobs = torch.stack([first, 0.5 * first], -1).log()
+    return torch.stack([(token_ids + 1) % 256, (token_ids + 100) % 256], -1), logprobs
+
+
 def filled(batch: Batch, *, old: bool, dtype: torch.dtype = torch.float64) -> Batch:
-    """With reference logprobs, and with old ones if wanted."""
-    old_logprobs, ref = fixed(batch.token_ids[batch.mask], batch.rollout_logprobs.to(dtype))
-    return replace(batch, old_logprobs=old_logprobs if old else None, ref_logprobs=ref)
+    """With reference logprobs and candidates, and with old ones if wanted."""
+    token_ids = batch.token_ids[batch.mask]
+    old_logprobs, ref = fixed(token_ids, batch.rollout_logprobs.to(dtype))
+    candidates, likes = fixed_candidates(token_ids)
+    return replace(
+        batch,
+        old_logprobs=old_logprobs if old else None,
+        ref_logprobs=ref,
+        candidates=candidates,
+        ref_candidate_logprobs=likes.to(dtype),
+    )
 
 
 def fixed_old(rows: Sequence[WeightedRow]) -> list[Tensor]:
@@ -163,19 +186,26 @@ def reference(
         logprobs = torch.log_softmax(logits / TEMPERATURE, -1)
         own = logprobs.gather(-1, token_ids[1:, None])[:, 0][mask[1:]]
         sampled = torch.tensor(row.rollout_logprobs)[mask].to(own.dtype)
+        candidates, likes = fixed_candidates(token_ids[mask])
         tokens = Tokens(
             logprobs=own,
             rollout_logprobs=sampled,
-            advantages=torch.full_like(own, float(np.float32(weighted_row.advantage))),
+            advantages=_by_token(weighted_row.advantages, mask).to(own.dtype),
             sequence_ids=torch.zeros(len(own), dtype=torch.int64),
             num_sequences=1,
+            staleness=-torch.tensor(row.token_versions)[mask].long(),
+            entropies=-(logprobs.exp() * logprobs).sum(-1)[mask[1:]].detach(),
+            positions=weighted_row.first_position + torch.arange(len(own)),
+            turns=torch.tensor(row.turns)[mask].long(),
             old_logprobs=old[i] if old else None,
             ref_logprobs=fixed(token_ids[mask], sampled)[1],
+            candidate_logprobs=logprobs[mask[1:]].gather(-1, candidates),
+            ref_candidate_logprobs=likes.to(own.dtype),
         )
         loss = token_loss(tokens).loss
         if terms:
             loss = terms(loss, tokens, -(logprobs.exp() * logprobs).sum(-1)[mask[1:]])
-        value = (float(np.float32(weighted_row.token_weight)) * loss).sum()
+        value = (_by_token(weighted_row.token_weights, mask).to(own.dtype) * loss).sum()
         value.backward()
         total += float(value.detach())
     gradient = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}

@@ -49,7 +49,7 @@ def pulled(cases: Any, policy: Any, before: Any) -> dict[str, float]:
     cases.twin.load_state_dict(before, strict=False)
     value, gradient = tiny.reference(cases.twin, cases.rows, cases.loss, terms)
     batch = cases.batch(cases.rows)
-    micros = (Batch.of(micro, cases.ranks.device) for micro in batch.micro_batches)
+    micros = (Batch.of(micro, cases.ranks.device, batch.step) for micro in batch.micro_batches)
     batches = [tiny.filled(micro, old=False, dtype=torch.float32) for micro in micros]
     stats = policy.update(batch, objective, batches=batches, beta=BETA)
     _, alone = tiny.reference(cases.twin, cases.rows, cases.loss)
@@ -88,7 +88,7 @@ def distilled(cases: Any, policy: Any) -> dict[str, float]:
     likes = tiny.exact_model(cases.sources["float32"])
     likes.load_state_dict(dict(reference._module.model.named_parameters()), strict=False)
     value, gradient = divergence(cases.twin, likes, cases.rows)
-    alone = [Batch.of(micro, cases.ranks.device) for micro in batch.micro_batches]
+    alone = [Batch.of(micro, cases.ranks.device, 0) for micro in batch.micro_batches]
     update = {name: (before[name].double() - after[name].double()) / RATE for name in before}
     return {
         "error": tiny.relative_error(update, gradient),
@@ -100,12 +100,13 @@ def distilled(cases: Any, policy: Any) -> dict[str, float]:
 
 def divergence(model: Any, teacher: Any, rows: Any) -> tuple[float, dict[str, Any]]:
     """Value and gradient of the divergences over three candidates and the rest, row by row."""
-    from tests.support.tiny_policy import TEMPERATURE
+    from tests.support.tiny_policy import TEMPERATURE, _by_token
 
     total = torch.zeros((), dtype=torch.float64)
     for one in rows:
         ids = torch.tensor(one.row.token_ids, dtype=torch.int64)
-        places = torch.tensor(one.row.completion_mask).nonzero()[:, 0] - 1
+        mask = torch.tensor(one.row.completion_mask)
+        places = mask.nonzero()[:, 0] - 1
         p, q = (
             torch.softmax(m(input_ids=ids[None]).logits[0][places] / TEMPERATURE, -1)
             for m in (model, teacher)
@@ -116,7 +117,7 @@ def divergence(model: Any, teacher: Any, rows: Any) -> tuple[float, dict[str, An
         m = 0.25 * q + 0.75 * p
         terms = q * (q / p).log() + p * (p / q).log()
         terms = terms + 0.25 * q * (q / m).log() + 0.75 * p * (p / m).log()
-        total = total + one.token_weight * terms.sum()
+        total = total + (_by_token(one.token_weights, mask) * terms.sum(-1)).sum()
     parameters = dict(model.named_parameters())
     gradients = torch.autograd.grad(total, list(parameters.values()))
     return float(total.detach()), dict(zip(parameters, gradients, strict=True))
@@ -176,13 +177,12 @@ def liking(token_ids: torch.Tensor) -> torch.Tensor:
 
 
 def anchors(policy: Any, *, keeps_old: bool, reference: Any = None) -> Any:
-    from losses.advantages import group_mean
     from losses.kl import k1
     from rl.learner.kl import KLPenalty
     from rl.learner.preparation import Preparation
 
     kl = KLPenalty(estimator=k1, beta=9.0, place="reward", target_kl=None)
-    return Preparation(policy, reference, keeps_old=keeps_old, kl=kl, advantage=group_mean)
+    return Preparation(policy, reference, keeps_old=keeps_old, kl=kl, compared=True)
 
 
 def penalty(cases: Any, policy: Any) -> dict[str, Any]:
@@ -208,7 +208,7 @@ def penalty(cases: Any, policy: Any) -> dict[str, Any]:
     counted = np.array([r.row.num_completion > 0 for r in cases.rows]) & ~np.isnan(rewards)
     known = np.where(counted, lost, np.nan).reshape(4, 3)
     relative = np.nan_to_num(known - np.nanmean(known, axis=1, keepdims=True)).flatten()
-    expected = np.array([r.advantage for r in cases.rows]) - relative
+    expected = np.array([r.advantages for r in cases.rows]) - relative
     wrong = max(
         float(np.abs(b.advantages.numpy() - expected[b.rollout_ids.numpy()]).max(initial=0.0))
         for b in batches
@@ -256,7 +256,7 @@ def gap(cases: Any, policy: Any, reference: Any) -> float:
     """Largest |log pi - log ref| of a batch, over all ranks."""
     from rl.learner.objective import Batch
 
-    micros = [Batch.of(m, cases.ranks.device) for m in cases.batch(cases.rows).micro_batches]
+    micros = [Batch.of(m, cases.ranks.device, 0) for m in cases.batch(cases.rows).micro_batches]
     references = reference.score([rows_of(micro) for micro in micros])
     found = [(policy.score(m) - r.logprobs).abs() for m, r in zip(micros, references, strict=True)]
     largest = torch.cat([torch.zeros(1), *found]).max()
