@@ -56,6 +56,9 @@ class Batch:
     positions: Tensor  # [N] among the completion tokens of its rollout, all of its rows
     turns: Tensor  # [N] assistant turn of its rollout
     envs: tuple[str, ...]  # [B] environment that the row was played in
+    # The same N tokens after what a reference with hints sees, where there is one:
+    hinted_token_ids: Tensor | None = None  # [B, H] int64
+    hinted_mask: Tensor | None = None  # [B, H] bool
     # Filled in by rl/learner/preparation.py, where something needs them:
     old_logprobs: Tensor | None = None  # [N] log pi before the step's first update
     ref_logprobs: Tensor | None = None  # [N] of the reference
@@ -84,6 +87,9 @@ class Batch:
             "token_ids": torch.tensor(micro.token_ids, dtype=torch.int64),
             "mask": mask,
         }
+        if micro.hinted_token_ids is not None:
+            flat["hinted_token_ids"] = torch.tensor(micro.hinted_token_ids, dtype=torch.int64)
+            flat["hinted_mask"] = torch.tensor(micro.hinted_mask)
         tensors = {name: tensor.to(device) for name, tensor in flat.items()}
         return Batch(**tensors, envs=micro.envs)
 

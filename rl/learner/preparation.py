@@ -45,8 +45,7 @@ class Preparation:
             Batch.of(micro, self.policy.ranks.device, batch.step) for micro in batch.micro_batches
         ]
         if self.reference:
-            rows = [Rows(batch.token_ids, batch.mask, batch.envs) for batch in batches]
-            scores = self.reference.score(rows)
+            scores = self.reference.score([_seen(batch) for batch in batches])
             batches = [
                 replace(
                     batch,
@@ -89,6 +88,13 @@ class Preparation:
             for b in batches
         ]
         return credited, {"train/kl_penalty": float(lost.mean())}
+
+
+def _seen(batch: Batch) -> Rows:
+    """What the reference sees of a micro-batch: its own prompts, where it sees hints."""
+    if batch.hinted_token_ids is None or batch.hinted_mask is None:
+        return Rows(batch.token_ids, batch.mask, batch.envs)
+    return Rows(batch.hinted_token_ids, batch.hinted_mask, batch.envs)
 
 
 def relative_penalties(lost: np.ndarray, counts: np.ndarray, group_ids: Ints | None) -> np.ndarray:

@@ -218,6 +218,26 @@ def _split_until(bins: list[list[WeightedRow]], count: int) -> None:
         del fullest[half:]
 
 
+def _hinted(rows: Sequence[Row]) -> dict[str, Any]:
+    """The same completion tokens after what a reference with hints sees; nothing where none does.
+
+    All after a row's first completion token stays as the policy had it, replies included.
+    """
+    if all(row.hinted_prompt is None for row in rows):
+        return {}
+    pairs = []
+    for row in rows:
+        first = int(row.completion_mask.argmax())
+        prompt = row.token_ids[:first] if row.hinted_prompt is None else row.hinted_prompt
+        mask = np.concatenate([np.zeros(len(prompt), np.bool_), row.completion_mask[first:]])
+        pairs.append((np.concatenate([prompt, row.token_ids[first:]]), mask))
+    shape = len(rows), max(len(mask) for _, mask in pairs)
+    token_ids, masks = np.zeros(shape, np.int32), np.zeros(shape, np.bool_)
+    for i, (ids, mask) in enumerate(pairs):
+        token_ids[i, : len(ids)], masks[i, : len(mask)] = ids, mask
+    return {"hinted_token_ids": token_ids, "hinted_mask": masks}
+
+
 def _stack(rows: Sequence[WeightedRow]) -> MicroBatch:
     """Pad on the right; an empty micro-batch becomes one row that counts nothing."""
     # At least two wide: the first token of a row is predicted from nothing.
@@ -234,6 +254,7 @@ def _stack(rows: Sequence[WeightedRow]) -> MicroBatch:
         rollout_ids=np.full(height, -1, np.int32),
         first_positions=np.zeros(height, np.int32),
         envs=tuple(r.env for r in rows) or ("",),
+        **_hinted([r.row for r in rows]),
     )
     for i, weighted in enumerate(rows):
         row, length = weighted.row, weighted.length
