@@ -44,6 +44,8 @@ RANGES = {
     "reference.refresh_every": ">= 0",
     "reference.refresh_mix": "> 0 and <= 1",
     "reference.timeout": "> 0",
+    "reference.max_retries": ">= 0",
+    "reference.top_k": ">= 1",
     "correction.cap": "> 0",
     "correction.low": ">= 0",
     "critic.head_start": ">= 0",

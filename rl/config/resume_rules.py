@@ -5,6 +5,7 @@ half would make the second half another experiment, so it is refused.
 """
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,7 @@ def _changes(config: Config, before: Config, saved: Path) -> Iterator[str]:
 
 
 def _may_change(key: str) -> bool:
+    key = re.sub(r"^reference\.teachers\.[^.]+", "reference", key)
     return key not in LEARNED and any(f"{key}.".startswith(f"{free}.") for free in MAY_CHANGE)
 
 

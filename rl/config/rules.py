@@ -12,7 +12,7 @@ from typing import Any
 
 from rl.config.algorithm_rules import ALGORITHM_RULES
 from rl.config.critic_rules import critic
-from rl.config.facts import fact, is_imitator, is_marked
+from rl.config.facts import fact, is_imitator, is_marked, references
 from rl.config.limits import range_problems, value_of
 from rl.config.resume_rules import run_folder_problems
 from rl.config.secrets import secret_problems
@@ -155,7 +155,7 @@ def model_folders(config: Config) -> Iterator[str]:
     `models/mine` may be one, unless there is a folder `models` here. The model is prepared first
     of all, a reference only when everything has started: more of it is looked at here.
     """
-    for key in ("model.path", "reference.path"):
+    for key in ("model.path", *(f"{reference}.path" for reference in references(config))):
         path = value_of(config, key)
         if not isinstance(path, str):
             continue
@@ -169,7 +169,7 @@ def model_folders(config: Config) -> Iterator[str]:
             yield f"{key}={path}: no such folder{no_name}{what}"
         elif folder.exists() and not (folder / "config.json").is_file():
             yield f"{key}={path}: {folder} holds no config.json, so it is no model in HF form"
-        elif folder.exists() and key == "reference.path":
+        elif folder.exists() and key != "model.path":
             for pattern in ("tokenizer.json", "*.safetensors"):
                 if not any(folder.glob(pattern)):
                     yield f"{key}={path}: {folder} holds no {pattern}: save the model there whole"

@@ -4,6 +4,7 @@ import asyncio
 import random
 import sys
 from contextlib import AsyncExitStack
+from dataclasses import asdict
 from pathlib import Path
 
 import msgspec
@@ -12,7 +13,7 @@ from renderers import Renderer
 from envs.episode import Example
 from envs.protocol import Environment
 from rl.config.build import build
-from rl.config.facts import is_marked
+from rl.config.facts import is_marked, sees_hint
 from rl.config.schema import Run
 from rl.config.transport import transport
 from rl.evaluation.periodic import Evaluator, evaluator_of
@@ -32,6 +33,7 @@ from rl.run.status import Status
 from rl.run.warning_lines import noting_warnings
 from rl.sampling.chat import ChatSetting
 from rl.sampling.demonstrations import Imitator
+from rl.sampling.hints import require_hints
 from rl.sampling.player import Player
 from rl.sampling.prompt_lengths import PromptLengths
 from rl.sampling.sampler import PolicySampler
@@ -98,8 +100,14 @@ async def main(run_folder: RunFolder) -> None:
             lengths.measure(_MEASURING_S)
             pools = lengths.pools
             watchdog = stack.enter_context(Watchdog(status.set))
+            hinted = frozenset(
+                name
+                for name in (pool.examples[0].env for pool in pools)
+                if sees_hint(asdict(run), name)
+            )
+            require_hints(env, pools, hinted)
             seed = run.seed if sampler.seeded else None
-            player = Player(sampler, env, chat, watchdog, seed=seed)
+            player = Player(sampler, env, chat, watchdog, seed=seed, hinted_envs=hinted)
             play_group, waits = player.play_group, player.waits
             evaluator = evaluator_of(run, run_folder, env, player)
         else:

@@ -40,12 +40,12 @@ def corrected(name: str, **knobs: float) -> Changes:
 REFUSED: dict[str, tuple[Changes, str]] = {
     "a teacher that nobody reads": (
         TEACHER,
-        "nothing reads rl.learner.reference.FrozenModel: add kl.beta=0.01, or loss=distill for a",
+        "nothing reads rl.learner.reference.local.FrozenModel: add kl.beta=0.01, or loss=distill",
     ),
     "a server that nobody reads": (ENDPOINT, "add kl.beta=0.01, or loss=distill for a teacher"),
     "a refresh that nobody reads": (
         {"reference.refresh_every": 10},
-        "nothing reads rl.learner.reference.InitialPolicy: add kl.beta=0.01",
+        "nothing reads rl.learner.reference.local.InitialPolicy: add kl.beta=0.01",
     ),
     "a refresh of the frozen base": (
         {**KL, "reference.refresh_every": 10, "adapter": chosen("adapter", "lora")},
