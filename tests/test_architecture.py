@@ -164,11 +164,12 @@ def targets(*groups: str) -> set[str]:
     [
         (
             "train, rl.supervisor.supervise",
-            "model adapter env sampler client buffer optim inference logger evaluation",
+            "model adapter env order sampler client buffer optim inference logger evaluation",
         ),
         (
             "rl.rollouts.__main__",
-            "model env sampler client buffer reward truncation advantage aggregation evaluation",
+            "model env order sampler client buffer reward truncation advantage aggregation "
+            "evaluation",
         ),
         ("evaluate, rl.evaluation.standalone", "model env sampler client inference"),
     ],

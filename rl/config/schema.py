@@ -33,6 +33,7 @@ class Run:
     model: Node
     adapter: Node
     env: Node
+    order: Node
     sampler: Node
     client: Node
     buffer: Node

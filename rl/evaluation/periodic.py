@@ -104,7 +104,7 @@ class Evaluator:
         """The player of the training rollouts, with its places, at our own temperature."""
         sampler = replace(self._player.sampler, temperature=self._settings.temperature)
         chat = self._player.chat.pinned(sampler, version)
-        return replace(self._player, sampler=sampler, chat=chat)
+        return replace(self._player, sampler=sampler, chat=chat, hinted_envs=frozenset())
 
 
 def evaluator_of(

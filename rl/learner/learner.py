@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from rl.config.build import build
-from rl.config.facts import is_marked, needs_reference
+from rl.config.facts import compares_distributions, is_marked, needs_reference
 from rl.config.schema import Run
 from rl.learner.critic import Critic, CriticSetting
 from rl.learner.kl import KLPenalty
@@ -19,7 +19,7 @@ from rl.learner.objective import Batch, Objective
 from rl.learner.policy import Policy
 from rl.learner.preparation import Preparation
 from rl.learner.ranks import Ranks
-from rl.learner.reference import Reference, ReferenceSetting
+from rl.learner.reference.protocol import Reference, ReferenceSetting
 from rl.model.loading import load_model
 from rl.records import RankBatch
 from rl.run.folder import RunFolder
@@ -116,9 +116,15 @@ class Learner:
         """None where nothing reads one: it would cost as much memory as the policy."""
         if not needs_reference(asdict(self._run)):
             return None
-        chunk = self._settings.logprob_chunk
         setting = ReferenceSetting(
-            self.policy, folder, self._dtype, self._temperature, chunk, self._run.seed
+            policy=self.policy,
+            model=folder,
+            dtype=self._dtype,
+            temperature=self._temperature,
+            logprob_chunk=self._settings.logprob_chunk,
+            seed=self._run.seed,
+            vocabulary=self.policy.vocabulary,
+            reads_candidates=compares_distributions(self._run.loss["_target_"]),
         )
         return build(self._run.reference)().start(setting)
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from rl.learner.candidates import candidate_logprobs, most_likely
 from rl.model.lora import in_force
 
 
@@ -48,7 +49,15 @@ class PolicyModule(nn.Module):
         """Parameters with a row per word: of the embedding and of the head, tied or not."""
         return [*self.model.get_input_embeddings().parameters(), *self.head.parameters()]
 
-    def forward(self, token_ids: Tensor, mask: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    def forward(
+        self,
+        token_ids: Tensor,
+        mask: Tensor,
+        temperature: float,
+        *,
+        candidates: Tensor | None = None,
+        top_k: tuple[int, int] | None = None,
+    ) -> tuple[Tensor, ...]:
         """Return logprobs [N] and entropies [N] of the masked tokens, row by row.
 
         Rows are padded on the right. No attention mask is needed: attention is causal, so no real
@@ -58,6 +67,9 @@ class PolicyModule(nn.Module):
             token_ids: [B, T].
             mask: [B, T]; a token at position 0 cannot be chosen, nothing precedes it.
             temperature: logits are divided by it, as vLLM did when it sampled.
+            candidates: [N, K] tokens whose logprobs [N, K] are to be returned as well.
+            top_k: how many tokens, out of how many, are to be returned as well: the likeliest
+                [N, K] with their logprobs [N, K].
 
         """
         hidden = self.model.base_model(input_ids=token_ids, use_cache=False).last_hidden_state
@@ -70,7 +82,13 @@ class PolicyModule(nn.Module):
             for h, t in zip(before.split(self._chunk), targets.split(self._chunk), strict=True)
         ]
         logprobs, entropies = zip(*parts, strict=True)
-        return torch.cat(logprobs), torch.cat(entropies)
+        outputs = torch.cat(logprobs), torch.cat(entropies)
+        if candidates is not None:
+            common = temperature, self._chunk
+            outputs += (candidate_logprobs(self.head, before, candidates, *common),)
+        if top_k is not None:
+            outputs += most_likely(self.head, before, *top_k, temperature, self._chunk)
+        return outputs
 
     def _of_chunk(
         self, hidden: Tensor, targets: Tensor, temperature: float

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from rl.learner.logprobs import PolicyModule
 from rl.learner.objective import Batch, Objective
 from rl.learner.optim import AdamW
 from rl.learner.ranks import Ranks
+from rl.learner.rows import Rows, Scores
 from rl.learner.token_sums import TokenSums
 from rl.model.folder import copy_tokenizer, holds_weights
 from rl.model.loading import write_model
@@ -71,6 +71,7 @@ class Policy:
             external=module.heads.parameters(),  # applied chunk by chunk
         )
         self.zero_stage: int = self.engine.zero_optimization_stage()
+        self.vocabulary = module.head.out_features
 
     def update(
         self,
@@ -114,11 +115,14 @@ class Policy:
             return {**_EMPTY, "train/learning_rate": rate}
         sums = TokenSums()
         for number, batch in enumerate(batches):
-            outputs = self.engine(batch.token_ids, batch.mask, self._temperature)
+            outputs = self.engine(
+                batch.token_ids, batch.mask, self._temperature, candidates=batch.candidates
+            )
             # The graph is cut at the module's outputs. The slopes there cost next to nothing, and
             # where no rank has any, the pass through the model, most of the work, adds zeros.
-            logprobs, entropies = seen = [output.detach().requires_grad_() for output in outputs]
-            value, metrics = objective(batch, logprobs, entropies, beta)
+            seen = [output.detach().requires_grad_() for output in outputs]
+            logprobs, entropies, *candidates = seen
+            value, metrics = objective(batch, logprobs, entropies, beta, *candidates)
             slopes = torch.autograd.grad(value, seen, materialize_grads=True)
             # The first always goes backward: a step wants gradients, be they zero.
             idle = number > 0 and not self.ranks.any(moves(value, slopes))
@@ -141,13 +145,23 @@ class Policy:
         }
 
     @torch.no_grad()
-    def score(self, batch: Batch, *, adapter: bool = True) -> Tensor:
+    def score(self, batch: Batch) -> Tensor:
         """Return logprobs [N] of a micro-batch as it is sampled: at its temperature, no dropout.
 
-        All ranks must call it together; `adapter=False` asks the model below the adapter.
+        All ranks must call it together.
         """
-        with nullcontext() if adapter else without_adapter(self.engine.module.model):
-            return self._score(batch.token_ids, batch.mask, self._temperature)
+        return self._score(batch.token_ids, batch.mask, self._temperature)[0]
+
+    @torch.no_grad()
+    def base_scores(self, rows: Rows, top_k: int = 0) -> Scores:
+        """Return what the model below the adapter thinks, with its `top_k` likeliest tokens.
+
+        As `score` otherwise.
+        """
+        likeliest = (top_k, self.vocabulary) if top_k else None
+        with without_adapter(self.engine.module.model):
+            outputs = self._score(rows.token_ids, rows.mask, self._temperature, likeliest)
+        return Scores(outputs[0], *outputs[2:])
 
     @torch.no_grad()
     def logprobs(self, token_ids: Ints, temperature: float = 1.0) -> Tensor:
@@ -158,17 +172,23 @@ class Policy:
         tokens = torch.tensor(token_ids, dtype=torch.int64, device=self.ranks.device)
         mask = torch.ones_like(tokens, dtype=torch.bool)
         mask[:, 0] = False
-        flat = self._score(tokens, mask, temperature)
+        flat = self._score(tokens, mask, temperature)[0]
         result = flat.new_zeros(tokens.shape)
         result[mask] = flat
         return result.cpu()
 
-    def _score(self, token_ids: Tensor, mask: Tensor, temperature: float) -> Tensor:
-        """Logprobs [N] of the masked tokens, without dropout."""
+    def _score(
+        self,
+        token_ids: Tensor,
+        mask: Tensor,
+        temperature: float,
+        top_k: tuple[int, int] | None = None,
+    ) -> tuple[Tensor, ...]:
+        """What the module returns of the masked tokens, without dropout."""
         self.engine.eval()
-        logprobs, _ = self.engine(token_ids, mask, temperature)
+        outputs = self.engine(token_ids, mask, temperature, top_k=top_k)
         self.engine.train()
-        return logprobs
+        return outputs
 
     def weights(self) -> dict[str, Tensor]:
         """Return all weights under Hugging Face names, tied ones once; on rank 0, else empty.

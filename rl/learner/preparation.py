@@ -19,7 +19,8 @@ from rl.learner.critic import Critic
 from rl.learner.kl import KLPenalty
 from rl.learner.objective import Batch
 from rl.learner.policy import Policy
-from rl.learner.reference import Reference
+from rl.learner.reference.protocol import Reference
+from rl.learner.rows import Rows
 from rl.records import Ints, RankBatch
 
 
@@ -48,8 +49,16 @@ class Preparation:
             Batch.of(micro, self.policy.ranks.device, batch.step) for micro in batch.micro_batches
         ]
         if self.reference:
-            references = self.reference.logprobs(batches)
-            batches = [replace(b, ref_logprobs=r) for b, r in zip(batches, references, strict=True)]
+            scores = self.reference.score([_seen(batch) for batch in batches])
+            batches = [
+                replace(
+                    batch,
+                    ref_logprobs=score.logprobs,
+                    candidates=score.candidates,
+                    ref_candidate_logprobs=score.candidate_logprobs,
+                )
+                for batch, score in zip(batches, scores, strict=True)
+            ]
         penalised = self.reference is not None and self.kl.acts and self.kl.place == "reward"
         old = [self.policy.score(b) for b in batches] if self.keeps_old or penalised else []
         metrics = self.reference.metrics() if self.reference else {}
@@ -94,6 +103,13 @@ class Preparation:
             for b in batches
         ]
         return credited, {"train/kl_penalty": float(lost.mean())}
+
+
+def _seen(batch: Batch) -> Rows:
+    """What the reference sees of a micro-batch: its own prompts, where it sees hints."""
+    if batch.hinted_token_ids is None or batch.hinted_mask is None:
+        return Rows(batch.token_ids, batch.mask, batch.envs)
+    return Rows(batch.hinted_token_ids, batch.hinted_mask, batch.envs)
 
 
 def relative_penalties(lost: np.ndarray, counts: np.ndarray, group_ids: Ints | None) -> np.ndarray:

@@ -115,6 +115,7 @@ class RolloutService:
                 f"buffer/rejected_{reason}": float(count)
                 for reason, count in self._dispatcher.buffer.rejected.items()
             },
+            **{f"order/{k}": v for k, v in self._dispatcher.order.metrics().items()},
         }
         self._write(step, groups)
         trainer = self._run.trainer

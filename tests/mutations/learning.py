@@ -131,8 +131,8 @@ LEARNING = (
     mutation(
         "policy: stale tokens pass for fresh",
         "rl/learner/policy.py",
-        "batch.token_versions == step",
-        "batch.token_versions >= step - 1",
+        "batch.staleness == 0",
+        "batch.staleness <= 1",
         "rl/learner/test_mutants.py",
     ),
     mutation(
