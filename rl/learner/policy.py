@@ -98,7 +98,7 @@ class Policy:
             return {**_EMPTY, "train/learning_rate": rate}
         sums = TokenSums()
         for number, batch in enumerate(batches):
-            outputs = self.engine(batch.token_ids, batch.mask, self._temperature)
+            outputs = self.engine(batch.token_ids, batch.mask, self._temperature, entropies=True)
             # The graph is cut at the module's outputs. The slopes there cost next to nothing, and
             # where no rank has any, the pass through the model, most of the work, adds zeros.
             logprobs, entropies = seen = [output.detach().requires_grad_() for output in outputs]

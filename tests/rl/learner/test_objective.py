@@ -86,7 +86,9 @@ def in_parts(model, rows, objective, *, old, ranks, budget):
     shares = plan(rows, step=0, ranks=ranks, tokens_per_micro_batch=budget, metrics={})
     for micro in (micro for share in shares for micro in share.micro_batches):
         batch = tiny_policy.filled(Batch.of(micro, torch.device("cpu")), old=old)
-        logprobs, entropies = module(batch.token_ids, batch.mask, tiny_policy.TEMPERATURE)
+        logprobs, entropies = module(
+            batch.token_ids, batch.mask, tiny_policy.TEMPERATURE, entropies=True
+        )
         value, metrics = objective(batch, logprobs, entropies, 0.3)
         value.backward()
         total += float(value.detach())
@@ -142,7 +144,7 @@ def test_numbers_outside_of_the_completion_reach_neither_value_nor_gradient(mode
         batch = Batch.of(each, torch.device("cpu"))
         module = PolicyModule(model, chunk=7)
         model.zero_grad()
-        logprobs, entropies = module(batch.token_ids, batch.mask, 1.0)
+        logprobs, entropies = module(batch.token_ids, batch.mask, 1.0, entropies=True)
         value, _ = Objective(shipped("cispo"))(batch, logprobs, entropies)
         value.backward()
         results.append(
