@@ -30,6 +30,7 @@ from rl.rollouts.example_order import ExampleOrder
 from rl.rollouts.plan import plan_batch
 from rl.run.folder import RunFolder
 from rl.sampling.renderer_chat import render
+from rl.sampling.reward_names import by_name
 from rl.sampling.rows import Rows
 
 _WARM_STEPS, _TEACHER_STEPS = 50, 60
@@ -211,7 +212,7 @@ def _rollout(
     message = {"role": "assistant", "content": renderer.parse_response(tokens).content}
     messages = [*example.messages, message]
     episode = Episode(example, messages, turns=1, stop_reason=reason)
-    rewards = asyncio.run(env.score(episode))
+    rewards, _ = by_name(asyncio.run(env.score(episode)), episode.turns)
     rows = Rows()
     rows.turn(Completion(tokens, logprobs, [version] * len(tokens), cut_off, prompt))
     total = sum(w * rewards.get(name, 0.0) for name, w in env.reward_weights.items())

@@ -111,7 +111,7 @@ def main() -> None:
         learner, plain = Learner(run, run_folder, ranks), Plain(folder, run.optim["learning_rate"])
         rows = expert_rows(run, model, folder, arguments.rows)
         batches = {idle: batch_of(run, rows, idle) for idle in IDLE}
-        same = [Batch.of(micro, ranks.device) for micro in batches[0.0].micro_batches]
+        same = [Batch.of(micro, ranks.device, 0) for micro in batches[0.0].micro_batches]
         took: dict[float | None, list[float]] = {idle: [] for idle in (None, *IDLE)}
         for _ in range(arguments.repeats + 1):
             took[None].append(seconds(lambda: plain.update(same)))

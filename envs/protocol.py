@@ -100,8 +100,12 @@ class Environment:
         """
         raise NotImplementedError
 
-    async def score(self, episode: Episode) -> dict[str, float]:
-        """Named rewards of a finished episode. NaN marks an episode that cannot be judged."""
+    async def score(self, episode: Episode) -> Mapping[str, float | Sequence[float]]:
+        """Named rewards of a finished episode. NaN marks an episode that cannot be judged.
+
+        Each is one number, or one for each of the policy's `episode.turns`, and then worth their
+        sum: an advantage that looks at turns (advantage=turn_group_mean) learns which earned what.
+        """
         raise NotImplementedError
 
     def close(self, episode: Episode) -> None:

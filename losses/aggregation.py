@@ -6,8 +6,10 @@
     sequence_mean      w = 1 / (S * L_i)                      every rollout counts the same
     constant_length    w = 1 / (S * length)                   as token_mean, but for a constant
     prompt_mean        w = 1 / (G * tokens of i's prompt)     every prompt counts the same
+    turn_mean          w = 1 / (U * L_iu)                     every turn of every rollout does
 
-L_i: completion tokens of rollout i, S: rollouts, G: prompts, each of the *global* batch and
+L_i: completion tokens of rollout i, L_iu: of its turn u, S: rollouts, G: prompts, U: turns with a
+token, each of the *global* batch and
 before it is split: value and gradient cannot depend on the micro-batches and ranks it is split
 into. The "sequence" of the papers is one sampled episode, a rollout here: where its conversation
 forked into several rows, L_i counts the tokens of all of them and all have weight w_i, so that an
@@ -21,6 +23,7 @@ from collections.abc import Sequence
 
 # Every sequence weighs the same, which losses over whole sequences need (rl/config/facts.py).
 PER_SEQUENCE = ("sequence_mean",)
+PER_TURN = ("turn_mean",)  # lengths of turns in, a weight for each turn out
 
 
 def token_mean(
@@ -64,6 +67,19 @@ def prompt_mean(lengths: Sequence[int], group_ids: Sequence[int]) -> list[float]
         1 / (num_prompts * tokens_of[group_id]) if length else 0.0
         for length, group_id in zip(lengths, group_ids, strict=True)
     ]
+
+
+def turn_mean(
+    lengths: Sequence[Sequence[int]],
+    group_ids: Sequence[int],  # noqa: ARG001 - one signature for every aggregation
+) -> list[list[float]]:
+    """Weight [S][turns]: the mean over all turns of the mean over the turn's tokens.
+
+    `lengths`: completion tokens of each turn of each rollout. For credit by turn: what a turn
+    learns does not depend on how much it said.
+    """
+    num_turns = sum(map(_num_with_tokens, lengths))
+    return [[1 / (num_turns * length) if length else 0.0 for length in turns] for turns in lengths]
 
 
 def _num_with_tokens(lengths: Sequence[int]) -> int:

@@ -14,6 +14,7 @@ counts such tokens once for every loss, in `Tokens.ratio_clamped`.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,8 +31,31 @@ class Tokens:
     advantages: Tensor  # [N]
     sequence_ids: Tensor  # [N] int64 in 0..num_sequences-1, in any order
     num_sequences: int  # S; a sequence may have no token here
+    staleness: Tensor  # [N] int64, versions that its sampler lay behind the policy in training
+    entropies: Tensor  # [N] of the policy in training where it chose the token, without gradient
+    positions: Tensor  # [N] int64, place among its rollout's completion tokens, from 0
+    turns: Tensor  # [N] int64, assistant turn of its rollout, from 0
     old_logprobs: Tensor | None = None  # [N] log pi before the step's first update
     ref_logprobs: Tensor | None = None  # [N] of the frozen reference, or of a teacher
+
+    @staticmethod
+    def by_hand(
+        logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, **others: Any
+    ) -> "Tokens":
+        """Tokens for a table worked by hand: one sequence of one turn, none of it stale.
+
+        Whatever else matters is given by its name.
+        """
+        zeros = torch.zeros(len(logprobs), dtype=torch.int64)
+        tokens = {
+            "sequence_ids": zeros,
+            "num_sequences": 1,
+            "staleness": zeros,
+            "entropies": torch.zeros_like(rollout_logprobs),
+            "positions": torch.arange(len(logprobs)),
+            "turns": zeros,
+        }
+        return Tokens(logprobs, rollout_logprobs, advantages, **(tokens | others))
 
     @property
     def anchor(self) -> Tensor:

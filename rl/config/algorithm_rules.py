@@ -20,7 +20,7 @@ from rl.config.facts import (
     reads,
     uses_ratio,
 )
-from rl.config.limits import value_of
+from rl.config.limits import outside, value_of
 
 Config = Mapping[str, Any]
 
@@ -46,9 +46,11 @@ def loss_and_aggregation(config: Config) -> Iterator[str]:
 
 
 def bounds(config: Config) -> Iterator[str]:
-    """Bounds have an order, and some are ratios that must exceed 1."""
-    for group in ("loss", "correction"):
+    """Bounds have an order, some are ratios that must exceed 1, and some have a range."""
+    for group in ("loss", "correction", "advantage", "aggregation"):
         node = config[group]
+        for key, within in fact(node["_target_"], "RANGES", {}).items():
+            yield from outside(f"{group}.{key}", node.get(key), within)
         pair = [key for key in fact(node["_target_"], "ORDERED", ()) if node.get(key) is not None]
         if len(pair) == 2 and node[pair[0]] >= node[pair[1]]:
             low, high = (f"{group}.{key}={node[key]}" for key in pair)
@@ -175,6 +177,11 @@ def old_logprobs(config: Config) -> Iterator[str]:
             "with updates_per_batch=1 ratios are taken to the sampler, which corrects already; "
             f"{correction} would count the difference twice: use correction=none or "
             "updates_per_batch=2"
+        )
+    elif not is_marked(correction, "NEUTRAL") and is_marked(loss, "CORRECTS"):
+        yield (
+            f"{loss} corrects for the sampler by itself, and {correction} would do so twice: use "
+            "correction=none"
         )
 
 

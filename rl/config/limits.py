@@ -81,10 +81,14 @@ RANGES = {
 def range_problems(config: Mapping[str, Any]) -> Iterator[str]:
     """One sentence for each number outside of its range; absent and null ones are none."""
     for key, bounds in RANGES.items():
-        value = value_of(config, key)
-        conditions = [condition.split() for condition in bounds.split(" and ")]
-        if value is not None and not all(COMPARISONS[c](value, float(x)) for c, x in conditions):
-            yield f"{key}={value}, but it must be {bounds}"
+        yield from outside(key, value_of(config, key), bounds)
+
+
+def outside(key: str, value: Any, bounds: str) -> Iterator[str]:
+    """A sentence where a value is not within bounds such as ">= 0 and < 1"; null always is."""
+    conditions = [condition.split() for condition in bounds.split(" and ")]
+    if value is not None and not all(COMPARISONS[c](value, float(x)) for c, x in conditions):
+        yield f"{key}={value}, but it must be {bounds}"
 
 
 def value_of(config: Mapping[str, Any], key: str) -> Any:

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from rl.config.build import build
-from rl.config.facts import needs_reference
+from rl.config.facts import is_marked, needs_reference
 from rl.config.schema import Run
 from rl.learner.kl import KLPenalty
 from rl.learner.objective import Objective
@@ -38,6 +38,14 @@ def _public_name(run: Run, folder: Path) -> str:
     """What others may call the model: its name on the hub, else where it lies here."""
     name = run.model.get("path")
     return name if name and not Path(name).expanduser().exists() else str(folder)
+
+
+def _compares(run: Run) -> bool:
+    """Whether the advantage has a baseline: then a reward by itself is worth nothing."""
+    advantage, alone = build(run.advantage), [1.0]
+    if is_marked(run.advantage["_target_"], "PER_TURN"):
+        return not any(advantage([alone])[0])
+    return advantage(alone) == [0.0]
 
 
 _STATE = "learner.json"
@@ -79,7 +87,7 @@ class Learner:
             self._reference,
             keeps_old=run.updates_per_batch > 1,
             kl=self._kl,
-            advantage=build(run.advantage),
+            compared=_compares(run),
         )
 
     def _load_policy(self, folder: Path) -> Policy:

@@ -50,26 +50,34 @@ class Batch:
     rollout_logprobs: Tensor  # [N]
     advantages: Tensor  # [N]
     token_weights: Tensor  # [N]
-    token_versions: Tensor  # [N] policy version that sampled the token, -1 if none did
+    staleness: Tensor  # [N] versions behind the policy in training; step + 1 if none sampled it
     sequence_ids: Tensor  # [N] row of each token
     rollout_ids: Tensor  # [N] rollout of each token, by position in the global batch
+    positions: Tensor  # [N] among the completion tokens of its rollout, all of its rows
+    turns: Tensor  # [N] assistant turn of its rollout
     # Filled in by rl/learner/preparation.py, where something needs them:
     old_logprobs: Tensor | None = None  # [N] log pi before the step's first update
     ref_logprobs: Tensor | None = None  # [N] of the reference
 
     @staticmethod
-    def of(micro: MicroBatch, device: torch.device) -> "Batch":
-        """Move a micro-batch to `device` and flatten its completion tokens, row by row."""
+    def of(micro: MicroBatch, device: torch.device, step: int) -> "Batch":
+        """Move a micro-batch to `device` and flatten its completion tokens, row by row.
+
+        `step` is the one that it trains, which is the version of the policy in training.
+        """
         # Flattened before it moves: a GPU would stop at every boolean index, to count.
         mask = torch.tensor(micro.completion_mask)
         rows = mask.nonzero()[:, 0]  # [N]
+        positions = micro.first_positions[:, None] + micro.completion_mask.cumsum(1) - 1  # [B, T]
         flat = {
             "rollout_logprobs": torch.tensor(micro.rollout_logprobs)[mask],
-            "advantages": torch.tensor(micro.advantages)[rows],
-            "token_weights": torch.tensor(micro.token_weights)[rows],
-            "token_versions": torch.tensor(micro.token_versions)[mask],
+            "advantages": torch.tensor(micro.advantages)[mask],
+            "token_weights": torch.tensor(micro.token_weights)[mask],
+            "staleness": step - torch.tensor(micro.token_versions, dtype=torch.int64)[mask],
             "sequence_ids": rows,
             "rollout_ids": torch.tensor(micro.rollout_ids, dtype=torch.int64)[rows],
+            "positions": torch.tensor(positions, dtype=torch.int64)[mask],
+            "turns": torch.tensor(micro.turns, dtype=torch.int64)[mask],
             "token_ids": torch.tensor(micro.token_ids, dtype=torch.int64),
             "mask": mask,
         }
@@ -110,6 +118,10 @@ class Objective:
             advantages=batch.advantages.to(logprobs.dtype),
             sequence_ids=batch.sequence_ids,
             num_sequences=batch.token_ids.shape[0],
+            staleness=batch.staleness,
+            entropies=entropies.detach(),
+            positions=batch.positions,
+            turns=batch.turns,
             old_logprobs=batch.old_logprobs,
             ref_logprobs=batch.ref_logprobs,
         )

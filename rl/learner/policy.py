@@ -82,16 +82,18 @@ class Policy:
             beta: weight of the divergence from a reference.
 
         """
-        batches = batches or [Batch.of(micro, self.ranks.device) for micro in batch.micro_batches]
+        batches = batches or [
+            Batch.of(micro, self.ranks.device, batch.step) for micro in batch.micro_batches
+        ]
         rate = self._optim.rate(batch.step, self._max_steps)
-        metrics = [self._update(batch.step, batches, objective, beta, rate) for _ in range(updates)]
+        metrics = [self._update(batches, objective, beta, rate) for _ in range(updates)]
         means = {name: sum(one[name] for one in metrics) / updates for name in metrics[0]}
         # By the second update the policy has moved: only the first compares the same weights.
         compared = {name: v for name, v in metrics[0].items() if name.startswith("mismatch/")}
         return {**means, **compared}
 
     def _update(
-        self, step: int, batches: Sequence[Batch], objective: Objective, beta: float, rate: float
+        self, batches: Sequence[Batch], objective: Objective, beta: float, rate: float
     ) -> dict[str, float]:
         # Agreed on by all ranks: one that skips alone would leave the others in a collective.
         if not self.ranks.any(any(bool(batch.token_weights.any()) for batch in batches)):
@@ -112,7 +114,7 @@ class Policy:
             gap = (logprobs.detach() - batch.rollout_logprobs).abs()
             metrics["zero_gradient_fraction"] = torch.full_like(gap, float(idle))
             # Older tokens differ because the policy moved, which says nothing about vLLM.
-            sums.add(value, gap, batch.token_versions == step, metrics)
+            sums.add(value, gap, batch.staleness == 0, metrics)
         return {**sums.means(self.ranks.device), **self._step(rate)}
 
     def _step(self, rate: float) -> dict[str, float]:

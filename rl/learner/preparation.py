@@ -18,7 +18,7 @@ from rl.learner.kl import KLPenalty
 from rl.learner.objective import Batch
 from rl.learner.policy import Policy
 from rl.learner.reference import Reference
-from rl.records import Advantage, Ints, RankBatch
+from rl.records import Ints, RankBatch
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Preparation:
     Attributes:
         reference: None where nothing reads it.
         keeps_old: a batch gets several updates.
-        advantage: what the rewards were compared by, where the penalty is part of the reward.
+        compared: whether advantages have a baseline; of a penalty that is part of the reward.
 
     """
 
@@ -36,11 +36,13 @@ class Preparation:
     reference: Reference | None
     keeps_old: bool
     kl: KLPenalty
-    advantage: Advantage
+    compared: bool
 
     def __call__(self, batch: RankBatch, beta: float) -> tuple[list[Batch], dict[str, float]]:
         """Return the micro-batches on the device with what is fixed, and metrics of the step."""
-        batches = [Batch.of(micro, self.policy.ranks.device) for micro in batch.micro_batches]
+        batches = [
+            Batch.of(micro, self.policy.ranks.device, batch.step) for micro in batch.micro_batches
+        ]
         if self.reference:
             references = self.reference.logprobs(batches)
             batches = [replace(b, ref_logprobs=r) for b, r in zip(batches, references, strict=True)]
@@ -69,9 +71,8 @@ class Preparation:
         dist.all_reduce(sums)  # the rows of one group lie on several ranks
         lost, tokens = sums.cpu().numpy()
         counts = (tokens > 0) & ~np.isnan(batch.rewards)  # [R]
-        compared = self.advantage([1.0]) == [0.0]  # a reward by itself is worth nothing
         penalties = torch.tensor(
-            relative_penalties(lost, counts, batch.group_ids if compared else None)
+            relative_penalties(lost, counts, batch.group_ids if self.compared else None)
         )
         credited = [
             replace(b, advantages=b.advantages - penalties.to(b.advantages)[b.rollout_ids])

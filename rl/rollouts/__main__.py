@@ -12,6 +12,7 @@ from renderers import Renderer
 from envs.episode import Example
 from envs.protocol import Environment
 from rl.config.build import build
+from rl.config.facts import is_marked
 from rl.config.schema import Run
 from rl.config.transport import transport
 from rl.evaluation.periodic import Evaluator, evaluator_of
@@ -106,6 +107,7 @@ async def main(run_folder: RunFolder) -> None:
                 build(run.reward)(),
                 build(run.advantage),
                 lambda example: env.environment_of(example).reward_weights,
+                is_marked(run.advantage["_target_"], "PER_TURN"),
             ),
             buffer=build(run.buffer)(),
             group_size=run.group_size,

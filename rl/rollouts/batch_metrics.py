@@ -15,6 +15,8 @@ from rl.evaluation.summary import (
 )
 from rl.records import Group, Rollout
 
+_MOST_TURNS = 8  # that have a curve of their own
+
 
 def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
     """Return the metrics of the batch that `step` trains; lengths are completion tokens."""
@@ -38,6 +40,7 @@ def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
         **{f"reward/{name}": value for name, value in mean_rewards(rollouts).items()},
         **{f"stop/{reason}": share for reason, share in stop_shares(rollouts).items()},
     }
+    metrics |= _turn_rewards(rollouts)
     if any(rollout.blocked_time for rollout in rollouts):
         metrics["rollout/blocked"] = average([rollout.blocked_time > 0 for rollout in rollouts])
     by_env: dict[str, list[Rollout]] = defaultdict(list)
@@ -60,6 +63,16 @@ def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
             },
         }
     return {name: float(value) for name, value in metrics.items()}
+
+
+def _turn_rewards(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Mean of each reward that was given by turn, turn by turn, over the rollouts that have it."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for rollout in rollouts:
+        for name, part in rollout.turn_rewards.items():
+            for turn, value in enumerate(part[:_MOST_TURNS]):
+                values[f"reward/{name}/turn_{turn}"].append(value)
+    return {name: average(known) for name, known in values.items()}
 
 
 def _staleness(groups: Sequence[Group], step: int) -> np.ndarray:

@@ -8,13 +8,20 @@ ranks meet in collectives in every one of them.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any
 
 import numpy as np
 
-from rl.records import Floats, Group, Ints, MicroBatch, RankBatch
+from rl.records import Floats, Group, MicroBatch, RankBatch
 from rl.records import Sequence as Row
 
-Aggregation = Callable[[Sequence[int], Sequence[int]], list[float]]
+Aggregation = Callable[[Any, Sequence[int]], Sequence[Any]]
+"""(completion tokens of each rollout, its group) -> the weight of each of its tokens
+
+One that its file marks PER_TURN gets the tokens of each turn of each rollout and returns a weight
+for each of them (losses/aggregation.py).
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,21 +29,29 @@ class WeightedRow:
     """A training row with what its tokens count."""
 
     row: Row
-    advantage: float
-    token_weight: float
+    advantages: Floats | float  # [L], or one for all of its tokens
+    token_weights: Floats | float  # likewise
     rollout_id: int  # position of its rollout in the batch
+    first_position: int = 0  # completion tokens of the rollout's rows before this one
 
     @property
     def length(self) -> int:
         """Tokens, prompt included."""
         return len(self.row.token_ids)
 
+    @property
+    def teaches(self) -> bool:
+        """Whether one of its tokens has an advantage."""
+        return bool(np.any(self.advantages))
 
-def weigh(groups: Sequence[Group], aggregation: Aggregation) -> list[WeightedRow]:
-    """Return the rows of a batch that train, with advantage and token weight.
 
-    What the aggregation weighs is the rollout, however many rows its episode forked into: all of
-    them have one weight, made from the tokens of all of them.
+def weigh(
+    groups: Sequence[Group], aggregation: Aggregation, *, per_turn: bool = False
+) -> list[WeightedRow]:
+    """Return the rows of a batch that train, with advantages and token weights.
+
+    What the aggregation weighs is the rollout, or its turn, however many rows its episode forked
+    into: all of them have one weight, made from the tokens of all of them.
     """
     credited = [
         (rollout, credit, position)
@@ -44,47 +59,93 @@ def weigh(groups: Sequence[Group], aggregation: Aggregation) -> list[WeightedRow
         for rollout, credit in zip(group.rollouts, group.credits, strict=True)
     ]
     training = [
-        (rollout.sequences, credit.advantage, position, i)
+        (rollout.sequences, credit.advantages, position, i)
         for i, (rollout, credit, position) in enumerate(credited)
         if credit.trains
     ]
     # Weighed over all ranks at once: nothing that follows can change what a token counts.
-    lengths = [sum(row.num_completion for row in rows) for rows, *_ in training]
+    count = _turn_lengths if per_turn else _length
+    lengths = [count(rows) for rows, *_ in training]
     weights = aggregation(lengths, [position for _, _, position, _ in training])
     return [
-        WeightedRow(row, advantage, weight, i)
-        for (rows, advantage, _, i), weight in zip(training, weights, strict=True)
-        for row in rows
+        WeightedRow(
+            row, _by_token(row, advantages), _by_token(row, weight if per_turn else (weight,)), i, n
+        )
+        for (rows, advantages, _, i), weight in zip(training, weights, strict=True)
+        for n, row in zip(_tokens_before(rows), rows, strict=True)
     ]
 
 
-def rewards_of(groups: Sequence[Group]) -> tuple[Floats, Ints]:
-    """Return what advantages were made from [R], NaN for unscorable, and its group ids [R]."""
-    rewards = [credit.reward for group in groups for credit in group.credits]
-    group_ids = [i for i, group in enumerate(groups) for _ in group.credits]
-    values = [np.nan if reward is None else reward for reward in rewards]
-    return np.array(values, np.float32), np.array(group_ids, np.int32)
+def _length(rows: Sequence[Row]) -> int:
+    """Completion tokens of a rollout."""
+    return sum(row.num_completion for row in rows)
+
+
+def _turn_lengths(rows: Sequence[Row]) -> list[int]:
+    """Completion tokens of each turn of a rollout."""
+    turns = np.concatenate([row.turns[row.completion_mask] for row in rows] or [np.empty(0, int)])
+    return np.bincount(turns).tolist()
+
+
+def _tokens_before(rows: Sequence[Row]) -> list[int]:
+    """Completion tokens of a rollout before each of its rows."""
+    return [0, *accumulate(row.num_completion for row in rows)][: len(rows)]
+
+
+def _by_token(row: Row, numbers: Sequence[float]) -> Floats | float:
+    """Return each token's number [L]: the only one, or its turn's."""
+    if len(numbers) == 1:
+        return numbers[0]
+    values = np.zeros(len(row.token_ids), np.float32)
+    values[row.completion_mask] = np.array(numbers)[row.turns[row.completion_mask]]
+    return values
+
+
+def rewards_of(groups: Sequence[Group]) -> dict[str, Any]:
+    """Return what `RankBatch` says of all rollouts of a batch, by the names it has there."""
+    credits = [credit for group in groups for credit in group.credits]
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    most = max((len(credit.turn_rewards) for credit in credits), default=1)
+    by_turn = np.full((len(credits), max(most, 1)), np.nan, np.float32)
+    for values, credit in zip(by_turn, credits, strict=True):
+        values[: len(credit.turn_rewards)] = credit.turn_rewards
+    rewards = [np.nan if credit.reward is None else credit.reward for credit in credits]
+    lengths = [
+        _length(rollout.sequences) if credit.trains else 0
+        for rollout, credit in zip(rollouts, credits, strict=True)
+    ]
+    return {
+        "rewards": np.array(rewards, np.float32),
+        "group_ids": np.array(
+            [i for i, group in enumerate(groups) for _ in group.credits], np.int32
+        ),
+        "turn_rewards": by_turn,
+        "lengths": np.array(lengths, np.int32),
+    }
 
 
 def plan_batch(
     groups: Sequence[Group],
     aggregation: Aggregation,
     *,
+    per_turn: bool = False,
     step: int,
     ranks: int,
     tokens_per_micro_batch: int,
     metrics: dict[str, float],
 ) -> list[RankBatch]:
-    """Return one `RankBatch` per rank for these groups: weighed, planned, with their rewards."""
+    """Return one `RankBatch` per rank for these groups: weighed, planned, with their rewards.
+
+    `per_turn`: the aggregation weighs turns.
+    """
     shares = plan(
-        weigh(groups, aggregation),
+        weigh(groups, aggregation, per_turn=per_turn),
         step=step,
         ranks=ranks,
         tokens_per_micro_batch=tokens_per_micro_batch,
         metrics=metrics,
     )
-    rewards, group_ids = rewards_of(groups)
-    return [replace(share, rewards=rewards, group_ids=group_ids) for share in shares]
+    return [replace(share, **rewards_of(groups)) for share in shares]
 
 
 def plan(
@@ -102,7 +163,7 @@ def plan(
     there, and a micro-batch without any need not go backward (rl/learner/policy.py).
     """
     ordered = sorted(rows, key=lambda r: r.length, reverse=True)
-    kinds = [r for r in ordered if r.advantage], [r for r in ordered if not r.advantage]
+    kinds = [r for r in ordered if r.teaches], [r for r in ordered if not r.teaches]
     loads = [0] * ranks  # tokens
     micro_batches: list[list[MicroBatch]] = [[] for _ in range(ranks)]
     for kind in kinds:
@@ -162,10 +223,12 @@ def _stack(rows: Sequence[WeightedRow]) -> MicroBatch:
         token_ids=np.zeros((height, width), np.int32),
         completion_mask=np.zeros((height, width), np.bool_),
         rollout_logprobs=np.zeros((height, width), np.float32),
-        advantages=np.zeros(height, np.float32),
-        token_weights=np.zeros(height, np.float32),
+        advantages=np.zeros((height, width), np.float32),
+        token_weights=np.zeros((height, width), np.float32),
         token_versions=np.full((height, width), -1, np.int32),
+        turns=np.full((height, width), -1, np.int32),
         rollout_ids=np.full(height, -1, np.int32),
+        first_positions=np.zeros(height, np.int32),
     )
     for i, weighted in enumerate(rows):
         row, length = weighted.row, weighted.length
@@ -173,7 +236,9 @@ def _stack(rows: Sequence[WeightedRow]) -> MicroBatch:
         batch.completion_mask[i, :length] = row.completion_mask
         batch.rollout_logprobs[i, :length] = row.rollout_logprobs
         batch.token_versions[i, :length] = row.token_versions
-        batch.advantages[i] = weighted.advantage
-        batch.token_weights[i] = weighted.token_weight
+        batch.turns[i, :length] = row.turns
+        batch.advantages[i, :length] = weighted.advantages
+        batch.token_weights[i, :length] = weighted.token_weights
         batch.rollout_ids[i] = weighted.rollout_id
+        batch.first_positions[i] = weighted.first_position
     return batch

@@ -12,6 +12,7 @@ from dataclasses import asdict
 import msgspec
 
 from rl.config.build import build
+from rl.config.facts import is_marked
 from rl.config.schema import Run
 from rl.evaluation.periodic import Evaluator
 from rl.inference.client import RequestTally
@@ -53,6 +54,7 @@ class RolloutService:
         )
         self._evaluator, self._tally, self._num_retried = evaluator, tally, tally.num_retried
         self._aggregation = build(run.aggregation)
+        self._weighs_turns = is_marked(run.aggregation["_target_"], "PER_TURN")
         self._plans: dict[int, asyncio.Task[list[RankBatch]]] = {}
         self._rejected: list[Group] = []
         self._error: Exception | None = None
@@ -119,6 +121,7 @@ class RolloutService:
         return plan_batch(
             groups,
             self._aggregation,
+            per_turn=self._weighs_turns,
             step=step,
             ranks=trainer["ranks"],
             tokens_per_micro_batch=trainer["tokens_per_micro_batch"],
@@ -175,8 +178,9 @@ def trained_line(group: Group, rollout: Rollout, credit: Credit, used: bool) -> 
         "messages": rollout.messages,
         "reward": rollout.reward,
         "rewards": rollout.rewards,
+        **({"turn_rewards": rollout.turn_rewards} if rollout.turn_rewards else {}),
         "shaped_reward": credit.reward,
-        "advantage": credit.advantage,
+        "advantage": credit.advantages if len(credit.advantages) != 1 else credit.advantages[0],
         "stop_reason": rollout.stop_reason,
         "turns": rollout.turns,
         "tool_calls": rollout.tool_calls,

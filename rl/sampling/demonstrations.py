@@ -124,18 +124,19 @@ def tokenize(
         raise ValueError("a demonstration must end with an assistant message")
     rows: list[Sequence] = []
     token_ids: list[int] = []
-    mask: list[bool] = []
+    turns: list[int] = []  # of each token, -1 for those of others
+    number = 0
     prompt = renderer.render_ids(messages[:turn], tools=tools, add_generation_prompt=True)
     while True:
         if prompt[: len(token_ids)] != token_ids:  # history was rewritten: start another row
-            rows.append(_row(token_ids, mask, max_seq_len))
-            token_ids, mask = [], []
+            rows.append(_row(token_ids, turns, max_seq_len))
+            token_ids, turns = [], []
         completion = completion_ids(renderer, messages[turn])
-        mask += [False] * (len(prompt) - len(mask)) + [True] * len(completion)
-        token_ids = prompt + completion
+        turns += [-1] * (len(prompt) - len(turns)) + [number] * len(completion)
+        token_ids, number = prompt + completion, number + 1
         following = _next_turn(messages, turn)
         if following is None:
-            return (*rows, _row(token_ids, mask, max_seq_len))
+            return (*rows, _row(token_ids, turns, max_seq_len))
         bridged = renderer.bridge_to_next_turn(
             prompt, completion, messages[turn + 1 : following], tools=tools
         )
@@ -190,16 +191,17 @@ def _next_turn(messages: Seq[Message], after: int) -> int | None:
     return next((i for i in later if messages[i]["role"] == "assistant"), None)
 
 
-def _row(token_ids: list[int], mask: list[bool], max_seq_len: int) -> Sequence:
+def _row(token_ids: list[int], turns: list[int], max_seq_len: int) -> Sequence:
     if len(token_ids) > max_seq_len:
         raise ValueError(
             f"a demonstration has {len(token_ids)} tokens, but max_seq_len={max_seq_len}: raise "
             "max_seq_len (model.max_seq_len) or make the environment's tasks shorter"
         )
-    completion_mask = np.array(mask, dtype=np.bool_)
+    turns_of = np.array(turns, dtype=np.int32)
     return Sequence(
         token_ids=np.array(token_ids, dtype=np.int32),
-        completion_mask=completion_mask,
+        completion_mask=turns_of >= 0,
+        turns=turns_of,
         rollout_logprobs=np.zeros(len(token_ids), dtype=np.float32),
         token_versions=np.full(len(token_ids), -1, dtype=np.int32),  # no policy sampled them
     )

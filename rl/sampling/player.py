@@ -29,7 +29,7 @@ from rl.records import Rollout
 from rl.sampling.chat import Chat, Prompt
 from rl.sampling.clock import Clock
 from rl.sampling.environment_errors import EnvironmentFailed, as_environment_error
-from rl.sampling.reward_names import check_names, weighted_sum
+from rl.sampling.reward_names import by_name, check_names, weighted_sum
 from rl.sampling.rows import Rows
 from rl.sampling.sampler import PolicySampler
 from rl.sampling.speaker import Speaker
@@ -125,6 +125,7 @@ class Player:
         episode = Episode(example=start.example, messages=list(start.example.messages))
         rows = Rows()
         rewards: dict[str, float] = {}
+        turn_rewards: dict[str, tuple[float, ...]] = {}
         error = ""
         try:
             async with clock.running():
@@ -132,7 +133,7 @@ class Player:
                     episode.stop_reason = await self._listen(env, episode, rows, clock)
                 else:
                     episode.stop_reason = await self._converse(start, episode, rows)
-                rewards = await self._score(env, episode)
+                rewards, turn_rewards = await self._score(env, episode)
         except TimeoutError:
             episode.stop_reason = StopReason.TIMEOUT
             error = f"took longer than sampler.rollout_timeout={self.sampler.rollout_timeout:g} s"
@@ -155,6 +156,7 @@ class Player:
             messages=episode.messages,
             reward=reward,
             rewards=rewards,
+            turn_rewards=turn_rewards,
             stop_reason=episode.stop_reason or StopReason.ENV_ERROR,
             turns=episode.turns,
             generation_time=clock.engine_time,
@@ -206,14 +208,16 @@ class Player:
         with as_environment_error(env, f"examples (id {example.id})"):
             return await self.chat.open(list(example.messages), env.tool_specs)
 
-    async def _score(self, env: Environment, episode: Episode) -> dict[str, float]:
+    async def _score(
+        self, env: Environment, episode: Episode
+    ) -> tuple[dict[str, float], dict[str, tuple[float, ...]]]:
         with as_environment_error(env, "score"):
             scored = await threads.call(env.score, episode)
-            rewards = {name: float(value) for name, value in scored.items()}
+            rewards, turn_rewards = by_name(scored, episode.turns)
         if rewards and env.name not in self._checked:  # the first rollout that it scores
             check_names(env, rewards)
             self._checked.add(env.name)
-        return rewards
+        return rewards, turn_rewards
 
 
 @dataclass

@@ -20,9 +20,13 @@ class _Row:
     mask: list[bool] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    turns: list[int] = field(default_factory=list)
 
-    def extend(self, tokens: Items[int], logprobs: Items[float], versions: Items[int]) -> None:
+    def extend(
+        self, tokens: Items[int], logprobs: Items[float], versions: Items[int], turn: int
+    ) -> None:
         chosen = bool(logprobs)  # nobody else's tokens come with any
+        self.turns += [turn if chosen else -1] * len(tokens)
         self.token_ids += tokens
         self.mask += [chosen] * len(tokens)
         self.logprobs += logprobs if chosen else [0.0] * len(tokens)
@@ -34,6 +38,7 @@ class _Row:
             completion_mask=np.array(self.mask, np.bool_),
             rollout_logprobs=np.array(self.logprobs, np.float32),
             token_versions=np.array(self.versions, np.int32),
+            turns=np.array(self.turns, np.int32),
         )
 
 
@@ -42,6 +47,7 @@ class Rows:
 
     def __init__(self) -> None:
         self._rows: list[_Row] = []
+        self._num_turns = 0
         self.num_untracked_tokens = 0
 
     def turn(self, completion: Completion) -> None:
@@ -52,8 +58,9 @@ class Rows:
         if row is None or tokens[: len(row.token_ids)] != row.token_ids:
             row = _Row()  # the first, or history was rewritten: a fork
             self._rows.append(row)
-        row.extend(tokens[len(row.token_ids) :], [], [])
-        row.extend(completion.token_ids, completion.logprobs, completion.versions)
+        row.extend(tokens[len(row.token_ids) :], [], [], -1)
+        row.extend(completion.token_ids, completion.logprobs, completion.versions, self._num_turns)
+        self._num_turns += 1
 
     @property
     def token_ids(self) -> list[int]:

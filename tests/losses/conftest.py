@@ -25,25 +25,27 @@ def logs(probabilities: Sequence[float]) -> Tensor:
 
 @pytest.fixture
 def check_table() -> CheckTable:
-    """check(loss function, rows, sequence_ids=None, **{metric: values})."""
+    """check(loss function, rows, sequence_ids=None, others=None, **{metric: values})."""
 
     def check(
         loss_function: Callable[[Tokens], TokenLoss],
         rows: Sequence[Row],
         *,
         sequence_ids: Sequence[int] | None = None,
+        others: dict[str, Tensor] | None = None,
         **metrics: list[float],
     ) -> None:
         pi, anchor, advantages, losses, gradients = zip(*rows, strict=True)
         ids = torch.tensor(sequence_ids if sequence_ids else range(len(rows)))
         logprobs = logs(pi).requires_grad_()
-        tokens = Tokens(
-            logprobs=logprobs,
-            rollout_logprobs=logs(anchor),
-            advantages=torch.tensor(advantages, dtype=torch.float64),
+        tokens = Tokens.by_hand(
+            logprobs,
+            logs(anchor),
+            torch.tensor(advantages, dtype=torch.float64),
             sequence_ids=ids,
             num_sequences=int(ids.max()) + 1,
             ref_logprobs=logs(anchor),
+            **(others or {}),
         )
         out = loss_function(tokens)
         out.loss.sum().backward()

@@ -61,7 +61,7 @@ def test_dppo_drops_by_probability_moved_and_pulls_every_token(check_table: Chec
 def test_dppo_measures_the_move_from_the_policy_that_sampled() -> None:
     # pi = 1/2, old = 1/2, mu = 1/8: ratio to old 1, but 3/8 above mu: dropped
     half, eighth = torch.tensor([-LN2]), torch.tensor([-3 * LN2])
-    tokens = Tokens(half, eighth, torch.tensor([1.0]), torch.tensor([0]), 1, old_logprobs=half)
+    tokens = Tokens.by_hand(half, eighth, torch.tensor([1.0]), old_logprobs=half)
     out = dppo(tokens, delta_low=0.2, delta_high=0.2, tau=0.1)
     torch.testing.assert_close(out.loss, torch.tensor([0.0]))
     torch.testing.assert_close(out.metrics["masked_fraction_high"], torch.tensor([1.0]))

@@ -103,7 +103,7 @@ def test_gspo_clamps_the_mean_and_not_the_tokens() -> None:
     logprobs = torch.tensor([-1.0, -11.0], dtype=torch.float64, requires_grad=True)
     rollout_logprobs = torch.tensor([-31.0, -1.0], dtype=torch.float64)
     advantages = torch.tensor([-1.0, -1.0], dtype=torch.float64)
-    tokens = Tokens(logprobs, rollout_logprobs, advantages, torch.tensor([0, 0]), 1)
+    tokens = Tokens.by_hand(logprobs, rollout_logprobs, advantages)
     loss = gspo(tokens, clip_low=0.2, clip_high=0.2).loss
     e10 = 22026.465794806718  # e^10
     torch.testing.assert_close(loss, torch.tensor([e10, e10], dtype=torch.float64))
@@ -157,4 +157,4 @@ def test_distill_moves_log_pi_towards_the_teacher(check_table: CheckTable) -> No
 def test_distill_without_a_teacher_says_so() -> None:
     one = torch.zeros(1)
     with pytest.raises(ValueError, match="needs a teacher"):
-        distill(Tokens(one, one, one, torch.tensor([0]), 1))
+        distill(Tokens.by_hand(one, one, one))

@@ -15,9 +15,7 @@ def vector(*values: float) -> Tensor:
 
 def tokens_of(logprobs: Tensor, rollout_logprobs: Tensor) -> Tokens:
     advantages = -torch.ones_like(rollout_logprobs)
-    return Tokens(
-        logprobs, rollout_logprobs, advantages, torch.arange(len(logprobs)), len(logprobs)
-    )
+    return Tokens.by_hand(logprobs, rollout_logprobs, advantages)
 
 
 def test_the_anchor_is_the_sampling_policy_unless_an_older_one_is_given() -> None:

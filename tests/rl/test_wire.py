@@ -23,10 +23,12 @@ def batch(height: int = 3, width: int = 5) -> RankBatch:
         token_ids=rng.integers(0, 2**31 - 1, (height, width), np.int32),
         completion_mask=rng.random((height, width)) < 0.5,
         rollout_logprobs=rng.standard_normal((height, width), np.float32),
-        advantages=rng.standard_normal(height, np.float32),
-        token_weights=np.array([1 / 3] * height, np.float32),
+        advantages=rng.standard_normal((height, width), np.float32),
+        token_weights=np.full((height, width), 1 / 3, np.float32),
         token_versions=rng.integers(-1, 3, (height, width), np.int32),
+        turns=rng.integers(-1, 9, (height, width), np.int32),
         rollout_ids=np.arange(height, dtype=np.int32),
+        first_positions=rng.integers(0, 99, height, np.int32),
     )
     metrics = {"train/reward": 0.1 + 0.2, "inf": float("inf")}
     rewards, group_ids = np.array([0.5, np.nan], np.float32), np.array([0, 0], np.int32)

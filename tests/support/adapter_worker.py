@@ -153,7 +153,7 @@ class AdapterCases(Cases):
         from rl.learner.objective import Batch
 
         micro = self.batch(self.rows).micro_batches[0]
-        batch = Batch.of(micro, self.ranks.device)
+        batch = Batch.of(micro, self.ranks.device, 0)
         off, on = policy.score(batch, adapter=False), policy.score(batch)
         self.plain = True
         base = self.policy(dtype, mode, PlainSteps()).score(batch)

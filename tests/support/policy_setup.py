@@ -15,12 +15,12 @@ RATE = 0.01
 
 
 def without_advantage(row: Any) -> Any:
-    return dataclasses.replace(row, advantage=0.0)
+    return dataclasses.replace(row, advantages=0.0)
 
 
 def zero_gradient_fraction(rows: Any) -> float:
     """Share of the completion tokens whose row has no advantage."""
-    idle = sum(r.row.num_completion for r in rows if not r.advantage)
+    idle = sum(r.row.num_completion for r in rows if not r.teaches)
     return idle / sum(r.row.num_completion for r in rows)
 
 

@@ -109,7 +109,7 @@ class StepCases(Setup):
         lengths = sorted(counted, key=lambda i: self.rows[i].length)
         nan = [
             [
-                dataclasses.replace(row, advantage=math.nan) if i == spoilt else row
+                dataclasses.replace(row, advantages=math.nan) if i == spoilt else row
                 for i, row in enumerate(self.rows)
             ]
             for spoilt in (lengths[1], lengths[-1])

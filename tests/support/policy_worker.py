@@ -147,7 +147,7 @@ class Cases(StepCases):
         again = self.policy(dtype, "zero0", self.muon_optim(), seed=1)
         again.load(saved)
         result["loaded"] = all_same(self.everywhere(again), middle)
-        nan = [dataclasses.replace(row, advantage=math.nan) for row in self.rows]
+        nan = [dataclasses.replace(row, advantages=math.nan) for row in self.rows]
         stats = again.update(self.batch(nan, step=9), self.objective)
         result["skipped"] = [stats["train/skipped"], all_same(self.everywhere(again), middle)]
         again.update(batches[2], self.objective)

@@ -37,7 +37,7 @@ def many_rows(cases: Any, count: int = NUM_ROWS) -> list[Any]:
     from tests.support import tiny_policy as tiny
 
     groups = tiny.groups(cases.twin, num_groups=count // 2, seed=3)
-    rows = [row for row in weigh(groups, token_mean) if row.row.num_completion and row.advantage]
+    rows = [row for row in weigh(groups, token_mean) if row.row.num_completion and row.teaches]
     return rows[:count]
 
 

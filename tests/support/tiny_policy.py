@@ -82,12 +82,15 @@ def groups(model: PreTrainedModel, *, num_groups: int = 4, seed: int = 0) -> lis
                 completion_mask=chosen,
                 rollout_logprobs=np.where(chosen, own + noise, 0).astype(np.float32),
                 token_versions=np.where(chosen, 0, -1).astype(np.int32),
+                turns=np.where(chosen, (np.arange(length) >= prompt + 3).astype(int), -1).astype(
+                    np.int32
+                ),
             )
             rollouts.append(
-                Rollout((row,), [], 0.0, {}, StopReason.STOP, turns=1, generation_time=0.0)
+                Rollout((row,), [], 0.0, {}, StopReason.STOP, turns=2, generation_time=0.0)
             )
         example = Example(id=index, env="none", messages=[])
-        credits = tuple(Credit(0.0, float(a)) for a in 3 * rng.standard_normal(3))
+        credits = tuple(Credit(0.0, (float(a),)) for a in 3 * rng.standard_normal(3))
         made.append(Group(index, example, 0, tuple(rollouts), credits))
     return made
 
@@ -102,6 +105,11 @@ def _row_logprobs(model: PreTrainedModel, token_ids: Tensor) -> Tensor:
     logprobs = torch.log_softmax(logits / TEMPERATURE, -1)
     own = logprobs.gather(-1, token_ids[1:, None].long())[:, 0]
     return torch.cat([own.new_zeros(1), own])
+
+
+def _by_token(numbers: object, mask: Tensor) -> Tensor:
+    """A row's numbers [N], of which there may be one for all of its tokens."""
+    return torch.tensor(np.broadcast_to(np.array(numbers, np.float32), mask.shape).copy())[mask]
 
 
 def fixed(token_ids: Tensor, rollout_logprobs: Tensor) -> tuple[Tensor, Tensor]:
@@ -166,16 +174,20 @@ def reference(
         tokens = Tokens(
             logprobs=own,
             rollout_logprobs=sampled,
-            advantages=torch.full_like(own, float(np.float32(weighted_row.advantage))),
+            advantages=_by_token(weighted_row.advantages, mask).to(own.dtype),
             sequence_ids=torch.zeros(len(own), dtype=torch.int64),
             num_sequences=1,
+            staleness=-torch.tensor(row.token_versions)[mask].long(),
+            entropies=-(logprobs.exp() * logprobs).sum(-1)[mask[1:]].detach(),
+            positions=weighted_row.first_position + torch.arange(len(own)),
+            turns=torch.tensor(row.turns)[mask].long(),
             old_logprobs=old[i] if old else None,
             ref_logprobs=fixed(token_ids[mask], sampled)[1],
         )
         loss = token_loss(tokens).loss
         if terms:
             loss = terms(loss, tokens, -(logprobs.exp() * logprobs).sum(-1)[mask[1:]])
-        value = (float(np.float32(weighted_row.token_weight)) * loss).sum()
+        value = (_by_token(weighted_row.token_weights, mask).to(own.dtype) * loss).sum()
         value.backward()
         total += float(value.detach())
     gradient = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}

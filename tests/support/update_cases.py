@@ -48,7 +48,7 @@ def pulled(cases: Any, policy: Any, before: Any) -> dict[str, float]:
     cases.twin.load_state_dict(before, strict=False)
     value, gradient = tiny.reference(cases.twin, cases.rows, cases.loss, terms)
     batch = cases.batch(cases.rows)
-    micros = (Batch.of(micro, cases.ranks.device) for micro in batch.micro_batches)
+    micros = (Batch.of(micro, cases.ranks.device, batch.step) for micro in batch.micro_batches)
     batches = [tiny.filled(micro, old=False, dtype=torch.float32) for micro in micros]
     stats = policy.update(batch, objective, batches=batches, beta=BETA)
     _, alone = tiny.reference(cases.twin, cases.rows, cases.loss)
@@ -112,13 +112,12 @@ class Fixed:
 
 
 def anchors(policy: Any, *, keeps_old: bool, reference: Any = None) -> Any:
-    from losses.advantages import group_mean
     from losses.kl import k1
     from rl.learner.kl import KLPenalty
     from rl.learner.preparation import Preparation
 
     kl = KLPenalty(estimator=k1, beta=9.0, place="reward", target_kl=None)
-    return Preparation(policy, reference, keeps_old=keeps_old, kl=kl, advantage=group_mean)
+    return Preparation(policy, reference, keeps_old=keeps_old, kl=kl, compared=True)
 
 
 def penalty(cases: Any, policy: Any) -> dict[str, Any]:
@@ -144,7 +143,7 @@ def penalty(cases: Any, policy: Any) -> dict[str, Any]:
     counted = np.array([r.row.num_completion > 0 for r in cases.rows]) & ~np.isnan(rewards)
     known = np.where(counted, lost, np.nan).reshape(4, 3)
     relative = np.nan_to_num(known - np.nanmean(known, axis=1, keepdims=True)).flatten()
-    expected = np.array([r.advantage for r in cases.rows]) - relative
+    expected = np.array([r.advantages for r in cases.rows]) - relative
     wrong = max(
         float(np.abs(b.advantages.numpy() - expected[b.rollout_ids.numpy()]).max(initial=0.0))
         for b in batches
@@ -173,7 +172,7 @@ def gap(cases: Any, policy: Any, reference: Any) -> float:
     """Largest |log pi - log ref| of a batch, over all ranks."""
     from rl.learner.objective import Batch
 
-    micros = [Batch.of(m, cases.ranks.device) for m in cases.batch(cases.rows).micro_batches]
+    micros = [Batch.of(m, cases.ranks.device, 0) for m in cases.batch(cases.rows).micro_batches]
     references = reference.logprobs(micros)
     found = [(policy.score(m) - r).abs() for m, r in zip(micros, references, strict=True)]
     largest = torch.cat([torch.zeros(1), *found]).max()

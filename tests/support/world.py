@@ -21,13 +21,17 @@ GROUP_SIZE, GROUPS_PER_STEP = 2, 3
 EXAMPLES = [Example(id=i, env="scripted", messages=[]) for i in range(10)]
 
 ROW = Sequence(  # of one token, for those who count groups
-    np.zeros(1, np.int32), np.ones(1, np.bool_), np.zeros(1, np.float32), np.zeros(1, np.int32)
+    token_ids=np.zeros(1, np.int32),
+    completion_mask=np.ones(1, np.bool_),
+    rollout_logprobs=np.zeros(1, np.float32),
+    token_versions=np.zeros(1, np.int32),
+    turns=np.zeros(1, np.int32),
 )
 
 
 def _credit(example, rollouts):
     rewards = [rollout.reward for rollout in rollouts]
-    return tuple(Credit(r, a) for r, a in zip(rewards, group_mean(rewards), strict=True))
+    return tuple(Credit(r, (a,)) for r, a in zip(rewards, group_mean(rewards), strict=True))
 
 
 class World:
@@ -75,7 +79,13 @@ class World:
         broken = random.random() < self.rejects
         versions = np.array([-1, began, self.dispatcher.version.number], np.int32)
         mask = versions >= 0
-        row = Sequence(np.array([0, index, 1], np.int32), mask, -mask.astype(np.float32), versions)
+        row = Sequence(
+            token_ids=np.array([0, index, 1], np.int32),
+            completion_mask=mask,
+            rollout_logprobs=-mask.astype(np.float32),
+            token_versions=versions,
+            turns=mask.astype(np.int32) - 1,
+        )
         rewards = [None if broken else random.random() for _ in range(group_size)]
         return tuple(
             Rollout((row,), [], r, {}, StopReason.STOP, 1, 0.0, "broken" * broken) for r in rewards

@@ -24,12 +24,8 @@ TABLE = [
 def tokens_of(pi: list[float], anchor: list[float], advantages: list[float]) -> Tokens:
     """The tokens of one sequence."""
     as_logs = [torch.tensor(p, dtype=torch.float64).log() for p in (pi, anchor)]
-    return Tokens(
-        logprobs=as_logs[0].requires_grad_(),
-        rollout_logprobs=as_logs[1],
-        advantages=torch.tensor(advantages, dtype=torch.float64),
-        sequence_ids=torch.zeros(len(pi), dtype=torch.int64),
-        num_sequences=1,
+    return Tokens.by_hand(
+        as_logs[0].requires_grad_(), as_logs[1], torch.tensor(advantages, dtype=torch.float64)
     )
 
 

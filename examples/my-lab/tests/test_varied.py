@@ -9,7 +9,11 @@ from my_lab.varied import VariedBuffer
 from rl.records import Credit, Group, Rollout, Sequence
 
 ROW = Sequence(  # one sampled token: a rollout without any teaches nothing
-    np.array([5], np.int32), np.array([True]), np.array([-1.0], np.float32), np.array([0], np.int32)
+    token_ids=np.array([5], np.int32),
+    completion_mask=np.array([True]),
+    rollout_logprobs=np.array([-1.0], np.float32),
+    token_versions=np.array([0], np.int32),
+    turns=np.array([0], np.int32),
 )
 
 
@@ -21,7 +25,7 @@ def group(*answers: str, reward: float | None = 0.0) -> Group:
         )
         for answer in answers
     )
-    credit = Credit(reward=reward, advantage=0.0)
+    credit = Credit(reward=reward, advantages=(0.0,))
     return Group(0, Example(0, "lockers", []), 0, rollouts, (credit,) * len(answers))
 
 

@@ -101,8 +101,11 @@ def penalised(rewards, trains, divergences, advantage, monkeypatch):
         np.array([False, True, True]),
         np.zeros(3, np.float32),
         np.array([-1, 0, 0], np.int32),
+        np.array([-1, 0, 0], np.int32),
     )
-    credits = tuple(map(Credit, rewards, advantage(rewards), trains))
+    credits = tuple(
+        Credit(r, (a,), t) for r, a, t in zip(rewards, advantage(rewards), trains, strict=True)
+    )
     rollouts = tuple(Rollout((row,), [], r, {}, StopReason.STOP, 1, 0.0) for r in rewards)
     group = Group(0, Example(0, "e", []), 0, rollouts, credits)
     (batch,) = plan_batch(
@@ -110,7 +113,9 @@ def penalised(rewards, trains, divergences, advantage, monkeypatch):
     )
     policy = SameDivergences(divergences)
     kl = KLPenalty(estimator=k1, beta=0.5, place="reward", target_kl=None)
-    prepare = Preparation(policy, policy, keeps_old=False, kl=kl, advantage=advantage)
+    prepare = Preparation(
+        policy, policy, keeps_old=False, kl=kl, compared=advantage([1.0]) == [0.0]
+    )
     batches, _ = prepare(batch, 0.5)
     pairs = [zip(b.rollout_ids.tolist(), b.advantages.tolist(), strict=True) for b in batches]
     return dict(chain(*pairs))

@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from losses.advantages import none
 from losses.kl import k1
 from rl.learner.kl import KLPenalty
 from rl.learner.learner import Learner
@@ -72,10 +71,12 @@ def micro(versions):
         token_ids=np.zeros(shape, np.int32),
         completion_mask=np.array([versions]) >= 0,
         rollout_logprobs=np.zeros(shape, np.float32),
-        advantages=np.ones(1, np.float32),
-        token_weights=np.ones(1, np.float32),
+        advantages=np.ones(shape, np.float32),
+        token_weights=np.ones(shape, np.float32),
         token_versions=np.array([versions], np.int32),
+        turns=np.array([versions], np.int32).clip(max=0),
         rollout_ids=np.zeros(1, np.int32),
+        first_positions=np.zeros(1, np.int32),
     )
 
 
@@ -85,7 +86,9 @@ def test_a_penalty_is_beta_times_the_divergence_of_a_rollout(alone):
         logprobs=lambda batches: [torch.tensor([-1.5, -1.0])] * len(batches), metrics=dict
     )
     kl = KLPenalty(estimator=k1, beta=0.5, place="reward", target_kl=None)
-    prepare = Preparation(policy, reference, False, kl, none)  # no baseline: all of it counts
+    prepare = Preparation(
+        policy, reference, False, kl, compared=False
+    )  # no baseline: all of it counts
     batch = RankBatch(
         step=0,
         micro_batches=(micro([-1, 0, 0]),),
@@ -164,9 +167,9 @@ def updated(alone, world=1, norm=1.0):
     def objective(batch, logprobs, entropies, beta):
         return (logprobs * torch.tensor([3.0, 5.0])).sum(), {}
 
-    batch = Batch.of(micro([-1, 3, 4]), alone.device)
+    batch = Batch.of(micro([-1, 3, 4]), alone.device, 4)
     batch = replace(batch, rollout_logprobs=torch.tensor([-9.0, -2.5]))
-    metrics = policy._update(4, [batch], objective, 0.0, 1e-3)
+    metrics = policy._update([batch], objective, 0.0, 1e-3)
     return metrics, policy.engine.weight.grad.tolist()
 
 
@@ -185,5 +188,5 @@ def test_a_step_without_a_finite_gradient_is_reported_as_skipped(norm, skipped, 
 
 
 def test_what_batch_keeps_of_a_micro_batch_is_what_was_sampled():
-    batch = Batch.of(micro([-1, 3, 4]), torch.device("cpu"))
-    assert batch.token_versions.tolist() == [3, 4]
+    batch = Batch.of(micro([-1, 3, 4]), torch.device("cpu"), 4)
+    assert batch.staleness.tolist() == [1, 0]

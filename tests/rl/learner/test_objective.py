@@ -85,7 +85,7 @@ def in_parts(model, rows, objective, *, old, ranks, budget):
     total, count = 0.0, 0
     shares = plan(rows, step=0, ranks=ranks, tokens_per_micro_batch=budget, metrics={})
     for micro in (micro for share in shares for micro in share.micro_batches):
-        batch = tiny_policy.filled(Batch.of(micro, torch.device("cpu")), old=old)
+        batch = tiny_policy.filled(Batch.of(micro, torch.device("cpu"), 0), old=old)
         logprobs, entropies = module(
             batch.token_ids, batch.mask, tiny_policy.TEMPERATURE, entropies=True
         )
@@ -136,12 +136,12 @@ def test_numbers_outside_of_the_completion_reach_neither_value_nor_gradient(mode
             **{name: getattr(micro, name) for name in micro.__dataclass_fields__},
             "token_ids": spoilt_ids,
             "rollout_logprobs": spoilt_logprobs,
-            "advantages": np.where(empty, np.nan, micro.advantages),
+            "advantages": np.where(outside, np.nan, micro.advantages),
         }
     )
     results = []
     for each in (micro, spoilt):
-        batch = Batch.of(each, torch.device("cpu"))
+        batch = Batch.of(each, torch.device("cpu"), 0)
         module = PolicyModule(model, chunk=7)
         model.zero_grad()
         logprobs, entropies = module(batch.token_ids, batch.mask, 1.0, entropies=True)

@@ -18,17 +18,19 @@ ROWS = MicroBatch(
     token_ids=np.array([[1, 2, 3], [4, 5, 0]], np.int32),
     completion_mask=np.array([[False, True, True], [False, True, False]]),
     rollout_logprobs=np.array([[0, -1, -2], [0, -3, 0]], np.float32),
-    advantages=np.array([2, -4], np.float32),
-    token_weights=np.array([0.5, 0.25], np.float32),
+    advantages=np.array([[0, 2, 2], [0, -4, 0]], np.float32),
+    token_weights=np.array([[0, 0.5, 0.5], [0, 0.25, 0]], np.float32),
     token_versions=np.array([[-1, 6, 7], [-1, 7, -1]], np.int32),
+    turns=np.array([[-1, 0, 1], [-1, 3, -1]], np.int32),
     rollout_ids=np.array([4, 2], np.int32),
+    first_positions=np.array([0, 5], np.int32),
 )
 OLD = torch.tensor([-1.5, -1.0, -2.5])
 REF = torch.tensor([-1.0, -2.0, -4.0])  # k1 is 0, 1, 2
 
 
 def batch(**anchors):
-    return replace(Batch.of(ROWS, torch.device("cpu")), **anchors)
+    return replace(Batch.of(ROWS, torch.device("cpu"), 8), **anchors)
 
 
 def own():
@@ -57,7 +59,7 @@ def uneven(old_logprobs, rollout_logprobs, sequence_ids, num_sequences):
 
 def test_the_weighted_sum_of_losses_and_what_a_loss_sees():
     rows = batch()
-    assert rows.token_versions.tolist() == [6, 7, 7]
+    assert rows.staleness.tolist() == [2, 1, 1]
     assert rows.sequence_ids.tolist() == [0, 0, 1]
     assert rows.rollout_ids.tolist() == [4, 4, 2]
     logprobs, seen = own(), []
@@ -66,13 +68,19 @@ def test_the_weighted_sum_of_losses_and_what_a_loss_sees():
         seen.append(tokens)
         return reinforce(tokens)
 
-    value, metrics = Objective(noted)(rows, logprobs, torch.zeros(3))
+    entropies = torch.tensor([0.5, 0.25, 1.0], requires_grad=True)
+    value, metrics = Objective(noted)(rows, logprobs, entropies)
     value.backward()
     # 0.5 * 2 * 1 + 0.5 * 2 * 1 + 0.25 * -4 * 2
     assert value.item() == 0.0
     assert logprobs.grad.tolist() == [-1.0, -1.0, 1.0]
     assert seen[0].num_sequences == 2
     assert seen[0].rollout_logprobs.tolist() == [-1.0, -2.0, -3.0]
+    assert seen[0].staleness.tolist() == [2, 1, 1]
+    assert seen[0].positions.tolist() == [0, 1, 5]
+    assert seen[0].turns.tolist() == [0, 1, 3]
+    assert seen[0].entropies.tolist() == [0.5, 0.25, 1.0]
+    assert not seen[0].entropies.requires_grad
     assert metrics["ones"].tolist() == [1, 1, 1]
     assert metrics["ratio_clamped"].tolist() == [0, 0, 0]
     # k3 of log(pi / mu) = 0, 1, 1: e - 1 - 1

@@ -68,12 +68,14 @@ def batch() -> Batch:
         token_ids=np.array([[5, 6, 7, 8, 0], [9, 4, 3, 0, 0], [2, 2, 0, 0, 0]], np.int32),
         completion_mask=mask,
         rollout_logprobs=zeros,
-        advantages=zeros[:, 0],
-        token_weights=zeros[:, 0],
+        advantages=zeros,
+        token_weights=zeros,
         token_versions=np.where(mask, 0, -1).astype(np.int32),
+        turns=np.where(mask, 0, -1).astype(np.int32),
         rollout_ids=np.array([0, 1, 2], np.int32),
+        first_positions=np.zeros(3, np.int32),
     )
-    return Batch.of(micro, torch.device("cpu"))
+    return Batch.of(micro, torch.device("cpu"), 0)
 
 
 @pytest.fixture(scope="module")

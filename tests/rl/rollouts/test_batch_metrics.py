@@ -13,7 +13,8 @@ from rl.rollouts.batch_metrics import batch_metrics
 
 def row(versions: list[int]) -> Sequence:
     values = np.array([-1, *versions], np.int32)
-    return Sequence(values, values >= 0, np.zeros(len(values), np.float32), values)
+    logprobs = np.zeros(len(values), np.float32)
+    return Sequence(values, values >= 0, logprobs, values, values.clip(max=0))
 
 
 def rollout(reward, versions=((3,),), stop=StopReason.STOP, turns=1, seconds=0.0, **rewards):
@@ -23,7 +24,7 @@ def rollout(reward, versions=((3,),), stop=StopReason.STOP, turns=1, seconds=0.0
 
 def group(*rollouts: Rollout) -> Group:
     credits = tuple(  # half of every reward is lost to some penalty; what was cut off is masked
-        Credit(r.reward and r.reward / 2, 0.0, not r.stop_reason.truncated) for r in rollouts
+        Credit(r.reward and r.reward / 2, (0.0,), not r.stop_reason.truncated) for r in rollouts
     )
     return Group(0, Example(0, "e", []), 3, rollouts, credits)
 

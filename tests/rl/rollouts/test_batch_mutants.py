@@ -13,9 +13,10 @@ from rl.rollouts.plan import weigh
 def group(*trains: bool) -> Group:
     """Rollouts of two tokens, of version 0 and 1."""
     versions = np.array([-1, 0, 1], np.int32)
-    row = Sequence(np.arange(3, dtype=np.int32), versions >= 0, np.zeros(3, np.float32), versions)
+    ids, logprobs = np.arange(3, dtype=np.int32), np.zeros(3, np.float32)
+    row = Sequence(ids, versions >= 0, logprobs, versions, versions.clip(max=0))
     rollout = Rollout((row,), [], 1.0, {}, StopReason.STOP, 1, 0.0)
-    credits = tuple(Credit(1.0, float(i), one) for i, one in enumerate(trains))
+    credits = tuple(Credit(1.0, (float(i),), one) for i, one in enumerate(trains))
     return Group(0, Example(0, "e", []), 0, (rollout,) * len(trains), credits)
 
 
@@ -27,5 +28,5 @@ def test_tokens_of_version_0_have_a_staleness_like_any_other():
 
 def test_a_rollout_that_does_not_train_has_no_row_and_no_weight():
     rows = weigh([group(True, False, True)], sequence_mean)
-    assert [(row.rollout_id, row.advantage) for row in rows] == [(0, 0.0), (2, 2.0)]
-    assert [row.token_weight for row in rows] == pytest.approx([1 / 4, 1 / 4])
+    assert [(row.rollout_id, row.advantages) for row in rows] == [(0, 0.0), (2, 2.0)]
+    assert [row.token_weights for row in rows] == pytest.approx([1 / 4, 1 / 4])

@@ -13,7 +13,7 @@ from tests.support.world import ROW
 def group(index: int, version: int, rewards: tuple[float | None, ...] = (1.0, 0.0)) -> Group:
     rollouts = tuple(Rollout((ROW,), [], r, {}, StopReason.STOP, 1, 0.0) for r in rewards)
     return Group(
-        index, Example(0, "e", []), version, rollouts, tuple(Credit(r, 0.0) for r in rewards)
+        index, Example(0, "e", []), version, rollouts, tuple(Credit(r, (0.0,)) for r in rewards)
     )
 
 
@@ -134,7 +134,7 @@ def test_without_bounds_only_the_spread_decides(rewards):
 def test_spread_goes_by_what_advantages_are_made_from_and_difficulty_by_the_environment(
     rewards, shaped, why
 ):
-    credits = tuple(Credit(reward, 0.0) for reward in shaped)
+    credits = tuple(Credit(reward, (0.0,)) for reward in shaped)
     buffer = DifficultyBuffer(min_spread=1e-6, min_reward=None, max_reward=0.9)
 
     assert buffer.why_useless(replace(group(0, 0, rewards), credits=credits)) == why

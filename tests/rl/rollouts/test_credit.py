@@ -42,7 +42,8 @@ def weights_of(weights):
 
 def row(length: int, prompt: int = 1) -> Sequence:
     versions = np.array([-1] * prompt + [0] * length, np.int32)
-    return Sequence(versions + 2, versions >= 0, np.zeros(len(versions), np.float32), versions)
+    logprobs = np.zeros(len(versions), np.float32)
+    return Sequence(versions + 2, versions >= 0, logprobs, versions, versions)
 
 
 def rollout(reward, stop=StopReason.STOP, lengths=(1,), **rewards: float) -> Rollout:
@@ -92,7 +93,7 @@ def test_the_soft_limit_goes_by_length_alone(lengths, reward, stop):
 def test_turns_of_one_row_are_told_apart_by_what_stands_between_them():
     mask = np.array([0, 1, 1, 1, 1, 0, 0, 1, 1, 1, 1, 1, 1, 0, 1], np.bool_)  # 4, 6 and 1 tokens
     numbers = np.zeros(len(mask), np.int32)
-    turns = Sequence(numbers, mask, numbers.astype(np.float32), numbers)
+    turns = Sequence(numbers, mask, numbers.astype(np.float32), numbers, mask.astype(np.int32) - 1)
     played = replace(rollout(0.75), sequences=(turns,))
     assert soft(played).reward == pytest.approx(0.75 - 2 * 0.2)
 
@@ -120,7 +121,11 @@ def test_the_length_penalty_is_taken_off_per_completion_token_after_truncation()
         ],
     )
     assert [credit.reward for credit in made] == [0.5, pytest.approx(-0.4), None]
-    assert [credit.advantage for credit in made] == [pytest.approx(0.45), pytest.approx(-0.45), 0.0]
+    assert [credit.advantages for credit in made] == [
+        (pytest.approx(0.45),),
+        (pytest.approx(-0.45),),
+        (0.0,),
+    ]
     assert all(credit.trains for credit in made)
 
 
@@ -128,13 +133,21 @@ def test_masked_rollouts_stay_in_the_baseline_and_dropped_ones_do_not():
     rollouts = [rollout(1.0), rollout(0.0), rollout(-4.0, StopReason.CONTEXT)]
     masked = Crediting(truncation.mask, SUMMED, group_mean, weights_of({}))(EXAMPLE, rollouts)
     dropped = Crediting(truncation.drop, SUMMED, group_mean, weights_of({}))(EXAMPLE, rollouts)
-    assert masked == (Credit(1.0, 2.0), Credit(0.0, 1.0), Credit(-4.0, -3.0, trains=False))
-    assert dropped == (Credit(1.0, 0.5), Credit(0.0, -0.5), Credit(None, 0.0, trains=False))
+    assert masked == (
+        Credit(1.0, (2.0,), turn_rewards=(1.0,)),
+        Credit(0.0, (1.0,), turn_rewards=(0.0,)),
+        Credit(-4.0, (-3.0,), trains=False, turn_rewards=(-4.0,)),
+    )
+    assert dropped == (
+        Credit(1.0, (0.5,), turn_rewards=(1.0,)),
+        Credit(0.0, (-0.5,), turn_rewards=(0.0,)),
+        Credit(None, (0.0,), trains=False),
+    )
 
 
 def advantages(shaping, weights, *rollouts, truncated=truncation.keep, advantage=zscore):
     made = Crediting(truncated, shaping, advantage, weights_of(weights))(EXAMPLE, rollouts)
-    return [credit.advantage for credit in made]
+    return [credit.advantages[0] for credit in made]
 
 
 def test_normalised_each_a_small_reward_counts_as_much_as_a_large_one():
@@ -181,7 +194,7 @@ def test_normalised_each_what_truncation_took_is_one_more_reward_of_weight_1():
         EXAMPLE, rollouts
     )
     assert [credit.reward for credit in made] == [0.0, 0.0, 0.0]
-    found = [credit.advantage for credit in made]
+    found = [credit.advantages[0] for credit in made]
     assert found == pytest.approx([-1 / ROOT3, -1 / ROOT3, 2 / ROOT3], abs=1e-12)
 
 
@@ -190,14 +203,14 @@ GROUPS = [
     group(
         0,
         [rollout(1.0, lengths=(2,)), rollout(0.0, lengths=(3,))],
-        [Credit(1.0, 0.5), Credit(0.0, -0.5, trains=False)],
+        [Credit(1.0, (0.5,)), Credit(0.0, (-0.5,), trains=False)],
     ),
     group(
         1,
         [rollout(2.0, lengths=(4,)), rollout(None, lengths=(5,))],
-        [Credit(1.5, 7.0), Credit(None, 0.0)],
+        [Credit(1.5, (7.0,)), Credit(None, (0.0,))],
     ),
-    group(2, [rollout(1.0, lengths=(6,))], [Credit(None, 0.0, trains=False)]),
+    group(2, [rollout(1.0, lengths=(6,))], [Credit(None, (0.0,), trains=False)]),
 ]
 
 
@@ -215,8 +228,8 @@ def test_what_does_not_train_has_no_row_and_leaves_the_denominators(aggregation,
     rows = weigh(GROUPS, aggregation)
     assert [r.row.num_completion for r in rows] == [2, 4, 5]
     assert [r.rollout_id for r in rows] == [0, 2, 3]
-    assert [r.advantage for r in rows] == [0.5, 7.0, 0.0]
-    assert [r.token_weight for r in rows] == pytest.approx(weights, rel=1e-12)
+    assert [r.advantages for r in rows] == [0.5, 7.0, 0.0]
+    assert [r.token_weights for r in rows] == pytest.approx(weights, rel=1e-12)
 
 
 def test_a_batch_in_which_nothing_trains_is_a_step_without_tokens():
@@ -227,9 +240,12 @@ def test_a_batch_in_which_nothing_trains_is_a_step_without_tokens():
 
 
 def test_the_trainer_gets_what_advantages_were_made_from_and_which_are_compared():
-    rewards, group_ids = rewards_of(GROUPS)
-    np.testing.assert_array_equal(rewards, np.array([1, 0, 1.5, np.nan, np.nan], np.float32))
-    assert group_ids.tolist() == [0, 0, 1, 1, 2]
+    told = rewards_of(GROUPS)
+    np.testing.assert_array_equal(
+        told["rewards"], np.array([1, 0, 1.5, np.nan, np.nan], np.float32)
+    )
+    assert told["group_ids"].tolist() == [0, 0, 1, 1, 2]
+    assert told["lengths"].tolist() == [2, 0, 4, 5, 0]  # of what trains
 
 
 def test_the_rollouts_file_says_what_became_of_the_reward_and_whether_it_trained(tmp_path):

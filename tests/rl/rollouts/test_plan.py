@@ -29,6 +29,7 @@ def row(number: int, length: int, prompt: int = 1) -> Sequence:
         completion_mask=versions >= 0,
         rollout_logprobs=np.where(versions >= 0, -0.5 - np.arange(length), 0).astype(np.float32),
         token_versions=versions,
+        turns=np.where(versions >= 0, 0, -1).astype(np.int32),
     )
 
 
@@ -70,8 +71,9 @@ def test_every_row_is_in_exactly_one_micro_batch_of_one_rank_unchanged(lengths, 
             assert micro.completion_mask[i, :n].tolist() == original.row.completion_mask.tolist()
             assert micro.rollout_logprobs[i, :n].tolist() == original.row.rollout_logprobs.tolist()
             assert micro.token_versions[i, :n].tolist() == original.row.token_versions.tolist()
-            assert micro.advantages[i] == np.float32(original.advantage)
-            assert micro.token_weights[i] == np.float32(original.token_weight)
+            assert micro.turns[i, :n].tolist() == original.row.turns.tolist()
+            assert set(micro.advantages[i, :n]) == {np.float32(original.advantages)}
+            assert set(micro.token_weights[i, :n]) == {np.float32(original.token_weights)}
     assert len(found) == len(lengths)
 
 
@@ -116,7 +118,7 @@ def test_the_ranks_loads_differ_by_one_row_at_most(lengths, ranks, idle):
 def test_rows_without_advantage_come_last_and_by_themselves_on_every_rank(lengths, ranks, idle):
     """So that the ranks leave out the same backward passes."""
     for same_place in zip(*(b.micro_batches for b in planned(lengths, ranks, idle)), strict=True):
-        rows = [micro.advantages[micro.rollout_ids >= 0] for micro in same_place]
+        rows = [micro.advantages[micro.rollout_ids >= 0].any(axis=1) for micro in same_place]
         assert len({bool(a) for a in np.concatenate(rows)}) <= 1
     for batch in planned(lengths, ranks, idle):
         pulls = [
@@ -180,7 +182,7 @@ def test_token_weights_are_those_of_the_aggregation_over_the_whole_batch(groups,
             units.append((sum(completions), g))  # however many rows: a rollout is one unit
             number += len(rows)
             rollouts.append(Rollout(tuple(rows), [], 0.0, {}, StopReason.STOP, 1, 0.0))
-        credits = tuple(Credit(0.0, 10.0 * g + i) for i in range(len(rollouts)))
+        credits = tuple(Credit(0.0, (10.0 * g + i,)) for i in range(len(rollouts)))
         made.append(Group(g, Example(0, "e", []), 0, tuple(rollouts), credits))
 
     rows = weigh(made, how)
@@ -188,7 +190,7 @@ def test_token_weights_are_those_of_the_aggregation_over_the_whole_batch(groups,
 
     weights = how([n for n, _ in units], [g for _, g in units])
     got = {
-        int(micro.token_ids[i, 0]) - 1: (weight, micro.advantages[i] // 10)
+        int(micro.token_ids[i, 0]) - 1: (weight[1], micro.advantages[i, 1] // 10)
         for batch in batches
         for micro in batch.micro_batches
         for i, weight in enumerate(micro.token_weights)
@@ -216,6 +218,6 @@ def test_an_episode_counts_the_same_in_however_many_rows_it_came(how, forked, wh
                 StopReason.STOP, 1, 0.0)
         for rows in FORKED
     ]  # fmt: skip
-    credits = (Credit(0.0, 1.0), Credit(0.0, -1.0))
+    credits = (Credit(0.0, (1.0,)), Credit(0.0, (-1.0,)))
     rows = weigh([Group(0, Example(0, "e", []), 0, tuple(rollouts), credits)], how)
-    assert [r.token_weight for r in rows] == pytest.approx([forked] * 6 + [whole], rel=1e-12)
+    assert [r.token_weights for r in rows] == pytest.approx([forked] * 6 + [whole], rel=1e-12)

@@ -28,9 +28,10 @@ def group(*rewards: float) -> Group:
         np.array([False, True]),
         np.zeros(2, np.float32),
         np.array([-1, 0], np.int32),
+        np.array([-1, 0], np.int32),
     )
     rollouts = tuple(Rollout((row,), [], r, {}, StopReason.STOP, 1, 0.0) for r in rewards)
-    return Group(0, Example(0, "e", []), 0, rollouts, tuple(Credit(r, r) for r in rewards))
+    return Group(0, Example(0, "e", []), 0, rollouts, tuple(Credit(r, (r,)) for r in rewards))
 
 
 class Dispatcher:

@@ -23,12 +23,13 @@ ROW = Sequence(
     np.array([False, True, True]),
     np.zeros(3, np.float32),
     np.array([-1, 4, 5], np.int32),
+    np.array([-1, 0, 0], np.int32),
 )
 
 
 def group(index, *trains):
     rollout = Rollout((ROW,), [], 1.0, {}, StopReason.STOP, 1, 0.0)
-    credits = tuple(Credit(1.0, 0.0, trains=one) for one in trains)
+    credits = tuple(Credit(1.0, (0.0,), trains=one) for one in trains)
     return Group(index, Example(0, "scripted", []), 4, (rollout,) * len(trains), credits)
 
 

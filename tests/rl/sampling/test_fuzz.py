@@ -89,7 +89,7 @@ def assert_written(rollouts: tuple[Rollout, ...], folder: Path) -> None:
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is no JSON")
 
-    credit = Credit(0.0, 0.0)
+    credit = Credit(0.0, (0.0,))
     group = Group(0, EXAMPLE, 0, rollouts, (credit,) * len(rollouts))
     for rollout in rollouts:
         line = trained_line(group, rollout, credit, used=True)

@@ -59,7 +59,9 @@ def mixture():
 def test_a_group_is_of_one_environment_and_is_played_and_rewarded_as_that_one_says():
     env = mixture()
     order, play = ExampleOrder(env.pools("train"), seed=0), player(env, EchoClient("")).play_group
-    credit = Crediting(keep, RewardShaping(normalise_each=False, length_penalty=0.0), list, dict)
+    credit = Crediting(
+        keep, RewardShaping(normalise_each=False, length_penalty=0.0), list, lambda _: {}
+    )
     groups = []
     for index in range(8):
         rollouts = run_virtually(play(index, order[index], 2))

@@ -20,7 +20,7 @@ from rl.trainer import loop
 from rl.wire import HEADER, Answer, Call, pack, unpack
 from tests.support.composing import composed
 
-EMPTY = MicroBatch(*(np.zeros((1, 2), np.int32) for _ in range(7)))
+EMPTY = MicroBatch(*(np.zeros((1, 2), np.int32) for _ in range(9)))
 STATS = {"train/grad_norm": 1.0, "train/learning_rate": 1e-3, "train/skipped": 0.0}
 
 

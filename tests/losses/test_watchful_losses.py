@@ -1,0 +1,119 @@
+"""Losses that look at more than logprobs, against numbers worked by hand: one row a branch."""
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+
+from losses.decoupled_ppo import decoupled_ppo
+from losses.ppo_clip import ppo_clip
+from losses.tokens import Tokens
+from losses.top_entropy import highest, top_entropy
+
+CheckTable = Callable[..., None]  # the fixture in conftest.py
+
+CLIP = {"clip_low": 0.2, "clip_high": 0.28}
+
+
+def test_only_the_least_certain_tokens_of_each_sequence_learn(check_table: CheckTable) -> None:
+    rows = [  # PPO's clip where it is among the ceil(0.4 n) highest entropies of its sequence
+        (1 / 2, 1 / 2, 1.0, -1.0, -1.0),  # 0: the first of five
+        (1 / 2, 1 / 4, -1.0, 0.0, 0.0),  # 1: the second of three, 2 are in, but see below
+        (1 / 2, 1 / 4, 1.0, -1.28, 0.0),  # 0: the second of five, clipped
+        (1 / 2, 1 / 4, -1.0, 0.0, 0.0),  # 0: the third of five: out
+        (1 / 4, 1 / 2, 1.0, -0.5, -0.5),  # 1: the first of three
+        (1 / 2, 1 / 2, -3.0, 0.0, 0.0),  # 0: out
+        (1 / 2, 1 / 2, 1.0, 0.0, 0.0),  # 0: out
+        (1 / 2, 1 / 2, 2.0, -2.0, -2.0),  # 1: the second of three
+    ]
+    check_table(
+        partial(top_entropy, fraction=0.4, **CLIP, dual_clip=None),
+        rows,
+        sequence_ids=[0, 1, 0, 0, 1, 0, 0, 1],
+        others={"entropies": torch.tensor([9.0, 0.1, 8.0, 2.0, 3.0, 1.0, 0.0, 0.5])},
+        kept_fraction=[1, 0, 1, 0, 1, 0, 0, 1],
+        clip_fraction=[0, 0, 1, 0, 0, 0, 0, 0],
+        clip_fraction_low=[0, 0, 0, 0, 0, 0, 0, 0],
+        clip_fraction_high=[0, 0, 1, 0, 0, 0, 0, 0],
+    )
+
+
+@pytest.mark.parametrize(
+    ("entropies", "fraction", "expected"),
+    [
+        ([1.0, 1.0, 0.0, 0.0], 0.25, [True, True, False, False]),  # a tie is in, whoever came first
+        ([0.0, 1.0, 1.0, 0.0], 0.5, [False, True, True, False]),
+        ([0.3], 0.01, [True]),  # at least one
+        ([3.0, 2.0, 1.0], 1.0, [True] * 3),
+        ([float(i) for i in range(15)], 0.2, [False] * 12 + [True] * 3),  # 3.0000000000000004
+        ([], 0.2, []),
+    ],
+)
+def test_how_many_are_the_highest(entropies, fraction, expected):
+    values, ids = torch.tensor(entropies), torch.ones(len(entropies), dtype=torch.int64)
+    assert highest(values, ids, 3, fraction).tolist() == expected  # two sequences have no token
+
+
+def test_all_of_the_tokens_is_ppo():
+    random = torch.Generator().manual_seed(0)
+    pi, mu, advantages, entropies = torch.randn(4, 30, generator=random).double()
+    tokens = Tokens.by_hand(-pi.abs(), -mu.abs(), advantages, entropies=entropies)
+    whole = top_entropy(tokens, fraction=1.0, **CLIP, dual_clip=3.0)
+    torch.testing.assert_close(whole.loss, ppo_clip(tokens, **CLIP, dual_clip=3.0).loss)
+
+
+def test_the_anchor_follows_the_policy_the_further_the_staler_the_token(
+    check_table: CheckTable,
+) -> None:
+    rows = [  # staleness s: prox = mu^(1 / (s + 1)) * pi^(s / (s + 1))
+        (1 / 2, 1 / 4, -1.0, 2.0, 2.0),  # s 0: prox mu, weight 1, ratio 2
+        (1 / 2, 1 / 4, 1.0, -1.28, 0.0),  # s 0: clipped, as PPO's
+        (1 / 4, 1 / 2, -1.0, 0.8, 0.0),  # s 0: clipped below
+        # s 1: pi / mu = 4, prox half way: weight 2, ratio 2, clipped at 1.28
+        (1 / 2, 1 / 8, 1.0, -2.56, 0.0),
+        (1 / 2, 1 / 8, -1.0, 4.0, 4.0),  # 2 * 2
+        # s 3: pi / mu = 2^-4, prox three quarters of the way: weight 1/8, ratio 1/2
+        (1 / 32, 1 / 2, 1.0, -1 / 16, -1 / 16),
+        (1 / 32, 1 / 2, -1.0, 0.1, 0.0),  # 1/8 * 0.8
+        # s 3: pi / mu = 2^4: weight 8 -> 5, ratio 2
+        (1 / 2, 1 / 32, -1.0, 10.0, 10.0),
+        (1 / 2, 1 / 4, 0.0, 0.0, 0.0),
+    ]
+    check_table(
+        partial(decoupled_ppo, **CLIP, weight_cap=5.0),
+        rows,
+        others={"staleness": torch.tensor([0, 0, 0, 1, 1, 3, 3, 3, 0])},
+        clip_fraction=[0, 1, 1, 1, 0, 0, 1, 0, 0],
+        proximal_weight=[1, 1, 1, 2, 2, 1 / 8, 1 / 8, 8, 1],
+        weight_capped=[0, 0, 0, 0, 0, 0, 0, 1, 0],
+    )
+
+
+def test_what_is_not_stale_is_ppos():
+    random = torch.Generator().manual_seed(1)
+    pi, mu, advantages = torch.randn(3, 30, generator=random).double()
+    tokens = Tokens.by_hand(-pi.abs(), -mu.abs(), advantages)
+    found = decoupled_ppo(tokens, **CLIP, weight_cap=5.0)
+    torch.testing.assert_close(found.loss, ppo_clip(tokens, **CLIP, dual_clip=None).loss)
+
+
+def test_the_policy_before_the_first_update_is_the_anchor_where_it_is_known(
+    check_table: CheckTable,
+) -> None:
+    rows = [  # old is 1/4: weight old / mu, ratio pi / old, whatever the staleness
+        (1 / 2, 1 / 8, -1.0, 4.0, 4.0),  # 2 * 2
+        (1 / 2, 1 / 8, 1.0, -2.56, 0.0),  # 2 * 1.28
+        (1 / 4, 1 / 2, 1.0, -0.5, -0.5),  # 1/2 * 1
+    ]
+    check_table(
+        partial(decoupled_ppo, **CLIP, weight_cap=5.0),
+        rows,
+        others={
+            "staleness": torch.tensor([0, 3, 1]),
+            "old_logprobs": torch.full((3,), 0.25, dtype=torch.float64).log(),
+        },
+        clip_fraction=[0, 1, 0],
+        proximal_weight=[2, 2, 1 / 2],
+        weight_capped=[0, 0, 0],
+    )
