@@ -46,7 +46,7 @@ SHARED = {
     "losses.tokens",
 }
 AT_HOME = {
-    "vllm": {"rl.weights.vllm_plugin", "rl.inference.fork"},
+    "vllm": {"rl.weights.vllm_plugin", "rl.weights.vllm_proof", "rl.inference.fork"},
     "deepspeed": {"rl.learner.deepspeed_engine", "rl.learner.ranks"},
 }
 HEAVY = {"torch", "transformers", "deepspeed", "vllm"}

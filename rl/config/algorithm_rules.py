@@ -19,7 +19,7 @@ from rl.config.facts import (
     takes_any_text,
     uses_ratio,
 )
-from rl.config.limits import outside, value_of
+from rl.config.limits import outside
 from rl.config.reference_rules import REFERENCE_RULES
 
 Config = Mapping[str, Any]

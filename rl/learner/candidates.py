@@ -11,12 +11,20 @@ from torch.utils.checkpoint import checkpoint
 
 
 def candidate_logprobs(
-    head: nn.Linear, hidden: Tensor, candidates: Tensor, temperature: float, chunk: int
+    head: nn.Linear,
+    hidden: Tensor,
+    candidates: Tensor,
+    temperature: float,
+    chunk: int,
+    dtype: torch.dtype,
 ) -> Tensor:
-    """Logprobs [N, K] of `candidates` [N, K] after `hidden` [N, H]; chunks are made twice."""
+    """Logprobs [N, K] of `candidates` [N, K] after `hidden` [N, H]; chunks are made twice.
+
+    `dtype`: the one in which hidden states and the head's weight are multiplied.
+    """
 
     def of_chunk(part: Tensor, ids: Tensor) -> Tensor:
-        return _log_softmax(head, part, temperature).gather(-1, ids)
+        return _log_softmax(head, part, temperature, dtype).gather(-1, ids)
 
     parts = zip(hidden.split(chunk), candidates.split(chunk), strict=True)
     if torch.is_grad_enabled():
@@ -26,7 +34,13 @@ def candidate_logprobs(
 
 @torch.no_grad()
 def most_likely(
-    head: nn.Linear, hidden: Tensor, top_k: int, vocabulary: int, temperature: float, chunk: int
+    head: nn.Linear,
+    hidden: Tensor,
+    top_k: int,
+    vocabulary: int,
+    temperature: float,
+    chunk: int,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """The `top_k` likeliest of the first `vocabulary` tokens [N, K], and their logprobs [N, K].
 
@@ -34,16 +48,16 @@ def most_likely(
     never a candidate.
     """
     parts = [
-        _log_softmax(head, part, temperature)[:, :vocabulary].topk(top_k)
+        _log_softmax(head, part, temperature, dtype)[:, :vocabulary].topk(top_k)
         for part in hidden.split(chunk)
     ]
     return torch.cat([part.indices for part in parts]), torch.cat([part.values for part in parts])
 
 
-def _log_softmax(head: nn.Linear, hidden: Tensor, temperature: float) -> Tensor:
+def _log_softmax(head: nn.Linear, hidden: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
     """[chunk, V], at least in float32."""
     # Not head(hidden): under ZeRO-3 a module call is a collective, and ranks differ in chunks.
-    logits = nn.functional.linear(hidden, head.weight, head.bias)
-    return (logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature).log_softmax(
-        -1
-    )
+    bias = None if head.bias is None else head.bias.to(dtype)
+    logits = nn.functional.linear(hidden.to(dtype), head.weight.to(dtype), bias)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
+    return logits.log_softmax(-1)

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import sys
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +12,7 @@ import msgspec
 from renderers import Renderer
 
 from envs.episode import Example
-from envs.protocol import Environment
+from envs.protocol import Environment, Pool
 from rl.config.build import build
 from rl.config.facts import is_marked, sees_hint
 from rl.config.schema import Run
@@ -80,6 +81,14 @@ def _setting(
     )
 
 
+def _hinted(run: Run, env: Environment, pools: Sequence[Pool]) -> frozenset[str]:
+    """Return the environments whose reference sees hints: each of their examples has one."""
+    names = (pool.examples[0].env for pool in pools)
+    hinted = frozenset(name for name in names if sees_hint(asdict(run), name))
+    require_hints(env, pools, hinted)
+    return hinted
+
+
 async def main(run_folder: RunFolder) -> None:
     """Play groups and answer the trainer until we are ended."""
     run, status = Run.load(run_folder.config), Status(run_folder, "rollouts")
@@ -100,12 +109,7 @@ async def main(run_folder: RunFolder) -> None:
             lengths.measure(_MEASURING_S)
             pools = lengths.pools
             watchdog = stack.enter_context(Watchdog(status.set))
-            hinted = frozenset(
-                name
-                for name in (pool.examples[0].env for pool in pools)
-                if sees_hint(asdict(run), name)
-            )
-            require_hints(env, pools, hinted)
+            hinted = _hinted(run, env, pools)
             seed = run.seed if sampler.seeded else None
             player = Player(sampler, env, chat, watchdog, seed=seed, hinted_envs=hinted)
             play_group, waits = player.play_group, player.waits

@@ -21,6 +21,7 @@ from rl.records import Credit, Group, PlayGroup, Rollout
 from rl.rollouts.buffer import UNTRAINABLE, FifoBuffer
 from rl.rollouts.example_order import ExampleOrder, Place
 from rl.run.failure import RunFailed
+from rl.run.status import STOPPED
 from rl.wire import NoMoreBatches
 
 Crediting = Callable[[Example, Sequence[Rollout]], tuple[Credit, ...]]
@@ -214,7 +215,7 @@ class Dispatcher:
     async def stop(self) -> None:
         """Give no further batch, not even one that is ready: somebody wants the run to end."""
         async with self._changed:
-            self._over, self._stopped = NoMoreBatches("stopped, as asked", solved=True), True
+            self._over, self._stopped = NoMoreBatches(STOPPED, solved=True), True
             self._changed.notify_all()
 
     def progress(self) -> str:
