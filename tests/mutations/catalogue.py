@@ -1,7 +1,8 @@
 """All mutations."""
 
+from tests.mutations.criticising import CRITICISING
 from tests.mutations.learning import LEARNING
 from tests.mutations.playing import PLAYING
 from tests.mutations.running import RUNNING
 
-MUTATIONS = (*LEARNING, *PLAYING, *RUNNING)
+MUTATIONS = (*CRITICISING, *LEARNING, *PLAYING, *RUNNING)
