@@ -173,6 +173,27 @@ class Environment:
             "give it a demonstrations() method, or set model.warm_start=null, or another sampler"
         )
 
+    def teacher_messages(self, example: Example, messages: list[Message]) -> list[Message]:
+        """What a reference with `sees_hint` sees in the place of `messages`.
+
+        They are those of a prompt: the opening, or where history was rewritten, all until then.
+        Here: the last message of the opening with the example's hint below it.
+
+        Raises:
+            ValueError: the example has no hint.
+
+        """
+        hint = example.info.get("hint")
+        if not isinstance(hint, str) or not hint.strip():
+            raise ValueError(
+                f"example {example.id} of env {self.name!r} has no hint, and the reference sees "
+                "hints: put a text into its info['hint'], give the environment a "
+                "teacher_messages() method, or set reference.sees_hint=false"
+            )
+        last = max(min(len(example.messages), len(messages)) - 1, 0)
+        content = f"{messages[last].get('content') or ''}\n\n{hint}"
+        return [*messages[:last], {**messages[last], "content": content}, *messages[last + 1 :]]
+
     def environment_of(self, example: Example) -> "Environment":  # noqa: ARG002 for mixtures
         """The environment that plays this example: itself, but for a mixture."""
         return self

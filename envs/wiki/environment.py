@@ -21,9 +21,10 @@ from envs.protocol import Environment, checked_weights
 from envs.rewards import exact, f1, final_text
 from envs.wiki.corpus import Page, Question, read_pages, read_questions
 from envs.wiki.facts import made_up, shipped
+from envs.wiki.finding import pages_found
 from envs.wiki.index import WikiIndex
 
-REWARDS = ("exact", "f1", "judge")
+REWARDS = ("exact", "f1", "found", "judge")
 COLUMNS = ("title", "content", "sections", "question", "answer", "level")
 GIVEN_UP = "I do not know."
 
@@ -79,7 +80,7 @@ class WikiSearch(Environment):
                 "reward_weights names judge, but judge needs a judge: env=wiki-search-judged"
             )
         self.max_turns, self.describe_tools, self._judge = max_turns, describe_tools, judge
-        self.reward_weights = checked_weights(reward_weights, REWARDS if judge else REWARDS[:2])
+        self.reward_weights = checked_weights(reward_weights, REWARDS if judge else REWARDS[:-1])
         self._corpus, self._corpus_split = corpus, corpus_split
         self._questions, self._questions_split = questions, questions_split
         self._columns, self._embeddings = columns, embeddings
@@ -93,7 +94,11 @@ class WikiSearch(Environment):
                 id=number,
                 env=self.name,
                 messages=[user(question.text)],
-                info={"answer": question.answer, "level": question.level},
+                info={
+                    "answer": question.answer,
+                    "level": question.level,
+                    "pages": [title.replace(" ", "_") for title, _ in question.path],
+                },
             )
             for number, question in enumerate(self._splits[split])
         ]
@@ -105,10 +110,19 @@ class WikiSearch(Environment):
         """Search, list sections, read one."""
         return _tools(self._index)
 
-    async def score(self, episode: Episode) -> dict[str, float]:
-        """Return exact (0 or 1) and f1 of the last message, and the judge's verdict if asked."""
+    async def score(self, episode: Episode) -> dict[str, float | list[float]]:
+        """Return exact (0 or 1) and f1 of the last message, and the judge's verdict if asked.
+
+        And found, turn by turn: the share of the pages with the answer that its search brought up.
+        """
         text, answer = final_text(episode), [episode.example.info["answer"]]
-        rewards = {"exact": exact(text, answer), "f1": f1(text, answer)}
+        opening = len(episode.example.messages)
+        pages = episode.example.info.get("pages", [])
+        rewards = {
+            "exact": exact(text, answer),
+            "f1": f1(text, answer),
+            "found": pages_found(episode.messages[opening:], pages),
+        }
         return rewards | ({"judge": await self._judge(episode)} if self._judge else {})
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:

@@ -9,6 +9,16 @@ from rl.config.annotations import Converter, Misfit, Node
 from rl.config.schema import ConfigError
 from rl.config.signatures import Knob, read
 
+# What is called late, on a resume for one, and what has all of it: a part of one's own is looked at
+# before anything starts.
+_CALLED = {
+    "order": (
+        "rl.rollouts.example_order.ExampleOrder",
+        ("begin", "next", "example", "observe", "state", "load", "metrics"),
+    ),
+    "buffer": ("rl.rollouts.buffer.FifoBuffer", ("add", "draw", "state", "load")),
+}
+
 
 def build(node: Mapping[str, Any]) -> partial[Any]:
     """The node's callable with its knobs; the caller passes what the code supplies.
@@ -63,6 +73,7 @@ def construct(run: Any, groups: Iterable[str]) -> None:
         try:
             if (node := getattr(run, group)) is not None:
                 part = build(node)()
+                _require_methods(part, group, node)
                 if group == "env":
                     part.check_machine()
         except Exception as error:  # noqa: BLE001 an environment is user code and may raise anything
@@ -70,3 +81,10 @@ def construct(run: Any, groups: Iterable[str]) -> None:
             problems.append(f"{group}: {kind}{error}")
     if problems:
         raise ConfigError(problems)
+
+
+def _require_methods(part: object, group: str, node: Node) -> None:
+    base, methods = _CALLED.get(group, ("", ()))
+    if lacking := [name for name in methods if not callable(getattr(part, name, None))]:
+        names = " and no ".join(f"{name}()" for name in lacking)
+        raise ValueError(f"{node['_target_']} has no {names}: derive it from {base}")

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from rl.config.algorithm_rules import ALGORITHM_RULES
-from rl.config.facts import fact, is_imitator, is_marked
+from rl.config.critic_rules import critic
+from rl.config.facts import fact, is_imitator, is_marked, references
 from rl.config.limits import range_problems, value_of
 from rl.config.resume_rules import run_folder_problems
 from rl.config.secrets import secret_problems
@@ -89,12 +90,13 @@ def optimizer_and_sharding(config: Config) -> Iterator[str]:
             f"deepspeed.zero_optimization.stage={stage}, but ZeRO has the stages 0 to 3: use "
             "deepspeed=zero0, zero1, zero2 or zero3"
         )
-    optimizer = config["optim"]["_target_"]
-    if fact(optimizer, "whole_matrices", False) and stage:
-        yield (
-            f"{optimizer} orthogonalises whole matrices, and ZeRO stage {stage} gives an optimizer "
-            "flattened pieces of them: use deepspeed=zero0, or optim=adamw"
-        )
+    for key, own in (("optim", "optim"), ("critic.optim", "optim@critic.optim")):
+        optimizer = value_of(config, f"{key}._target_")
+        if optimizer and fact(optimizer, "whole_matrices", False) and stage:
+            yield (
+                f"{optimizer} orthogonalises whole matrices, and ZeRO stage {stage} gives an "
+                f"optimizer flattened pieces of them: use deepspeed=zero0, or {own}=adamw"
+            )
 
 
 def steps_and_waits(config: Config) -> Iterator[str]:
@@ -127,6 +129,14 @@ def rewards(config: Config) -> Iterator[str]:
             yield f"{path}.reward_weights={dict(weights)} makes every reward 0: give one a weight"
 
 
+def order_weights(config: Config) -> Iterator[str]:
+    """Some pool of examples must be drawn from."""
+    weights = {f"order.{k}": v for k, v in config["order"].items() if k.endswith("_weight")}
+    if weights and not any(weights.values()):
+        zeros = ", ".join(f"{key}={value}" for key, value in weights.items())
+        yield f"{zeros} leave no pool of examples to draw from: give one a weight"
+
+
 def adapter(config: Config) -> Iterator[str]:
     """What can be trained beside frozen weights, and travel alone."""
     chosen = config["adapter"]
@@ -145,7 +155,7 @@ def model_folders(config: Config) -> Iterator[str]:
     `models/mine` may be one, unless there is a folder `models` here. The model is prepared first
     of all, a reference only when everything has started: more of it is looked at here.
     """
-    for key in ("model.path", "reference.path"):
+    for key in ("model.path", *(f"{reference}.path" for reference in references(config))):
         path = value_of(config, key)
         if not isinstance(path, str):
             continue
@@ -159,7 +169,7 @@ def model_folders(config: Config) -> Iterator[str]:
             yield f"{key}={path}: no such folder{no_name}{what}"
         elif folder.exists() and not (folder / "config.json").is_file():
             yield f"{key}={path}: {folder} holds no config.json, so it is no model in HF form"
-        elif folder.exists() and key == "reference.path":
+        elif folder.exists() and key != "model.path":
             for pattern in ("tokenizer.json", "*.safetensors"):
                 if not any(folder.glob(pattern)):
                     yield f"{key}={path}: {folder} holds no {pattern}: save the model there whole"
@@ -206,9 +216,11 @@ RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     batches,
     lengths,
     *ALGORITHM_RULES,
+    critic,
     optimizer_and_sharding,
     steps_and_waits,
     rewards,
+    order_weights,
     adapter,
     model_folders,
     data_files,

@@ -82,6 +82,8 @@ def _failing() -> Iterator[None]:
     """Errors with a message for the user end the evaluation with that message alone."""
     try:
         yield
+    except ConfigError:  # nothing was started: a configuration's status
+        raise
     except Exception as error:
         cause: BaseException = error
         while isinstance(cause, BaseExceptionGroup):  # of the tasks that played

@@ -12,6 +12,7 @@ import aiohttp
 import msgspec
 
 from rl.run.failure import RunFailed
+from rl.run.http_status import may_pass
 from rl.run.open_files import open_files
 
 T = TypeVar("T")
@@ -20,12 +21,6 @@ _FIRST_PAUSE_S = 0.5  # before the first retry; then twice as long each time
 _KEEP_ALIVE_S = 2.0  # vLLM closes idle connections after 5 s, and a request must not meet that
 _MOST_FAILED_IN_A_ROW = 32  # requests, each with its retries
 _BROKEN_OFF = ("abort", "error")  # finish reasons that are vLLM's, not the policy's
-_PASSING = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)  # and all of 5xx
-
-
-def may_pass(status: int) -> bool:
-    """Whether the same request may do better later: the server is at fault, or too busy."""
-    return status in _PASSING or status >= HTTPStatus.INTERNAL_SERVER_ERROR
 
 
 class GenerationError(RunFailed):

@@ -29,6 +29,7 @@ from rl.records import Rollout
 from rl.sampling.chat import Chat, Prompt
 from rl.sampling.clock import Clock
 from rl.sampling.environment_errors import EnvironmentFailed, as_environment_error
+from rl.sampling.hints import Hints
 from rl.sampling.reward_names import by_name, check_names, weighted_sum
 from rl.sampling.rows import Rows
 from rl.sampling.sampler import PolicySampler
@@ -57,6 +58,7 @@ class Player:
     watchdog: Watchdog | None = None
     waits: Waits = field(default_factory=Waits)
     seed: int | None = None
+    hinted_envs: frozenset[str] = frozenset()  # whose reference sees hints
     _logged: set[str] = field(default_factory=set)  # errors that the log has
     _checked: set[str] = field(default_factory=set)  # environments that score what is weighted
     _places: dict[str, asyncio.Semaphore] = field(default_factory=dict)  # by environment
@@ -85,7 +87,8 @@ class Player:
         await self.chat.ready()
         clock = Clock(self.sampler.rollout_timeout)
         seeds = RequestSeeds(self.seed, index)
-        start = _Start(env, example, clock, seeds)
+        hints = Hints(self.chat, env, example) if env.name in self.hinted_envs else None
+        start = _Start(env, example, clock, seeds, hints=hints)
         openings: list[Completion | None] = [None] * group_size
         # A broken example, no time left, a failed request: each rollout finds out for itself.
         with suppress(EnvironmentFailed, TimeoutError, RequestFailed):
@@ -144,7 +147,7 @@ class Player:
     async def _attempt(self, start: "_Start") -> Rollout:
         env, clock = start.env, start.clock
         episode = Episode(start.example, env.opened(start.example.messages))
-        rows = Rows()
+        rows = Rows(start.hints)
         rewards: dict[str, float] = {}
         turn_rewards: dict[str, tuple[float, ...]] = {}
         error = ""
@@ -199,6 +202,7 @@ class Player:
                     opening = (await self.chat.generate(prompt, 1, start.seeds.next()))[0]
             completion, opening = opening, None
             rows.turn(completion)
+            await rows.hint(prompt)
             message = self.chat.message(prompt, completion)
             episode.messages.append(message)
             episode.turns += 1
@@ -251,4 +255,5 @@ class _Start:
     clock: Clock
     seeds: RequestSeeds
     prompt: Prompt | None = None  # None: not opened yet
+    hints: Hints | None = None  # None: no reference sees other prompts than the policy
     opening: Completion | None = None  # the first answer, where the group asked for all at once

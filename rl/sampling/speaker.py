@@ -62,6 +62,7 @@ class Speaker:
             self._failure = error
             raise
         self.rows.turn(completion)
+        await self.rows.hint(prompt)
         message = self.chat.message(prompt, completion)
         conversation = [*messages, message]
         self._last = (conversation, prompt, completion)
