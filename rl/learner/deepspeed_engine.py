@@ -1,7 +1,8 @@
 """DeepSpeed, and what it must be told so that a step is the step that was asked for.
 
 gradients      add up over any number of backward passes, until step(), and in float32: in bfloat16
-               what a micro-batch adds would be lost in the sum of those before it
+               what a micro-batch adds would be lost in the sum of those before it; no gradient
+               of a matrix is rounded on the way there (weight_gradients.py)
 clipping       alike in every stage, and a gradient that is not finite changes nothing
 first step     Adam's is the first, though DeepSpeed takes one without gradients on its way
 """
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from rl.learner.logprobs import PolicyModule
+from rl.learner.weight_gradients import keep_weight_gradients
 
 
 def start_engine(
@@ -47,6 +49,8 @@ def start_engine(
         "bf16": {"enabled": half},
         "zero_allow_untested_optimizer": True,  # it tested its own, not torch's
     }
+    if half:
+        keep_weight_gradients(module)
     # To allocate the optimizer's state DeepSpeed may step once, unasked: at rate 0 not even weight
     # decay moves anything.
     set_rate(optimizer, 0.0)
@@ -56,6 +60,8 @@ def start_engine(
         model=module, optimizer=optimizer, config={**sums, **config, **fixed_keys}
     )
     stage = engine.zero_optimization_stage()
+    if half:
+        _keep_float32(module)
     if stage == 3:
         # Used outside of the head's own forward (rl/learner/logprobs.py): gathered once for a pass.
         for parameter in module.heads.parameters():
@@ -63,7 +69,6 @@ def start_engine(
     if stage == 0 and half:
         # It has counted that step: Adam would correct its first as if a second, and be too short.
         engine.optimizer.state.clear()
-        _sum_in_float32(module)
     elif stage == 0:
         # Here DeepSpeed keeps the norm to itself, and steps on gradients that are not finite.
         engine.clip_fp32_gradients = partial(_clip, engine, max_grad_norm)
@@ -86,7 +91,8 @@ def set_rate(optimizer: Any, rate: float) -> None:
 def take_step(engine: Any, rate: float) -> None:
     """Step at this learning rate; a gradient that is not finite is forgotten instead."""
     set_rate(engine.optimizer, rate)
-    for parameter in engine.module.parameters():
+    # The other stages have taken the gradients already.
+    for parameter in engine.module.parameters() if engine.zero_optimization_stage() == 0 else ():
         # DeepSpeed would give one that no token reached a gradient of the parameter's own dtype.
         if parameter.grad is None and parameter.grad_dtype not in (None, parameter.dtype):
             parameter.grad = torch.zeros_like(parameter, dtype=parameter.grad_dtype)
@@ -112,18 +118,17 @@ def linearised(value: Tensor, slopes: Sequence[Tensor], outputs: Sequence[Tensor
 
 
 def _sums(stage: int) -> dict[str, Any]:
-    """What makes DeepSpeed add up in float32; stage 0 refuses the first key (see below).
-
-    Stages 0 and 1 send the sums of all micro-batches between ranks, the others each by itself.
-    """
+    """What makes DeepSpeed add up, and send between ranks, in float32."""
+    # Stage 0 refuses the first key: there autograd keeps the sums (see below).
     sums: dict[str, Any] = {"data_types": {"grad_accum_dtype": "fp32"}} if stage else {}
-    return sums | ({"communication_data_type": "fp32"} if stage < 2 else {})
+    return sums | {"communication_data_type": "fp32"}
 
 
-def _sum_in_float32(module: nn.Module) -> None:
-    """Let autograd itself keep the sums of bfloat16 parameters in float32.
+def _keep_float32(module: nn.Module) -> None:
+    """Let autograd give bfloat16 parameters float32 gradients, as they were summed.
 
-    No more memory at the step, where DeepSpeed would copy the sums to float32 anyway.
+    In stage 0 it adds up the micro-batches itself. No more memory at the step, where DeepSpeed
+    would copy the sums to float32 anyway.
     """
     for parameter in module.parameters():
         if parameter.requires_grad:

@@ -1,20 +1,16 @@
-"""The policy as a module: logprobs of the completion tokens, never holding all logits at once.
+"""The policy as a module: logprobs of the completion tokens instead of logits.
 
-Logits of a batch are tokens times vocabulary, often larger than the model. Here the output head
-runs over the completion tokens only, a chunk at a time, and each chunk is recomputed in the
-backward pass.
-
-B: rows, T: padded length, N: completion tokens, H: hidden size, V: vocabulary.
+B: rows, T: padded length, N: completion tokens, H: hidden size.
 """
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from rl.learner.candidates import candidate_logprobs, most_likely
+from rl.learner.candidates import most_likely
+from rl.learner.output_head import OutputHead
 from rl.model.lora import in_force
 
 
@@ -22,12 +18,26 @@ class PolicyModule(nn.Module):
     """A causal language model that returns logprobs of chosen tokens instead of logits."""
 
     def __init__(
-        self, model: PreTrainedModel, *, chunk: int, entropy_gradient: bool = False
+        self,
+        model: PreTrainedModel,
+        *,
+        chunk: int,
+        entropy_gradient: bool = False,
+        head_dtype: torch.dtype | None = None,
     ) -> None:
-        """`chunk`: tokens whose logits exist at once; `entropy_gradient`: entropies carry one."""
+        """Wrap a model.
+
+        Args:
+            model: of transformers.
+            chunk: tokens whose logits exist at once.
+            entropy_gradient: entropies carry one.
+            head_dtype: the output head computes in it; None: in the model's.
+
+        """
         super().__init__()
         self.model = model
         self._chunk, self._entropy_gradient = chunk, entropy_gradient
+        self._head_dtype = head_dtype
         if not isinstance(self.head, nn.Linear):
             raise ValueError(
                 f"the output head is a {type(self.head).__name__}, and only a plain linear one can "
@@ -55,9 +65,10 @@ class PolicyModule(nn.Module):
         mask: Tensor,
         temperature: float,
         *,
+        entropies: bool = False,
         candidates: Tensor | None = None,
         top_k: tuple[int, int] | None = None,
-    ) -> tuple[Tensor, ...]:
+    ) -> tuple[Any, ...]:
         """Return logprobs [N] and entropies [N] of the masked tokens, row by row.
 
         Rows are padded on the right. No attention mask is needed: attention is causal, so no real
@@ -67,6 +78,7 @@ class PolicyModule(nn.Module):
             token_ids: [B, T].
             mask: [B, T]; a token at position 0 cannot be chosen, nothing precedes it.
             temperature: logits are divided by it, as vLLM did when it sampled.
+            entropies: whether they are wanted: they cost another pass over the logits. Else None.
             candidates: [N, K] tokens whose logprobs [N, K] are to be returned as well.
             top_k: how many tokens, out of how many, are to be returned as well: the likeliest
                 [N, K] with their logprobs [N, K].
@@ -76,38 +88,27 @@ class PolicyModule(nn.Module):
         chosen = mask[:, 1:]
         before = hidden[:, :-1][chosen]  # [N, H] what each chosen token was predicted from
         targets = token_ids[:, 1:][chosen]  # [N]
-        # Without any token there still is one, empty, chunk: the graph reaches every parameter.
-        parts = [
-            self._of_chunk(h, t, temperature)
-            for h, t in zip(before.split(self._chunk), targets.split(self._chunk), strict=True)
-        ]
-        logprobs, entropies = zip(*parts, strict=True)
-        outputs = torch.cat(logprobs), torch.cat(entropies)
         if candidates is not None:
-            common = temperature, self._chunk
-            outputs += (candidate_logprobs(self.head, before, candidates, *common),)
+            targets = torch.cat([targets.unsqueeze(-1), candidates], -1)  # [N, 1+K]
+        # Not head(hidden): under ZeRO-3 a module call is a collective, and ranks differ in chunks.
+        head, dtype = self.head, self._head_dtype or before.dtype
+        logprobs, entropy = OutputHead.apply(
+            before,
+            head.weight,
+            head.bias,
+            targets,
+            temperature,
+            self._chunk,
+            dtype,
+            entropies,
+            self._entropy_gradient,
+        )
+        if candidates is not None:
+            return logprobs[:, 0], entropy, logprobs[:, 1:]
         if top_k is not None:
-            outputs += most_likely(self.head, before, *top_k, temperature, self._chunk)
-        return outputs
-
-    def _of_chunk(
-        self, hidden: Tensor, targets: Tensor, temperature: float
-    ) -> tuple[Tensor, Tensor]:
-        arguments = self.head, hidden, targets, temperature, self._entropy_gradient
-        if torch.is_grad_enabled():
-            return checkpoint(_logprobs, *arguments, use_reentrant=False)
-        return _logprobs(*arguments)
-
-
-def _logprobs(
-    head: nn.Linear, hidden: Tensor, targets: Tensor, temperature: float, entropy_gradient: bool
-) -> tuple[Tensor, Tensor]:
-    # Not head(hidden): under ZeRO-3 a module call is a collective, and ranks differ in chunks.
-    logits = nn.functional.linear(hidden, head.weight, head.bias)  # [chunk, V]
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
-    normaliser = logits.logsumexp(-1)  # [chunk]
-    logprobs = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - normaliser
-    # Most runs only log it: without a graph nothing of size [chunk, V] is kept for it.
-    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        entropies = normaliser - ((logits - normaliser.unsqueeze(-1)).exp() * logits).sum(-1)
-    return logprobs, entropies
+            return (
+                logprobs,
+                entropy,
+                *most_likely(head, before, *top_k, temperature, self._chunk, dtype),
+            )
+        return logprobs, entropy

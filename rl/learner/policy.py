@@ -102,7 +102,11 @@ class Policy:
         sums = TokenSums()
         for number, batch in enumerate(batches):
             outputs = self.engine(
-                batch.token_ids, batch.mask, self._temperature, candidates=batch.candidates
+                batch.token_ids,
+                batch.mask,
+                self._temperature,
+                entropies=True,
+                candidates=batch.candidates,
             )
             # The graph is cut at the module's outputs. The slopes there cost next to nothing, and
             # where no rank has any, the pass through the model, most of the work, adds zeros.

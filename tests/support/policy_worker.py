@@ -49,7 +49,7 @@ STEPS = {
 def main(folder: Path) -> None:
     # Imported by the ranks only: the tests that read results need none of it.
     from rl.learner.ranks import Ranks
-    from tests.support.split_cases import SPLIT_MODES, splits
+    from tests.support.split_cases import ALONE_MODES, SPLIT_MODES, alone, splits
     from tests.support.update_cases import UPDATE_MODES, around, learner
 
     torch.set_num_threads(1)
@@ -62,6 +62,7 @@ def main(folder: Path) -> None:
         **{f"muon {dtype}": cases.muon(dtype) for dtype in ("float32", "bfloat16")},
         **{f"around {mode}": around(cases, mode) for mode in UPDATE_MODES[ranks.world]},
         **{f"sums {mode}": splits(cases, mode) for mode in SPLIT_MODES[ranks.world]},
+        **{f"alone {mode}": alone(cases, "bfloat16", mode) for mode in ALONE_MODES[ranks.world]},
         "learner": learner(cases) if ranks.world == 1 else {},
         "checkpoints": cases.checkpoints(),
     }

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 SPLIT_MODES = {1: ("zero0", "zero1", "zero2", "zero3"), 2: ("zero0", "zero2")}
+ALONE_MODES = {1: ("zero0", "zero2"), 2: ("zero1", "zero3")}
 NUM_ROWS = 64
 
 
@@ -29,15 +30,15 @@ class StandingStill:
         return 0.0
 
 
-def many_rows(cases: Any) -> list[Any]:
+def many_rows(cases: Any, count: int = NUM_ROWS) -> list[Any]:
     """Rows of many groups, each with an advantage and a completion."""
     from losses.aggregation import token_mean
     from rl.rollouts.plan import weigh
     from tests.support import tiny_policy as tiny
 
-    groups = tiny.groups(cases.twin, num_groups=NUM_ROWS // 3 + 2, seed=3)
+    groups = tiny.groups(cases.twin, num_groups=count // 2, seed=3)
     rows = [row for row in weigh(groups, token_mean) if row.row.num_completion and row.teaches]
-    return rows[:NUM_ROWS]
+    return rows[:count]
 
 
 def splits(cases: Any, mode: str) -> dict[str, Any]:
@@ -53,9 +54,27 @@ def splits(cases: Any, mode: str) -> dict[str, Any]:
     for micro in batch.micro_batches:
         policy.update(replace(batch, micro_batches=(micro,)), cases.objective)
         total += optim.made.gradient
-    squares = torch.stack([(together - total).square().sum(), total.square().sum()])
-    dist.all_reduce(squares)  # a rank may hold but a share
     return {
         "micro_batches": len(batch.micro_batches) * cases.ranks.world,
-        "error": float((squares[0] / squares[1]).sqrt()),
+        "error": difference(together, total),
     }
+
+
+def alone(cases: Any, dtype: str, mode: str) -> dict[str, Any]:
+    """The gradient of 256 rows in one micro-batch a rank, beside that of one row a micro-batch."""
+    optim, rows = StandingStill(), many_rows(cases, 256)
+    policy = cases.policy(dtype, mode, optim)
+    gradients, counts = [], []
+    for budget in (10**6, 1):
+        batch = cases.split(rows, budget)
+        policy.update(batch, cases.objective)
+        gradients.append(optim.made.gradient)
+        counts.append(len(batch.micro_batches) * cases.ranks.world)
+    return {"micro_batches": counts, "error": difference(*gradients)}
+
+
+def difference(one: Any, other: Any) -> float:
+    """Relative to the second; a rank may hold but a share of both."""
+    squares = torch.stack([(one - other).square().sum(), other.square().sum()])
+    dist.all_reduce(squares)
+    return float((squares[0] / squares[1]).sqrt())

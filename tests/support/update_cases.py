@@ -70,18 +70,18 @@ def distilled(cases: Any, policy: Any) -> dict[str, float]:
     from losses.reverse_kl_topk import reverse_kl_topk
     from losses.tokens import TokenLoss
     from rl.learner.objective import Batch, Objective
-    from rl.learner.reference.local import FrozenModel
+    from rl.learner.reference.local import InitialPolicy
     from tests.support import tiny_policy as tiny
 
     def loss(tokens: Any) -> Any:
         parts = (forward_kl_topk, reverse_kl_topk, partial(jsd_topk, mix=0.25))
         return TokenLoss(sum(part(tokens).loss for part in parts), {})
 
-    folder = str(cases.sources["float32"])
-    teacher = FrozenModel(path=folder, revision=None, dtype="float32", top_k=3, sees_hint=False)
+    # Of the same size and other weights.
+    teacher = InitialPolicy(refresh_every=0, refresh_mix=1.0, top_k=3, sees_hint=False)
     reference = teacher.start(replace(setting(cases, policy, reads_candidates=True), seed=9))
     before, batch = cases.everywhere(policy), cases.batch(cases.rows)
-    batches, _ = anchors(policy, keeps_old=False, reference=reference)(batch, 0.0)
+    batches, _ = anchors(policy, keeps_old=False, reference=reference, beta=0.0)(batch, 0.0)
     stats = policy.update(batch, Objective(loss), batches=batches)
     after = cases.everywhere(policy)
     cases.twin.load_state_dict(before, strict=False)
@@ -176,12 +176,12 @@ def liking(token_ids: torch.Tensor) -> torch.Tensor:
     return 0.5 * torch.cos(token_ids.float()) - 2.0
 
 
-def anchors(policy: Any, *, keeps_old: bool, reference: Any = None) -> Any:
+def anchors(policy: Any, *, keeps_old: bool, reference: Any = None, beta: float = 9.0) -> Any:
     from losses.kl import k1
     from rl.learner.kl import KLPenalty
     from rl.learner.preparation import Preparation
 
-    kl = KLPenalty(estimator=k1, beta=9.0, place="reward", target_kl=None)
+    kl = KLPenalty(estimator=k1, beta=beta, place="reward", target_kl=None)
     return Preparation(policy, reference, keeps_old=keeps_old, kl=kl, compared=True)
 
 

@@ -76,7 +76,9 @@ def test_logprobs_entropies_and_gradients_are_those_of_plain_log_softmax(
     model, rows, chunk, extra, temperature
 ):
     token_ids, mask = stacked(rows, extra)
-    logprobs, entropies = PolicyModule(model, chunk=chunk)(token_ids, mask, temperature)
+    logprobs, entropies = PolicyModule(model, chunk=chunk)(
+        token_ids, mask, temperature, entropies=True
+    )
     expected, expected_entropies = plain(model, rows, temperature)
     assert len(expected) == mask.sum() > 10
     torch.testing.assert_close(logprobs, expected, rtol=1e-12, atol=1e-12)
@@ -92,7 +94,7 @@ def test_logprobs_entropies_and_gradients_are_those_of_plain_log_softmax(
 def test_entropies_carry_the_gradient_of_plain_log_softmax_where_wanted(model, rows, chunk):
     token_ids, mask = stacked(rows, 3)
     module = PolicyModule(model, chunk=chunk, entropy_gradient=True)
-    logprobs, entropies = module(token_ids, mask, 0.6)
+    logprobs, entropies = module(token_ids, mask, 0.6, entropies=True)
     expected, expected_entropies = plain(model, rows, 0.6)
     torch.testing.assert_close(entropies, expected_entropies, rtol=1e-12, atol=1e-12)
     weights = weights_of(len(expected))
@@ -101,7 +103,7 @@ def test_entropies_carry_the_gradient_of_plain_log_softmax_where_wanted(model, r
     assert max(float(gradient.abs().max()) for gradient in wanted.values()) > 0.01
     torch.testing.assert_close(alone, wanted, rtol=1e-12, atol=1e-12)
     # Both at once, as the objective has them.
-    logprobs, entropies = module(token_ids, mask, 0.6)
+    logprobs, entropies = module(token_ids, mask, 0.6, entropies=True)
     expected, expected_entropies = plain(model, rows, 0.6)
     both = gradients(model, (weights * logprobs - 0.3 * entropies).sum())
     wanted = gradients(model, (weights * expected - 0.3 * expected_entropies).sum())
@@ -110,7 +112,8 @@ def test_entropies_carry_the_gradient_of_plain_log_softmax_where_wanted(model, r
 
 def test_without_gradient_at_all_wanted_entropies_have_none(model, rows):
     with torch.no_grad():
-        _, entropies = PolicyModule(model, chunk=4, entropy_gradient=True)(*stacked(rows), 1.0)
+        module = PolicyModule(model, chunk=4, entropy_gradient=True)
+        _, entropies = module(*stacked(rows), 1.0, entropies=True)
     assert not entropies.requires_grad
 
 
@@ -129,7 +132,9 @@ def test_entropy_of_a_uniform_policy_is_log_v(folder):
     with torch.no_grad():
         model.get_output_embeddings().weight.zero_()
     mask = torch.tensor([[False, True, True]])
-    logprobs, entropies = PolicyModule(model, chunk=2)(torch.tensor([[1, 2, 3]]), mask, 0.5)
+    logprobs, entropies = PolicyModule(model, chunk=2)(
+        torch.tensor([[1, 2, 3]]), mask, 0.5, entropies=True
+    )
     uniform = torch.full((2,), VOCAB, dtype=torch.float64).log()
     torch.testing.assert_close(entropies, uniform)
     torch.testing.assert_close(logprobs, -uniform)
@@ -137,7 +142,10 @@ def test_entropy_of_a_uniform_policy_is_log_v(folder):
 
 def test_a_micro_batch_without_completion_tokens_has_a_gradient_of_zero_everywhere(model):
     logprobs, entropies = PolicyModule(model, chunk=4)(
-        torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, 2, dtype=torch.bool), 1.0
+        torch.zeros(1, 2, dtype=torch.int64),
+        torch.zeros(1, 2, dtype=torch.bool),
+        1.0,
+        entropies=True,
     )
     assert logprobs.shape == entropies.shape == (0,)
     found = gradients(model, logprobs.sum())
@@ -171,7 +179,7 @@ def test_no_more_than_a_chunk_of_logits_exists_at_once(folder, rows, with_gradie
     model = load_model(folder, torch.float32, 0)
     token_ids, mask = stacked(rows)
     with LargestLogits() as seen, torch.set_grad_enabled(with_gradient):
-        logprobs, _ = PolicyModule(model, chunk=4)(token_ids, mask, 1.0)
+        logprobs, _ = PolicyModule(model, chunk=4)(token_ids, mask, 1.0, entropies=True)
         if with_gradient:
             logprobs.sum().backward()
     assert 8 < mask.sum() < HIDDEN
@@ -187,7 +195,7 @@ def test_nothing_of_size_v_waits_for_the_backward_pass(folder, rows):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        PolicyModule(model, chunk=4)(*stacked(rows), 1.0)
+        PolicyModule(model, chunk=4)(*stacked(rows), 1.0, entropies=True)
     assert kept
     assert not [shape for shape in kept if shape[-1:] == (VOCAB,)]
 
@@ -256,7 +264,7 @@ def test_an_output_head_s_bias_counts_in_logprobs_entropies_and_gradients(folder
     token_ids, mask = stacked(rows)
     module = PolicyModule(model, chunk=4)
     expected = plain(model, rows, 0.6)
-    found = module(token_ids, mask, 0.6)
+    found = module(token_ids, mask, 0.6, entropies=True)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)
     weights = weights_of(len(found[0]))

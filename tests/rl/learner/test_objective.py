@@ -87,7 +87,11 @@ def in_parts(model, rows, objective, *, old, ranks, budget):
     for micro in (micro for share in shares for micro in share.micro_batches):
         batch = tiny_policy.filled(Batch.of(micro, torch.device("cpu"), 0), old=old)
         logprobs, entropies, candidates = module(
-            batch.token_ids, batch.mask, tiny_policy.TEMPERATURE, candidates=batch.candidates
+            batch.token_ids,
+            batch.mask,
+            tiny_policy.TEMPERATURE,
+            entropies=True,
+            candidates=batch.candidates,
         )
         value, metrics = objective(batch, logprobs, entropies, 0.3, candidates)
         value.backward()
@@ -144,7 +148,7 @@ def test_numbers_outside_of_the_completion_reach_neither_value_nor_gradient(mode
         batch = Batch.of(each, torch.device("cpu"), 0)
         module = PolicyModule(model, chunk=7)
         model.zero_grad()
-        logprobs, entropies = module(batch.token_ids, batch.mask, 1.0)
+        logprobs, entropies = module(batch.token_ids, batch.mask, 1.0, entropies=True)
         value, _ = Objective(shipped("cispo"))(batch, logprobs, entropies)
         value.backward()
         results.append(

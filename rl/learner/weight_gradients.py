@@ -1,0 +1,87 @@
+"""Gradients of weights in float32 while all else stays in bfloat16.
+
+A matrix multiplication adds up in float32, but what autograd gets from it has the dtype of its
+factors: every micro-batch's gradient of every weight would be rounded to 8 bits, 0.16 % of it, and
+so depend on the split. These layers compute the same and return that gradient as it was summed;
+`Tensor.grad_dtype` (rl/learner/deepspeed_engine.py) lets the parameters keep it.
+
+N: tokens, I, O: inputs and outputs of a layer, V: vocabulary, H: hidden size.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+
+def keep_weight_gradients(model: nn.Module) -> None:
+    """Let the linear layers and embeddings of `model` return gradients in float32."""
+    for module in model.modules():
+        # The class alone: names, parameters and hooks stay what they are to everybody else.
+        if type(module) is nn.Linear:
+            module.__class__ = _Linear
+        elif type(module) is nn.Embedding:
+            module.__class__ = _Embedding
+
+
+def weight_gradient(slopes: Tensor, inputs: Tensor, total: Tensor | None = None) -> Tensor:
+    """Return slopes [N, O] transposed times inputs [N, I], at least in float32.
+
+    Added to `total` [O, I], in place, if there is one.
+    """
+    exact = torch.promote_types(inputs.dtype, torch.float32)
+    if inputs.is_cuda and inputs.dtype != exact:
+        # Its fast units take bfloat16 and give float32.
+        factors, how = (slopes.to(inputs.dtype).T, inputs), {"out_dtype": exact}
+    else:
+        factors, how = (slopes.to(exact).T, inputs.to(exact)), {}
+    if total is None:
+        return torch.mm(*factors, **how)
+    return torch.addmm(total, *factors, **how, out=total)
+
+
+class _LinearFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(inputs, weight)
+        return nn.functional.linear(inputs, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slopes: Tensor) -> Any:
+        inputs, weight = ctx.saved_tensors
+        of_inputs, of_weight, of_bias = ctx.needs_input_grad
+        flat = slopes.flatten(0, -2)  # [N, O]
+        return (
+            slopes @ weight if of_inputs else None,
+            weight_gradient(flat, inputs.flatten(0, -2)) if of_weight else None,
+            flat.sum(0, dtype=torch.promote_types(flat.dtype, torch.float32)) if of_bias else None,
+        )
+
+
+class _EmbeddingFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, token_ids: Tensor, weight: Tensor, padding: int) -> Tensor:
+        ctx.save_for_backward(token_ids)
+        ctx.words, ctx.padding = len(weight), padding
+        return nn.functional.embedding(token_ids, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slopes: Tensor) -> Any:
+        (token_ids,) = ctx.saved_tensors
+        exact = slopes.to(torch.promote_types(slopes.dtype, torch.float32))  # [B, T, H]
+        make = torch.ops.aten.embedding_dense_backward
+        return None, make(exact, token_ids, ctx.words, ctx.padding, False), None
+
+
+class _Linear(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return _LinearFunction.apply(input, self.weight, self.bias)
+
+
+class _Embedding(nn.Embedding):
+    def forward(self, input: Tensor) -> Tensor:
+        padding = -1 if self.padding_idx is None else self.padding_idx  # whose row has no gradient
+        return _EmbeddingFunction.apply(input, self.weight, padding)

@@ -1,0 +1,118 @@
+"""The output head's own backward pass; N tokens, H hidden, V words."""
+
+import pytest
+import torch
+
+from rl.learner.output_head import OutputHead
+
+torch.set_num_threads(1)
+
+N, H, V = 7, 3, 5
+
+
+def inputs(dtype=torch.float64, n=N):
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    targets = torch.randint(0, V, (n,), generator=generator)
+    hidden, weight, bias = draw(n, H), draw(V, H), draw(V)
+    return [t.requires_grad_() for t in (hidden, weight, bias)], targets
+
+
+def head(hidden, weight, bias, targets, chunk, *, dtype=None, entropies=True, gradient=True):
+    dtype = dtype or hidden.dtype
+    return OutputHead.apply(hidden, weight, bias, targets, 0.7, chunk, dtype, entropies, gradient)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 100])
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("gradient", [True, False])
+def test_its_gradient_is_the_difference_quotient(chunk, with_bias, gradient):
+    (hidden, weight, bias), targets = inputs()
+
+    def outputs(hidden, weight, *bias):
+        bias = bias[0] if bias else None
+        logprobs, entropies = head(hidden, weight, bias, targets, chunk, gradient=gradient)
+        return (logprobs, entropies) if gradient else logprobs
+
+    given = (hidden, weight, bias) if with_bias else (hidden, weight)
+    assert torch.autograd.gradcheck(outputs, given, atol=1e-7, rtol=1e-5)
+
+
+def test_two_words_by_hand():
+    """Logits 0 and log 3 at temperature 0.5 are 0 and log 9: p = 0.1 and 0.9."""
+    hidden = torch.tensor([[1.0]], requires_grad=True)
+    weight = torch.tensor([[0.0], [torch.tensor(3.0).log()]], requires_grad=True)
+    made = OutputHead.apply(
+        hidden, weight, None, torch.tensor([1]), 0.5, 1, torch.float32, True, True
+    )
+    logprob, entropy = made
+    p = torch.tensor([0.1, 0.9])
+    torch.testing.assert_close(logprob, p.log()[1:])
+    torch.testing.assert_close(entropy, -(p * p.log()).sum().reshape(1))
+    (of_weight,) = torch.autograd.grad(logprob, weight, retain_graph=True)
+    torch.testing.assert_close(of_weight, torch.tensor([[-0.2], [0.2]]))  # +-(1 - 0.9) / 0.5
+    (of_weight,) = torch.autograd.grad(entropy, weight)
+    # -p (log p + entropy) / 0.5; log 9 apart, so 0.1 * 0.9 * log 9 in one and less in the other.
+    slope = 0.09 * torch.tensor(9.0).log() / 0.5
+    torch.testing.assert_close(of_weight, torch.stack([slope, -slope]).reshape(2, 1))
+
+
+def test_what_needs_no_gradient_gets_none():
+    (hidden, weight, bias), targets = inputs()
+    logprobs, _ = head(hidden, weight.detach(), bias.detach(), targets, 3)
+    (found,) = torch.autograd.grad(logprobs.sum(), hidden)
+    (hidden, weight, bias), targets = inputs()
+    (expected,) = torch.autograd.grad(head(hidden, weight, bias, targets, 3)[0].sum(), hidden)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_entropies_that_nobody_asked_for_are_not_computed():
+    (hidden, weight, bias), targets = inputs()
+    logprobs, entropies = head(hidden, weight, bias, targets, 3, entropies=False)
+    assert entropies is None
+    expected = head(hidden, weight, bias, targets, 3)[0]
+    torch.testing.assert_close(logprobs, expected, rtol=0, atol=0)
+    logprobs.sum().backward()
+
+
+def test_without_tokens_the_gradients_are_zero():
+    (hidden, weight, bias), targets = inputs(n=0)
+    logprobs, entropies = head(hidden, weight, bias, targets, 3)
+    (logprobs.sum() + entropies.sum()).backward()
+    assert hidden.grad.shape == (0, H)
+    assert not weight.grad.any()
+    assert not bias.grad.any()
+
+
+def test_in_bfloat16_no_chunk_is_rounded_away_from_the_gradient_of_the_weight():
+    """300 tokens a chunk each, against one chunk: in bfloat16 their sum would be 1 % off."""
+    (hidden, weight, bias), targets = inputs(torch.bfloat16, 300)
+    for parameter in (weight, bias):
+        parameter.grad_dtype = torch.float32
+    found = []
+    for chunk in (1, 300):
+        logprobs, _ = head(hidden, weight, bias, targets, chunk, entropies=False)
+        found.append(torch.autograd.grad(logprobs.sum(), (weight, bias)))
+    assert {gradient.dtype for pair in found for gradient in pair} == {torch.float32}
+    for one, other in zip(*found, strict=True):
+        assert (one - other).norm() / other.norm() < 1e-6
+
+
+def test_a_float32_head_computes_on_bfloat16_numbers_as_if_they_were_float32():
+    (hidden, weight, bias), targets = inputs(torch.bfloat16, 300)
+    exact = [t.detach().float().requires_grad_() for t in (hidden, weight, bias)]
+    found = head(hidden, weight, bias, targets, 7, dtype=torch.float32)
+    expected = head(*exact, targets, 7)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    half = head(hidden, weight, bias, targets, 7)
+    assert (half[0] - expected[0]).abs().max() > 1e-3  # what the plain head makes of them
+    (logprobs, entropies), (exact_logprobs, exact_entropies) = found, expected
+    slopes = torch.linspace(-1, 2, 300)
+    gradients = torch.autograd.grad((slopes * logprobs - entropies).sum(), (hidden, weight, bias))
+    wanted = torch.autograd.grad((slopes * exact_logprobs - exact_entropies).sum(), exact)
+    for one, other in zip(gradients, wanted, strict=True):
+        torch.testing.assert_close(one, other.to(one.dtype), rtol=0, atol=0)

@@ -1,0 +1,81 @@
+"""Layers whose weights get gradients in float32 while all else is bfloat16."""
+
+import pytest
+import torch
+from torch import nn
+
+from rl.learner.weight_gradients import keep_weight_gradients, weight_gradient
+
+torch.set_num_threads(1)
+
+
+def layers(dtype):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Embedding(11, 6, padding_idx=2), nn.Linear(6, 4), nn.Linear(4, 3, False)
+    )
+    return model.to(dtype)
+
+
+TOKENS = torch.tensor([[1, 2, 3, 3], [4, 3, 2, 10]])
+
+
+def gradients(model, slopes):
+    (model(TOKENS) * slopes).sum().backward()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_in_an_exact_dtype_they_are_the_layers_they_were(dtype):
+    slopes = torch.randn(2, 4, 3, dtype=dtype)
+    plain, kept = layers(dtype), layers(dtype)
+    names = list(kept.state_dict())
+    keep_weight_gradients(kept)
+    assert list(kept.state_dict()) == names
+    torch.testing.assert_close(kept(TOKENS), plain(TOKENS), rtol=0, atol=0)
+    torch.testing.assert_close(gradients(kept, slopes), gradients(plain, slopes))
+
+
+def test_in_float64_their_gradient_is_the_difference_quotient():
+    model = layers(torch.float64)
+    keep_weight_gradients(model)
+    inputs = torch.randn(2, 5, 6, dtype=torch.float64, requires_grad=True)
+    given = (inputs, model[1].weight, model[1].bias)
+
+    def linear(inputs, weight, bias):
+        return torch.func.functional_call(model[1], {"weight": weight, "bias": bias}, inputs)
+
+    assert torch.autograd.gradcheck(linear, given)
+
+
+def test_in_bfloat16_the_gradient_of_a_weight_is_the_sum_before_it_is_rounded():
+    model, plain = layers(torch.bfloat16), layers(torch.bfloat16)
+    keep_weight_gradients(model)
+    for parameter in model.parameters():
+        parameter.grad_dtype = torch.float32
+    slopes = torch.randn(2, 4, 3).bfloat16()
+    found, rounded = gradients(model, slopes), gradients(plain, slopes)
+    assert {gradient.dtype for gradient in found} == {torch.float32}
+    # The last layer's, by hand from the very inputs that it had.
+    hidden = model[1](model[0](TOKENS)).flatten(0, 1)
+    expected = slopes.flatten(0, 1).double().T @ hidden.double()
+    torch.testing.assert_close(found[3].double(), expected, rtol=1e-6, atol=1e-6)
+    for one, other in zip(found, rounded, strict=True):
+        torch.testing.assert_close(one.bfloat16(), other, rtol=1e-2, atol=1e-2)
+    assert not found[0][2].any()  # the padding's word
+
+
+def test_a_frozen_weight_costs_nothing():
+    model = layers(torch.bfloat16)
+    keep_weight_gradients(model)
+    model[1].requires_grad_(False)
+    gradients(model, torch.randn(2, 4, 3).bfloat16())
+    assert model[1].weight.grad is None
+    assert model[2].weight.grad is not None
+
+
+def test_a_sum_takes_in_another_product_in_place():
+    slopes, inputs = torch.randn(5, 3), torch.randn(5, 4)
+    total = torch.ones(3, 4)
+    assert weight_gradient(slopes, inputs, total) is total
+    torch.testing.assert_close(total, 1 + slopes.T @ inputs)
