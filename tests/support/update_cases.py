@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 UPDATE_MODES = {1: ("zero0", "zero3"), 2: ("zero0", "zero3")}
 RATE, BETA, BONUS = 0.05, 2.0, 1.0
+FACTOR = 300.0  # two untrained models hardly differ: without it weights would round a step away
 
 
 def around(cases: Any, mode: str) -> dict[str, Any]:
@@ -75,7 +76,7 @@ def distilled(cases: Any, policy: Any) -> dict[str, float]:
 
     def loss(tokens: Any) -> Any:
         parts = (forward_kl_topk, reverse_kl_topk, partial(jsd_topk, mix=0.25))
-        return TokenLoss(sum(part(tokens).loss for part in parts), {})
+        return TokenLoss(FACTOR * sum(part(tokens).loss for part in parts), {})
 
     # Of the same size and other weights.
     teacher = InitialPolicy(refresh_every=0, refresh_mix=1.0, top_k=3, sees_hint=False)
@@ -117,7 +118,7 @@ def divergence(model: Any, teacher: Any, rows: Any) -> tuple[float, dict[str, An
         m = 0.25 * q + 0.75 * p
         terms = q * (q / p).log() + p * (p / q).log()
         terms = terms + 0.25 * q * (q / m).log() + 0.75 * p * (p / m).log()
-        total = total + (_by_token(one.token_weights, mask) * terms.sum(-1)).sum()
+        total = total + FACTOR * (_by_token(one.token_weights, mask) * terms.sum(-1)).sum()
     parameters = dict(model.named_parameters())
     gradients = torch.autograd.grad(total, list(parameters.values()))
     return float(total.detach()), dict(zip(parameters, gradients, strict=True))
