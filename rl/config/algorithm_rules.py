@@ -19,7 +19,7 @@ from rl.config.facts import (
     takes_any_text,
     uses_ratio,
 )
-from rl.config.limits import outside, value_of
+from rl.config.limits import outside
 from rl.config.reference_rules import REFERENCE_RULES
 
 Config = Mapping[str, Any]
@@ -47,7 +47,7 @@ def loss_and_aggregation(config: Config) -> Iterator[str]:
 
 def bounds(config: Config) -> Iterator[str]:
     """Bounds have an order, some are ratios that must exceed 1, and some have a range."""
-    for group in ("loss", "correction", "advantage", "aggregation"):
+    for group in ("loss", "correction", "advantage", "aggregation", "buffer", "order"):
         node = config[group]
         for key, within in fact(node["_target_"], "RANGES", {}).items():
             yield from outside(f"{group}.{key}", node.get(key), within)
@@ -61,9 +61,6 @@ def bounds(config: Config) -> Iterator[str]:
                     f"{group}.{key}={node[key]} is a ratio and must exceed 1: 3 is usual, null "
                     "turns it off"
                 )
-    low, high = value_of(config, "buffer.min_reward"), value_of(config, "buffer.max_reward")
-    if low is not None and high is not None and low >= high:
-        yield f"buffer.min_reward={low} is not below buffer.max_reward={high}: swap them"
 
 
 def loss_and_sampler(config: Config) -> Iterator[str]:
@@ -188,6 +185,12 @@ def demonstrations(config: Config) -> Iterator[str]:
         yield (
             f"{what} says what to do with sampled rollouts, and {sampler} gives none: leave it "
             "out, or choose sampler=async"
+        )
+    order = config["order"]["_target_"]
+    if not is_marked(order, "NEUTRAL"):
+        yield (
+            f"{order} says which examples the policy plays, and {sampler} gives it text to imitate "
+            "instead: leave order out, or choose sampler=async"
         )
 
 

@@ -57,6 +57,7 @@ class Completion:
     cut_off: bool  # ended by max_tokens instead of by the policy
     prompt_ids: list[int] = field(default_factory=list)  # [P]
     num_untracked_tokens: int = 0  # sampled by a server that gives no ids away
+    stop: str | None = None  # the text of sampler.stop that ended it, whose tokens are included
 
 
 class Client(Protocol):
@@ -116,7 +117,12 @@ class VLLMClient:
             "token_ids": list(prompt_ids),
             "cache_salt": f"v{version}",  # older weights' key-value blocks are not found again
             # 0 further logprobs: that of the sampled token comes anyway.
-            "sampling_params": {**sampling, "n": n, "logprobs": 0, "detokenize": False},
+            "sampling_params": {
+                **sampling,
+                "n": n,
+                "logprobs": 0,
+                "detokenize": bool(sampling.get("stop")),
+            },
         }
 
         def read(answer: Any) -> list[Completion]:
@@ -199,4 +205,5 @@ def _completion(choice: dict[str, Any], prompt_ids: list[int]) -> Completion:
         versions=versions,
         cut_off=choice["finish_reason"] == "length",
         prompt_ids=prompt_ids,
+        stop=stop if isinstance(stop := choice.get("stop_reason"), str) else None,
     )

@@ -3,7 +3,7 @@
 B: rows, T: padded length, N: completion tokens, H: hidden size.
 """
 
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -68,7 +68,7 @@ class PolicyModule(nn.Module):
         entropies: bool = False,
         candidates: Tensor | None = None,
         top_k: tuple[int, int] | None = None,
-    ) -> tuple[Any, ...]:
+    ) -> tuple[Tensor | None, ...]:
         """Return logprobs [N] and entropies [N] of the masked tokens, row by row.
 
         Rows are padded on the right. No attention mask is needed: attention is causal, so no real
@@ -106,9 +106,6 @@ class PolicyModule(nn.Module):
         if candidates is not None:
             return logprobs[:, 0], entropy, logprobs[:, 1:]
         if top_k is not None:
-            return (
-                logprobs,
-                entropy,
-                *most_likely(head, before, *top_k, temperature, self._chunk, dtype),
-            )
+            likeliest = most_likely(head, before, *top_k, temperature, self._chunk, dtype)
+            return logprobs, entropy, *likeliest
         return logprobs, entropy

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from losses.tokens import TokenLoss, Tokens
 from rl.learner.kl import KLPenalty
+from rl.learner.value_credit import ValueTargets
 from rl.records import MicroBatch
 
 TokenLossFunction = Callable[[Tokens], TokenLoss]
@@ -62,6 +63,7 @@ class Batch:
     # Filled in by rl/learner/preparation.py, where something needs them:
     old_logprobs: Tensor | None = None  # [N] log pi before the step's first update
     ref_logprobs: Tensor | None = None  # [N] of the reference
+    value_targets: ValueTargets | None = None  # of the critic
     candidates: Tensor | None = None  # [N, K] the reference's likeliest tokens
     ref_candidate_logprobs: Tensor | None = None  # [N, K] of the reference
 

@@ -1,5 +1,6 @@
 """The policy in training: a Hugging Face model in a DeepSpeed engine."""
 
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rl.learner.deepspeed_engine import linearised, moves, start_engine, take_step, whole
+from rl.learner.deepspeed_engine import (
+    linearised,
+    load_engine,
+    moves,
+    save_engine,
+    start_engine,
+    take_step,
+    whole,
+)
 from rl.learner.logprobs import PolicyModule
 from rl.learner.objective import Batch, Objective
 from rl.learner.optim import AdamW
@@ -54,7 +63,12 @@ class Policy:
         optimizer = optim.optimizer(module.parameters(), module.embeddings)
         half = model.dtype == torch.bfloat16
         self.engine = start_engine(
-            module, optimizer, deepspeed_config, max_grad_norm=max_grad_norm, half=half
+            module,
+            optimizer,
+            deepspeed_config,
+            max_grad_norm=max_grad_norm,
+            half=half,
+            external=module.heads.parameters(),  # applied chunk by chunk
         )
         self.zero_stage: int = self.engine.zero_optimization_stage()
         self.vocabulary = module.head.out_features
@@ -102,9 +116,7 @@ class Policy:
         sums = TokenSums()
         for number, batch in enumerate(batches):
             outputs = self.engine(
-                batch.token_ids,
-                batch.mask,
-                self._temperature,
+                *(batch.token_ids, batch.mask, self._temperature),
                 entropies=True,
                 candidates=batch.candidates,
             )
@@ -126,12 +138,11 @@ class Policy:
         return {**sums.means(self.ranks.device), **self._step(rate)}
 
     def _step(self, rate: float) -> dict[str, float]:
-        take_step(self.engine, rate)  # not if the norm of the gradient is not finite
-        norm = float(self.engine.get_global_grad_norm())
+        norm = take_step(self.engine, rate)
         return {
             "train/learning_rate": rate,
-            "train/grad_norm": norm if _finite(norm) else float("nan"),
-            "train/skipped": float(not _finite(norm)),
+            "train/grad_norm": norm,
+            "train/skipped": float(math.isnan(norm)),
             "train/empty": 0.0,
         }
 
@@ -221,19 +232,8 @@ class Policy:
 
     def save(self, folder: Path) -> None:
         """Write what is trained, optimizer and schedule state for `load`. Collective."""
-        self.engine.save_checkpoint(
-            str(folder), tag="deepspeed", exclude_frozen_parameters=self.has_adapter
-        )
+        save_engine(self.engine, folder, partly_frozen=self.has_adapter)
 
     def load(self, folder: Path) -> None:
         """Take up the state that `save` wrote. Collective."""
-        # A frozen base is not in there: it came from the model's own files.
-        path, _ = self.engine.load_checkpoint(
-            str(folder), tag="deepspeed", load_module_strict=not self.has_adapter
-        )
-        if path is None:
-            raise ValueError(f"{folder} holds no DeepSpeed state that can be loaded")
-
-
-def _finite(value: float) -> bool:
-    return abs(value) < float("inf")
+        load_engine(self.engine, folder, partly_frozen=self.has_adapter)

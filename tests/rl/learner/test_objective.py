@@ -87,9 +87,7 @@ def in_parts(model, rows, objective, *, old, ranks, budget):
     for micro in (micro for share in shares for micro in share.micro_batches):
         batch = tiny_policy.filled(Batch.of(micro, torch.device("cpu"), 0), old=old)
         logprobs, entropies, candidates = module(
-            batch.token_ids,
-            batch.mask,
-            tiny_policy.TEMPERATURE,
+            *(batch.token_ids, batch.mask, tiny_policy.TEMPERATURE),
             entropies=True,
             candidates=batch.candidates,
         )
