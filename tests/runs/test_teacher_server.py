@@ -10,6 +10,7 @@ from rl.learner.reference.endpoint import Endpoint
 from rl.learner.reference.local import FrozenModel
 from rl.learner.reference.protocol import ReferenceSetting
 from rl.learner.rows import Rows
+from rl.model.tiny import TinyModel
 from rl.run.failure import RunFailed
 from tests.support import tiny_policy
 from tests.support.serving import serving
@@ -20,7 +21,22 @@ pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A teacher with opinions: weights of an untrained model, three times as large."""
-    folder = tiny_policy.model_folder(tmp_path_factory.mktemp("teacher") / "model")
+    tiny = TinyModel(
+        hidden_size=64,
+        num_layers=2,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=32,  # the smallest that vLLM has a kernel for on CPU
+        dtype="float32",
+        max_seq_len=64,
+        max_tokens=16,
+        learning_rate=1e-3,
+        describe_tools=False,
+        rope_theta=100.0,
+        tokenizer=None,
+        warm_start=None,
+    )
+    folder = tiny.prepare(tmp_path_factory.mktemp("teacher") / "model")
     model = tiny_policy.exact_model(folder, seed=5).float()
     with torch.no_grad():
         for parameter in model.parameters():
