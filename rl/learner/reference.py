@@ -67,6 +67,7 @@ class ReferenceSetting:
     temperature: float
     logprob_chunk: int
     seed: int
+    head_dtype: torch.dtype | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +153,8 @@ class _Copy(Unchanging):
 
     def __init__(self, model: Any, setting: ReferenceSetting, every: int, mix: float) -> None:
         device = setting.policy.ranks.device
-        self._module = PolicyModule(model, chunk=setting.logprob_chunk).to(device).eval()
+        module = PolicyModule(model, chunk=setting.logprob_chunk, head_dtype=setting.head_dtype)
+        self._module = module.to(device).eval()
         self._module.requires_grad_(False)
         self._setting, self._every, self._mix = setting, every, mix
         self._parameters = dict(self._module.model.named_parameters())
