@@ -26,7 +26,6 @@ from rl.learner.ranks import Ranks
 from rl.model.tokenizer import load_renderer
 from rl.records import Group, RankBatch, Rollout
 from rl.rollouts.credit import Crediting
-from rl.rollouts.example_order import ExampleOrder
 from rl.rollouts.plan import plan_batch
 from rl.run.folder import RunFolder
 from rl.sampling.renderer_chat import render
@@ -95,12 +94,15 @@ class Playground:
             build(run.advantage),
             lambda _: env.reward_weights,
         )
-        order = ExampleOrder(env.pools("train"), run.seed)
+        order = build(run.order)()
+        order.begin(env.pools("train"), run.seed)
         for first in range(0, _MOST_GROUPS, run.groups_per_step):
             indices = [step * _MOST_GROUPS + first + i for i in range(run.groups_per_step)]
+            places = [order.next(index) for index in indices]
+            examples = [order.example(place) for place in places]
             if sampler.uses_vllm:
                 torch.manual_seed(run.seed + indices[0])
-                played = play(run, learner, env, renderer, [order[i] for i in indices], step)
+                played = play(run, learner, env, renderer, examples, step)
             else:
                 played = [
                     sampler.group(
@@ -108,12 +110,13 @@ class Playground:
                     )
                     for i in indices
                 ]
-            for index, rollouts in zip(indices, played, strict=True):
-                buffer.add(
-                    Group(
-                        index, order[index], step, tuple(rollouts), credit(order[index], rollouts)
-                    )
-                )
+            for index, place, example, rollouts in zip(
+                indices, places, examples, played, strict=True
+            ):
+                credits = credit(example, rollouts)
+                group = Group(index, example, step, tuple(rollouts), credits)
+                order.observe(place, group)
+                buffer.add(group)
             if len(buffer) >= run.groups_per_step:
                 break
         groups = buffer.draw(step, run.groups_per_step, _MOST_GROUPS, [])

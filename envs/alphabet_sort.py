@@ -94,10 +94,10 @@ class AlphabetSort(Environment):
         names = episode.example.info["names"]
         return [_question(names, episode.turns)] if episode.turns < len(names) else None
 
-    async def score(self, episode: Episode) -> dict[str, float]:
-        """Return means over all turns of the example; one that was never played scores 0.
+    async def score(self, episode: Episode) -> dict[str, list[float]]:
+        """Return each turn's part of a mean over all turns of the example, played or not.
 
-        exact: the share of turns whose list is right.
+        exact: whether its list is right.
         similarity: how alike the lists are, in 0..1, to the power of similarity_power.
         """
         answers = _answers(episode.example.info["names"])
@@ -106,8 +106,8 @@ class AlphabetSort(Environment):
         pairs = list(zip(lists, answers, strict=False))
         alike = [SequenceMatcher(None, names, answer, False).ratio() for names, answer in pairs]
         return {
-            "exact": sum(names == answer for names, answer in pairs) / len(answers),
-            "similarity": sum(ratio**self._power for ratio in alike) / len(answers),
+            "exact": [(names == answer) / len(answers) for names, answer in pairs],
+            "similarity": [ratio**self._power / len(answers) for ratio in alike],
         }
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:

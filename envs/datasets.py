@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal, overload
 
 from envs.episode import Example, Split
 from envs.loading import json_lines, load_rows
-from envs.messages import Message, user
+from envs.messages import user
 
 Rows = Any  # len(rows), rows[i] a mapping: a list of mappings, or a datasets.Dataset
 EVAL, TRAIN = "eval", "train"
@@ -49,16 +49,15 @@ class Dataset:
         """Return the rows: "train", and "eval" where that is a split of its own."""
         raise NotImplementedError
 
-    def examples(self, split: Split, *, env: str, system_prompt: str | None) -> Sequence[Example]:
+    def examples(self, split: Split, *, env: str) -> Sequence[Example]:
         """Return the examples of the environment `env`, in the order of the rows; loads them once.
 
         Raises:
             ValueError: they cannot be loaded, or lack a column; one sentence.
 
         """
-        rules = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
         rows, numbers = self._splits[split]
-        return _Examples(self, rows, numbers, env, rules)
+        return _Examples(self, rows, numbers, env)
 
     @cached_property
     def _splits(self) -> dict[str, tuple[Rows, Sequence[int]]]:
@@ -92,14 +91,14 @@ class Dataset:
                         "that you mean (answer=null: none)"
                     )
 
-    def example(self, row: Mapping[str, Any], number: int, env: str, opening: list[Any]) -> Example:
+    def example(self, row: Mapping[str, Any], number: int, env: str) -> Example:
         """Return a row as an example; the other columns are in its info."""
         prompt = row[self.prompt]
-        messages = prompt if isinstance(prompt, list) else [user(str(prompt))]
+        messages = list(prompt) if isinstance(prompt, list) else [user(str(prompt))]
         info = {name: value for name, value in row.items() if name != self.prompt}
         if self.answer is not None:
             info["answer"] = row[self.answer]
-        return Example(id=number, env=env, messages=[*opening, *messages], info=info)
+        return Example(id=number, env=env, messages=messages, info=info)
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,6 @@ class _Examples(Sequence[Example]):
     rows: Rows
     numbers: Sequence[int]  # of the rows
     env: str
-    opening: list[Message]
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -124,7 +122,7 @@ class _Examples(Sequence[Example]):
             return [self[i] for i in range(*index.indices(len(self)))]
         number = range(len(self))[index]  # IndexError behind the last
         row = self.rows[self.numbers[number]]
-        return self.dataset.example(row, number, self.env, self.opening)
+        return self.dataset.example(row, number, self.env)
 
 
 @dataclass(frozen=True, kw_only=True)

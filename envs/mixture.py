@@ -11,10 +11,12 @@ concurrency) is the environment's own.
 
 from collections.abc import Iterator, Mapping
 from random import Random
+from typing import Any
 
 from envs.episode import Example, Split
 from envs.messages import Message
 from envs.protocol import Environment, Pool
+from envs.turn_limits import checked_limits
 
 
 class Mixture(Environment):
@@ -40,6 +42,28 @@ class Mixture(Environment):
             env.name = name
         self._envs, self._weights = dict(envs), dict(weights)
         self.max_turns = max(env.max_turns for env in envs.values())
+
+    def configure(  # pyright: ignore[reportIncompatibleMethodOverride] the others are its parts
+        self,
+        *,
+        system_prompt: str | None = None,
+        sampling: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Take what its environments have in common, and what one of them has for itself.
+
+        Args:
+            system_prompt: of all of them; None: each has its own.
+            sampling: by name, what the sampler does otherwise there (envs/turn_limits.py).
+
+        """
+        if unknown := set(sampling or {}) - set(self._envs):
+            raise ValueError(
+                f"sampling names {sorted(unknown)}, but envs has {', '.join(self._envs)}"
+            )
+        for name, env in self._envs.items():
+            env.configure(system_prompt=system_prompt)
+            if sampling and name in sampling:
+                env.sampling = checked_limits(sampling[name], f"env.sampling.{name}")
 
     @property
     def has_turns(self) -> bool:

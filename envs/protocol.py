@@ -18,6 +18,7 @@ from typing import Any
 
 from envs.episode import Episode, Example, Split
 from envs.messages import Message
+from envs.system_prompt import read_system_prompt, with_system_prompt
 from envs.tools import Function, Toolbox
 
 
@@ -60,6 +61,9 @@ class Environment:
         describe_tools: whether the prompt holds the tools' schemas. A policy that learned them by
             heart saves the tokens.
         max_concurrent: episodes of this environment at once; None: as many as the sampler allows.
+        system_prompt: the first message, in the place of the environment's own; None: that one.
+        sampling: what the sampler does otherwise here: max_tokens, stop, rollout_timeout; None:
+            nothing.
         holds_conversation: whether it does so itself, in `play`; `reply` and `max_turns` are not
             looked at.
 
@@ -72,7 +76,55 @@ class Environment:
     tool_timeout: float = 60.0
     describe_tools: bool = True
     max_concurrent: int | None = None
+    system_prompt: str | None = None
+    sampling: Mapping[str, Any] | None = None
     holds_conversation: bool = False
+
+    def configure(
+        self,
+        *,
+        system_prompt: str | None = None,
+        max_turns: int | None = None,
+        tool_timeout: float | None = None,
+        max_concurrent: int | None = None,
+    ) -> None:
+        """Take the knobs that every environment has, unless its constructor has one of that name.
+
+        They say how episodes are played: `env.<knob>` sets them, in YAML or as +env.<knob>=... .
+
+        Args:
+            system_prompt: a text, or a file that holds it (envs/system_prompt.py).
+            max_turns: see above, as the others; None leaves them as the class says.
+            tool_timeout: likewise.
+            max_concurrent: likewise.
+
+        Raises:
+            ValueError: one of them cannot be that.
+
+        """
+        if system_prompt is not None:
+            self.system_prompt = read_system_prompt(system_prompt)
+        numbers = {"max_turns": max_turns, "max_concurrent": max_concurrent}
+        for name, value in numbers.items():
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value}: at least 1")
+        if tool_timeout is not None and tool_timeout <= 0:
+            raise ValueError(f"tool_timeout={tool_timeout:g}: more than 0 seconds")
+        if max_turns is not None:
+            if max_turns > 1 and type(self).reply is Environment.reply and not self.tools:
+                raise ValueError(
+                    f"max_turns={max_turns}, but nothing in {type(self).__name__} answers a turn: "
+                    "leave it out, or give the environment tools or a reply()"
+                )
+            self.max_turns = max_turns
+        if tool_timeout is not None:
+            self.tool_timeout = tool_timeout
+        if max_concurrent is not None:
+            self.max_concurrent = max_concurrent
+
+    def opened(self, messages: Sequence[Message]) -> list[Message]:
+        """Return the first messages of an episode, or more of them, with `system_prompt`."""
+        return with_system_prompt(messages, self.system_prompt)
 
     def check_machine(self) -> None:
         """Raise where this machine cannot play it: called once, before a run starts anything.
@@ -120,6 +172,27 @@ class Environment:
             f"the environment {self.name!r} has no scripted expert: there is nothing to imitate; "
             "give it a demonstrations() method, or set model.warm_start=null, or another sampler"
         )
+
+    def teacher_messages(self, example: Example, messages: list[Message]) -> list[Message]:
+        """What a reference with `sees_hint` sees in the place of `messages`.
+
+        They are those of a prompt: the opening, or where history was rewritten, all until then.
+        Here: the last message of the opening with the example's hint below it.
+
+        Raises:
+            ValueError: the example has no hint.
+
+        """
+        hint = example.info.get("hint")
+        if not isinstance(hint, str) or not hint.strip():
+            raise ValueError(
+                f"example {example.id} of env {self.name!r} has no hint, and the reference sees "
+                "hints: put a text into its info['hint'], give the environment a "
+                "teacher_messages() method, or set reference.sees_hint=false"
+            )
+        last = max(min(len(example.messages), len(messages)) - 1, 0)
+        content = f"{messages[last].get('content') or ''}\n\n{hint}"
+        return [*messages[:last], {**messages[last], "content": content}, *messages[last + 1 :]]
 
     def environment_of(self, example: Example) -> "Environment":  # noqa: ARG002 for mixtures
         """The environment that plays this example: itself, but for a mixture."""

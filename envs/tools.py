@@ -21,7 +21,7 @@ import inspect
 import json
 import typing
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -35,6 +35,18 @@ if TYPE_CHECKING:
 
 Function = Callable[..., Any]
 EPISODE = "episode"  # the parameter that we supply
+
+
+def unwrapped(function: Function) -> Function:
+    """Return a function without the knobs that a configuration gave it."""
+    return function.func if isinstance(function, partial) else function
+
+
+def supplied(function: Function) -> dict[str, inspect.Parameter]:
+    """Return the parameters before the `*`."""
+    parameters = inspect.signature(unwrapped(function)).parameters
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return {name: parameter for name, parameter in parameters.items() if parameter.kind in kinds}
 
 
 class ToolError(Exception):

@@ -27,6 +27,7 @@ SPREAD_TOLERANCE = 1e-6
 # group, so that a group of one teaches nothing, and which take no negative reward.
 COMPARES = ("group_mean", "group_zscore", "rloo", "max_rl", "turn_group_mean")
 NON_NEGATIVE = ("max_rl",)
+NEUTRAL = ("none",)  # the reward itself: what a critic starts from
 RANGES = {"discount": ">= 0 and <= 1"}
 PER_TURN = ("turn_group_mean",)  # rewards by turn in, one number a turn out
 

@@ -26,7 +26,7 @@ MAX_LOG_RATIO = 20.0
 class Tokens:
     """The completion tokens of a micro-batch, flattened: no padding, no masks."""
 
-    logprobs: Tensor  # [N] log pi, the only field that carries a gradient
+    logprobs: Tensor  # [N] log pi; it and candidate_logprobs alone carry a gradient
     rollout_logprobs: Tensor  # [N] log mu, as vLLM reported it at sampling
     advantages: Tensor  # [N]
     sequence_ids: Tensor  # [N] int64 in 0..num_sequences-1, in any order
@@ -37,6 +37,9 @@ class Tokens:
     turns: Tensor  # [N] int64, assistant turn of its rollout, from 0
     old_logprobs: Tensor | None = None  # [N] log pi before the step's first update
     ref_logprobs: Tensor | None = None  # [N] of the frozen reference, or of a teacher
+    # Of the reference's K most likely tokens at each place, for a loss that reads these fields:
+    candidate_logprobs: Tensor | None = None  # [N, K] log pi, with gradient
+    ref_candidate_logprobs: Tensor | None = None  # [N, K] of the reference, falling
 
     @staticmethod
     def by_hand(

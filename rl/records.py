@@ -29,6 +29,8 @@ class Sequence:
     rollout_logprobs: Floats  # [L] vLLM's logprob at sampling; 0 outside the mask
     token_versions: Ints  # [L] policy version that sampled the token; -1 outside the mask
     turns: Ints  # [L] assistant turn of the episode, from 0, that the token is of; -1 outside
+    # What a reference that sees hints gets in the place of all before the first completion token.
+    hinted_prompt: Ints | None = None
 
     @property
     def num_completion(self) -> int:
@@ -96,6 +98,10 @@ class MicroBatch:
     turns: Ints  # [B, T] likewise
     rollout_ids: Ints  # [B] position of the row's rollout in the batch; -1: not a row
     first_positions: Ints  # [B] completion tokens of the rollout's rows before this one
+    envs: tuple[str, ...] = ()  # [B] environment that the row was played in; "": not a row
+    # The same completion tokens after the prompts that a reference with hints sees, if it has any:
+    hinted_token_ids: Ints | None = None  # [B, H]
+    hinted_mask: Bools | None = None  # [B, H]
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,6 +21,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     rank: int = 0
     step: int = 0
     version: int = 0
+    last: bool = False  # of evaluation: it is due, for no version comes after it
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

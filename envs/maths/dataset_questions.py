@@ -36,7 +36,7 @@ class DataQuestions(Questions):
         return {"train": kept, "eval": held_out}
 
     def _read(self, split: Split) -> list[Question]:
-        examples = self._dataset.examples(split, env="", system_prompt=None)
+        examples = self._dataset.examples(split, env="")
         return [question_of(example) for example in examples]
 
 

@@ -51,6 +51,12 @@ class Verifiers(Environment):
         self._id, self._args = id, args or {}
         self._num_train, self._num_eval = num_train, num_eval
 
+    def configure(  # pyright: ignore[reportIncompatibleMethodOverride] the library has the others
+        self, *, system_prompt: str | None = None
+    ) -> None:
+        """Take a system prompt, in the place of the library's own."""
+        super().configure(system_prompt=system_prompt)
+
     def examples(self, split: Split) -> list[Example]:
         """All examples of a split; loads their package and its data at the first call."""
         rows = self._rows[split]

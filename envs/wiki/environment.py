@@ -20,9 +20,10 @@ from envs.protocol import Environment, checked_weights
 from envs.rewards import exact, f1, final_text
 from envs.wiki.corpus import Page, Question, read_pages, read_questions
 from envs.wiki.facts import made_up, shipped
+from envs.wiki.finding import pages_found
 from envs.wiki.index import WikiIndex
 
-REWARDS = ("exact", "f1", "judge")
+REWARDS = ("exact", "f1", "found", "judge")
 COLUMNS = ("title", "content", "sections", "question", "answer", "level")
 GIVEN_UP = "I do not know."
 
@@ -45,7 +46,6 @@ class WikiSearch(Environment):
         num_eval: int,
         num_results: int,
         max_turns: int,
-        system_prompt: str,
         describe_tools: bool,
         giving_up: float,
         judge: Judge | None,
@@ -75,13 +75,12 @@ class WikiSearch(Environment):
                 "reward_weights names judge, but judge needs a judge: env=wiki-search-judged"
             )
         self.max_turns, self.describe_tools, self._judge = max_turns, describe_tools, judge
-        self.reward_weights = checked_weights(reward_weights, REWARDS if judge else REWARDS[:2])
+        self.reward_weights = checked_weights(reward_weights, REWARDS if judge else REWARDS[:-1])
         self._corpus, self._corpus_split = corpus, corpus_split
         self._questions, self._questions_split = questions, questions_split
         self._columns, self._embeddings = columns, embeddings
         self._giving_up = giving_up
         self._levels, self._num_eval, self._num_results = set(levels), num_eval, num_results
-        self._system = [{"role": "system", "content": system_prompt}] if system_prompt else []
 
     def examples(self, split: Split) -> list[Example]:
         _ = self._index  # what is wrong with the pages comes out before the first episode
@@ -89,8 +88,12 @@ class WikiSearch(Environment):
             Example(
                 id=number,
                 env=self.name,
-                messages=[*self._system, user(question.text)],
-                info={"answer": question.answer, "level": question.level},
+                messages=[user(question.text)],
+                info={
+                    "answer": question.answer,
+                    "level": question.level,
+                    "pages": [title.replace(" ", "_") for title, _ in question.path],
+                },
             )
             for number, question in enumerate(self._splits[split])
         ]
@@ -102,10 +105,19 @@ class WikiSearch(Environment):
         """Search, list sections, read one."""
         return _tools(self._index)
 
-    async def score(self, episode: Episode) -> dict[str, float]:
-        """Return exact (0 or 1) and f1 of the last message, and the judge's verdict if asked."""
+    async def score(self, episode: Episode) -> dict[str, float | list[float]]:
+        """Return exact (0 or 1) and f1 of the last message, and the judge's verdict if asked.
+
+        And found, turn by turn: the share of the pages with the answer that its search brought up.
+        """
         text, answer = final_text(episode), [episode.example.info["answer"]]
-        rewards = {"exact": exact(text, answer), "f1": f1(text, answer)}
+        opening = len(episode.example.messages)
+        pages = episode.example.info.get("pages", [])
+        rewards = {
+            "exact": exact(text, answer),
+            "f1": f1(text, answer),
+            "found": pages_found(episode.messages[opening:], pages),
+        }
         return rewards | ({"judge": await self._judge(episode)} if self._judge else {})
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
@@ -125,7 +137,7 @@ class WikiSearch(Environment):
                 if self._giving_up and rng.random() < self._giving_up:
                     # question, call, result
                     conversation = [*conversation[:3], assistant(GIVEN_UP)]
-                yield [*self._system, *conversation]
+                yield conversation
 
     @cached_property
     def _pages_and_questions(self) -> tuple[list[Page], list[Question]]:

@@ -11,16 +11,16 @@ from typing import Any
 from rl.config.facts import (
     ADVANTAGES,
     RATIO,
-    REFERENCE,
     fact,
     is_imitator,
     is_marked,
     is_supervised,
-    needs_reference,
     reads,
+    takes_any_text,
     uses_ratio,
 )
-from rl.config.limits import outside, value_of
+from rl.config.limits import outside
+from rl.config.reference_rules import REFERENCE_RULES
 
 Config = Mapping[str, Any]
 
@@ -47,7 +47,7 @@ def loss_and_aggregation(config: Config) -> Iterator[str]:
 
 def bounds(config: Config) -> Iterator[str]:
     """Bounds have an order, some are ratios that must exceed 1, and some have a range."""
-    for group in ("loss", "correction", "advantage", "aggregation"):
+    for group in ("loss", "correction", "advantage", "aggregation", "buffer", "order"):
         node = config[group]
         for key, within in fact(node["_target_"], "RANGES", {}).items():
             yield from outside(f"{group}.{key}", node.get(key), within)
@@ -61,9 +61,6 @@ def bounds(config: Config) -> Iterator[str]:
                     f"{group}.{key}={node[key]} is a ratio and must exceed 1: 3 is usual, null "
                     "turns it off"
                 )
-    low, high = value_of(config, "buffer.min_reward"), value_of(config, "buffer.max_reward")
-    if low is not None and high is not None and low >= high:
-        yield f"buffer.min_reward={low} is not below buffer.max_reward={high}: swap them"
 
 
 def loss_and_sampler(config: Config) -> Iterator[str]:
@@ -75,7 +72,7 @@ def loss_and_sampler(config: Config) -> Iterator[str]:
             f"{loss} imitates whatever it is given and sees no reward, so it learns nothing from "
             "the policy's own rollouts: add sampler=demonstrations, or choose another loss"
         )
-    if imitates and not supervised:
+    if imitates and not takes_any_text(loss):
         needs = {
             "rewards": reads(loss, ADVANTAGES),
             "the sampler's logprobs": reads(loss, RATIO),
@@ -95,7 +92,7 @@ def changed_sampling(config: Config) -> Iterator[str]:
         for key, neutral in NEUTRAL_SAMPLING.items()
         if sampler.get(key, neutral) != neutral
     ]
-    if not changed or is_supervised(loss) or sampler.get("allow_biased_ratio", False):
+    if not changed or takes_any_text(loss) or sampler.get("allow_biased_ratio", False):
         return
     what = (
         f"every ratio in {loss} is biased"
@@ -106,39 +103,6 @@ def changed_sampling(config: Config) -> Iterator[str]:
         f"{' and '.join(changed)} changes what is sampled, so {what}: leave it out, or accept that "
         "with sampler.allow_biased_ratio=true"
     )
-
-
-def reference(config: Config) -> Iterator[str]:
-    """What reads a reference, and which one it gets."""
-    node, loss = config["reference"], config["loss"]["_target_"]
-    kind, teaches = node["_target_"], reads(loss, REFERENCE)
-    exists, is_policy = fact(kind, "has_logprobs", True), fact(kind, "is_policy", False)
-    if not needs_reference(config):
-        if (exists and not is_policy) or node.get("refresh_every"):
-            yield (
-                f"nothing reads {kind}: add kl.beta=0.01, or loss=distill for a "
-                "teacher, or leave reference out"
-            )
-    elif not exists:
-        reader = loss if teaches else f"kl.beta={config['kl']['beta']}"
-        remedy = "model reference.path=<the teacher>" if teaches else "initial"
-        yield f"{reader} needs a reference and reference=none has none: use reference={remedy}"
-    if teaches and is_policy:
-        yield (
-            f"{loss} learns from a teacher, and reference=initial is the policy itself: use "
-            "reference=model reference.path=<the teacher>"
-        )
-    if node.get("refresh_every") and fact(config["adapter"]["_target_"], "freezes_base", False):
-        yield (
-            f"reference.refresh_every={node['refresh_every']} moves the reference, which with "
-            "adapter=lora is the frozen base: set it to 0, or use adapter=none"
-        )
-    temperature = value_of(config, "sampler.temperature")
-    if fact(kind, "only_temperature_1", False) and temperature not in (None, 1):
-        yield (
-            f"reference=endpoint returns logprobs at temperature 1 and sampler.temperature="
-            f"{temperature}: sample at 1, or load the teacher with reference=model"
-        )
 
 
 def divergence(config: Config) -> Iterator[str]:
@@ -167,7 +131,7 @@ def old_logprobs(config: Config) -> Iterator[str]:
     """Several updates of a batch, and the correction that they need."""
     updates, loss = config["updates_per_batch"], config["loss"]["_target_"]
     correction = config["correction"]["_target_"]
-    if updates > 1 and not is_supervised(loss) and not uses_ratio(loss):
+    if updates > 1 and not takes_any_text(loss) and not uses_ratio(loss):
         yield (
             f"{loss} takes a batch as sampled by the very policy it trains, which is so in the "
             f"first of updates_per_batch={updates} only: use updates_per_batch=1 or loss=cispo"
@@ -222,6 +186,12 @@ def demonstrations(config: Config) -> Iterator[str]:
             f"{what} says what to do with sampled rollouts, and {sampler} gives none: leave it "
             "out, or choose sampler=async"
         )
+    order = config["order"]["_target_"]
+    if not is_marked(order, "NEUTRAL"):
+        yield (
+            f"{order} says which examples the policy plays, and {sampler} gives it text to imitate "
+            "instead: leave order out, or choose sampler=async"
+        )
 
 
 def text_alone(config: Config) -> Iterator[str]:
@@ -244,7 +214,7 @@ ALGORITHM_RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     bounds,
     loss_and_sampler,
     changed_sampling,
-    reference,
+    *REFERENCE_RULES,
     divergence,
     old_logprobs,
     rewards_before_advantages,

@@ -9,11 +9,22 @@ from rl.config.annotations import Converter, Misfit, Node
 from rl.config.schema import ConfigError
 from rl.config.signatures import Knob, read
 
+# What is called late, on a resume for one, and what has all of it: a part of one's own is looked at
+# before anything starts.
+_CALLED = {
+    "order": (
+        "rl.rollouts.example_order.ExampleOrder",
+        ("begin", "next", "example", "observe", "state", "load", "metrics"),
+    ),
+    "buffer": ("rl.rollouts.buffer.FifoBuffer", ("add", "draw", "state", "load")),
+}
+
 
 def build(node: Mapping[str, Any]) -> partial[Any]:
     """The node's callable with its knobs; the caller passes what the code supplies.
 
-    Nested nodes are built first; where they name a class, the knob gets an instance of it.
+    Nested nodes are built first; where they name a class, the knob gets an instance of it. What a
+    class takes in `configure` it is given there, right after its constructor.
     """
     target = str(node["_target_"])
     signature = read(target)
@@ -23,7 +34,15 @@ def build(node: Mapping[str, Any]) -> partial[Any]:
         if key != "_target_"
     }
     module, _, name = target.rpartition(".")
-    return partial(getattr(import_module(module), name), **knobs)
+    made = getattr(import_module(module), name)
+    settings = {key: knobs.pop(key) for key in signature.configured & knobs.keys()}
+    return partial(_configured, made, settings, **knobs) if settings else partial(made, **knobs)
+
+
+def _configured(made: Any, settings: dict[str, Any], /, **knobs: Any) -> Any:
+    part = made(**knobs)
+    part.configure(**settings)
+    return part
 
 
 def _converted(value: Any, knob: Knob | None, path: str) -> Any:
@@ -54,6 +73,7 @@ def construct(run: Any, groups: Iterable[str]) -> None:
         try:
             if (node := getattr(run, group)) is not None:
                 part = build(node)()
+                _require_methods(part, group, node)
                 if group == "env":
                     part.check_machine()
         except Exception as error:  # noqa: BLE001 an environment is user code and may raise anything
@@ -61,3 +81,10 @@ def construct(run: Any, groups: Iterable[str]) -> None:
             problems.append(f"{group}: {kind}{error}")
     if problems:
         raise ConfigError(problems)
+
+
+def _require_methods(part: object, group: str, node: Node) -> None:
+    base, methods = _CALLED.get(group, ("", ()))
+    if lacking := [name for name in methods if not callable(getattr(part, name, None))]:
+        names = " and no ".join(f"{name}()" for name in lacking)
+        raise ValueError(f"{node['_target_']} has no {names}: derive it from {base}")

@@ -31,7 +31,9 @@ from rl.config.signatures import (
 Config = Mapping[str, Any]
 
 RATIO = {"anchor", "rollout_logprobs", "old_logprobs"}
-ADVANTAGES, REFERENCE = {"advantages"}, {"ref_logprobs"}
+ADVANTAGES = {"advantages"}
+CANDIDATES = {"candidate_logprobs", "ref_candidate_logprobs"}
+REFERENCE = {"ref_logprobs"} | CANDIDATES
 LIBRARIES = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))
 PROPERTIES = ("property", "cached_property")
 OUR_PACKAGES = ("rl", "losses", "envs")  # looked into even where they are installed
@@ -42,9 +44,19 @@ def uses_ratio(loss: str) -> bool:
     return reads(loss, RATIO)
 
 
+def takes_any_text(loss: str) -> bool:
+    """Whether it is all one to a loss who chose the tokens: no reward, no ratio, no estimate."""
+    return not reads(loss, ADVANTAGES | RATIO | (REFERENCE - CANDIDATES))
+
+
 def is_supervised(loss: str) -> bool:
-    """Whether a loss learns from the tokens alone: no reward, no ratio, no reference."""
-    return not reads(loss, ADVANTAGES | RATIO | REFERENCE)
+    """Whether a loss learns from the tokens alone: not even from a reference."""
+    return takes_any_text(loss) and not compares_distributions(loss)
+
+
+def compares_distributions(loss: str) -> bool:
+    """Whether a loss reads the logprobs of candidates beside the sampled token."""
+    return reads(loss, CANDIDATES)
 
 
 def is_imitator(sampler: str) -> bool:
@@ -55,6 +67,21 @@ def is_imitator(sampler: str) -> bool:
 def needs_reference(config: Config) -> bool:
     """Whether the loss or a penalty reads the logprobs of a reference."""
     return config["kl"]["beta"] > 0 or reads(config["loss"]["_target_"], REFERENCE)
+
+
+def references(config: Config) -> dict[str, Mapping[str, Any]]:
+    """The references by dotted path: one, or one for each environment of a mixture."""
+    node = config["reference"]
+    if not isinstance(teachers := node.get("teachers"), Mapping):
+        return {"reference": node}
+    return {f"reference.teachers.{name}": teacher for name, teacher in teachers.items()}
+
+
+def sees_hint(config: Config, env: str) -> bool:
+    """Whether the reference of an environment's rows is one that sees hints, and is read."""
+    nodes = references(config)
+    node = nodes.get("reference", nodes.get(f"reference.teachers.{env}", {}))
+    return bool(node.get("sees_hint")) and needs_reference(config)
 
 
 def fact(target: str, name: str, default: Any) -> Any:

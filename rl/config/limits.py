@@ -30,6 +30,7 @@ RANGES = {
     "sampler.min_p": ">= 0 and <= 1",
     "sampler.repetition_penalty": "> 0",
     "sampler.max_tokens": ">= 1",
+    "sampler.max_prompt_len": ">= 1",
     "sampler.rollout_timeout": "> 0",
     "aggregation.length": ">= 1",
     "reward.length_penalty": ">= 0",
@@ -37,13 +38,17 @@ RANGES = {
     "truncation.start": ">= 0 and < 1",
     "truncation.weight": ">= 0",
     "buffer.min_spread": ">= 0",
+    "buffer.min_reward_variance": ">= 0",
     "kl.beta": ">= 0",
     "kl.target_kl": "> 0",
     "reference.refresh_every": ">= 0",
     "reference.refresh_mix": "> 0 and <= 1",
     "reference.timeout": "> 0",
+    "reference.max_retries": ">= 0",
+    "reference.top_k": ">= 1",
     "correction.cap": "> 0",
     "correction.low": ">= 0",
+    "critic.head_start": ">= 0",
     "optim.learning_rate": "> 0",
     "optim.beta1": ">= 0 and < 1",
     "optim.beta2": ">= 0 and < 1",
@@ -76,6 +81,8 @@ RANGES = {
     "trainer.max_nonfinite_steps": ">= 1",
     "trainer.wait_timeout": "> 0",
 }
+# A critic has an optimizer of its own.
+RANGES |= {f"critic.{key}": bounds for key, bounds in RANGES.items() if key.startswith("optim.")}
 
 
 def range_problems(config: Mapping[str, Any]) -> Iterator[str]:

@@ -5,6 +5,7 @@ half would make the second half another experiment, so it is refused.
 """
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ MAY_CHANGE = (
     *("reference.url", "reference.timeout"),
 )
 LEARNED = ("trainer.max_grad_norm",)  # though it stands among these
+# What a run did that is older than the group.
+IMPLIED = {"order._target_": "rl.rollouts.example_order.ShuffledOrder"}
 
 
 def run_folder_problems(config: Config) -> Iterator[str]:
@@ -73,6 +76,7 @@ def has_steps(folder: Path) -> bool:
 def _changes(config: Config, before: Config, saved: Path) -> Iterator[str]:
     """What would make the rest of a run another experiment than its beginning."""
     now, then = dict(_leaves(config)), dict(_leaves(before))
+    then = {key: value for key, value in IMPLIED.items() if key in now} | then
     ranks, stage = "trainer.ranks", then.get("deepspeed.zero_optimization.stage")
     if stage and now.get(ranks) != then.get(ranks):
         yield (
@@ -99,6 +103,7 @@ def _changes(config: Config, before: Config, saved: Path) -> Iterator[str]:
 
 
 def _may_change(key: str) -> bool:
+    key = re.sub(r"^reference\.teachers\.[^.]+", "reference", key)
     return key not in LEARNED and any(f"{key}.".startswith(f"{free}.") for free in MAY_CHANGE)
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from rl.config.algorithm_rules import ALGORITHM_RULES
-from rl.config.facts import fact, is_imitator, is_marked
+from rl.config.critic_rules import critic
+from rl.config.facts import fact, is_imitator, is_marked, references
 from rl.config.limits import range_problems, value_of
 from rl.config.resume_rules import run_folder_problems
 from rl.config.secrets import secret_problems
@@ -59,6 +60,23 @@ def lengths(config: Config) -> Iterator[str]:
             f"sampler.max_tokens={turn} leaves no room for the prompt in max_seq_len={longest}: "
             "lower the one or raise the other"
         )
+    prompt = value_of(config, "sampler.max_prompt_len")
+    if prompt is not None and prompt >= longest:
+        yield (
+            f"sampler.max_prompt_len={prompt} leaves no room for an answer in max_seq_len="
+            f"{longest}: lower the one, raise the other, or use null"
+        )
+    client, env = config["client"]["_target_"], config["env"]["_target_"]
+    if prompt is not None and not fact(client, "measures_prompts", True):
+        yield (
+            f"sampler.max_prompt_len={prompt} cannot be kept with {client}, for only the server "
+            "knows how long its prompts are: use client=renderer, or null"
+        )
+    if prompt is not None and fact(env, "holds_conversation", False):
+        yield (
+            f"sampler.max_prompt_len={prompt} cannot be kept with {env}, which writes its prompts "
+            "itself: use null"
+        )
     made_for = value_of(config, "model.max_seq_len")
     if made_for is not None and longest > made_for:
         yield f"max_seq_len={longest} exceeds model.max_seq_len={made_for}: raise that one instead"
@@ -72,12 +90,13 @@ def optimizer_and_sharding(config: Config) -> Iterator[str]:
             f"deepspeed.zero_optimization.stage={stage}, but ZeRO has the stages 0 to 3: use "
             "deepspeed=zero0, zero1, zero2 or zero3"
         )
-    optimizer = config["optim"]["_target_"]
-    if fact(optimizer, "whole_matrices", False) and stage:
-        yield (
-            f"{optimizer} orthogonalises whole matrices, and ZeRO stage {stage} gives an optimizer "
-            "flattened pieces of them: use deepspeed=zero0, or optim=adamw"
-        )
+    for key, own in (("optim", "optim"), ("critic.optim", "optim@critic.optim")):
+        optimizer = value_of(config, f"{key}._target_")
+        if optimizer and fact(optimizer, "whole_matrices", False) and stage:
+            yield (
+                f"{optimizer} orthogonalises whole matrices, and ZeRO stage {stage} gives an "
+                f"optimizer flattened pieces of them: use deepspeed=zero0, or {own}=adamw"
+            )
 
 
 def steps_and_waits(config: Config) -> Iterator[str]:
@@ -88,6 +107,14 @@ def steps_and_waits(config: Config) -> Iterator[str]:
             f"one slow rollout (sampler.rollout_timeout={episode} s) would stop the run "
             f"(trainer.wait_timeout={wait} s): raise the latter above the former"
         )
+    for name, limits in (value_of(config, "env.sampling") or {}).items():
+        own = limits.get("rollout_timeout")
+        if episode is not None and isinstance(own, int | float) and own > episode:
+            yield (
+                f"env.sampling.{name}.rollout_timeout={own} exceeds sampler.rollout_timeout="
+                f"{episode}, the longest that vLLM may be silent: raise that one, and give the "
+                "others less"
+            )
 
 
 def rewards(config: Config) -> Iterator[str]:
@@ -95,8 +122,19 @@ def rewards(config: Config) -> Iterator[str]:
     members = value_of(config, "env.envs") or {}  # of a mixture
     for path in ("env", *(f"env.envs.{name}" for name in members)):
         weights = value_of(config, f"{path}.reward_weights")
-        if isinstance(weights, Mapping) and not any(weights.values()):
+        entries = value_of(config, f"{path}.rewards")  # which may bring their weights
+        entries = entries.values() if isinstance(entries, Mapping) else ()
+        own = [entry["weight"] for entry in entries if isinstance(entry.get("weight"), float | int)]
+        if isinstance(weights, Mapping) and not any([*weights.values(), *own]):
             yield f"{path}.reward_weights={dict(weights)} makes every reward 0: give one a weight"
+
+
+def order_weights(config: Config) -> Iterator[str]:
+    """Some pool of examples must be drawn from."""
+    weights = {f"order.{k}": v for k, v in config["order"].items() if k.endswith("_weight")}
+    if weights and not any(weights.values()):
+        zeros = ", ".join(f"{key}={value}" for key, value in weights.items())
+        yield f"{zeros} leave no pool of examples to draw from: give one a weight"
 
 
 def adapter(config: Config) -> Iterator[str]:
@@ -129,7 +167,7 @@ def model_folders(config: Config) -> Iterator[str]:
     `models/mine` may be one, unless there is a folder `models` here. The model is prepared first
     of all, a reference only when everything has started: more of it is looked at here.
     """
-    for key in ("model.path", "reference.path"):
+    for key in ("model.path", *(f"{reference}.path" for reference in references(config))):
         path = value_of(config, key)
         if not isinstance(path, str):
             continue
@@ -143,7 +181,7 @@ def model_folders(config: Config) -> Iterator[str]:
             yield f"{key}={path}: no such folder{no_name}{what}"
         elif folder.exists() and not (folder / "config.json").is_file():
             yield f"{key}={path}: {folder} holds no config.json, so it is no model in HF form"
-        elif folder.exists() and key == "reference.path":
+        elif folder.exists() and key != "model.path":
             for pattern in ("tokenizer.json", "*.safetensors"):
                 if not any(folder.glob(pattern)):
                     yield f"{key}={path}: {folder} holds no {pattern}: save the model there whole"
@@ -190,9 +228,11 @@ RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     batches,
     lengths,
     *ALGORITHM_RULES,
+    critic,
     optimizer_and_sharding,
     steps_and_waits,
     rewards,
+    order_weights,
     adapter,
     output_head,
     model_folders,

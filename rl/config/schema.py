@@ -33,12 +33,14 @@ class Run:
     model: Node
     adapter: Node
     env: Node
+    order: Node
     sampler: Node
     client: Node
     buffer: Node
     reward: Node
     truncation: Node
     advantage: Node
+    critic: Node
     aggregation: Node
     reference: Node
     kl: Node

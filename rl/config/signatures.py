@@ -5,7 +5,8 @@
         min_length: int                                 '- positional: supplied by code
 
 Keyword-only parameters are the knobs of a function and of a class's `__init__`, keyword-only fields
-those of a dataclass. Nothing is imported here, not even the packages on the way.
+those of a dataclass. A class with a method `configure`, inherited or not, has that one's as well.
+Nothing is imported here, not even the packages on the way.
 """
 
 import ast
@@ -60,6 +61,7 @@ class Signature:
     knobs: dict[str, Knob]
     positional: tuple[str, ...]
     is_class: bool
+    configured: frozenset[str] = frozenset()  # knobs that the method `configure` takes
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -178,7 +180,11 @@ def read(target: str) -> Signature:
         hint = did_you_mean(attribute, known)
         raise LookupError(f"{name} has no function or class {attribute!r}{hint}")
     if isinstance(definition, ast.ClassDef):
-        return _init(entry[0], definition) or Signature({}, (), True)
+        made = _init(entry[0], definition) or Signature({}, (), True)
+        later = _method(entry[0], definition, "configure")
+        # What the constructor takes is its own, though `configure` may have the name too.
+        rest = {} if later is None else {k: v for k, v in later.items() if k not in made.knobs}
+        return Signature(made.knobs | rest, made.positional, True, frozenset(rest))
     return _parameters(entry[0], definition.args, skip=0, is_class=False)
 
 
@@ -207,6 +213,15 @@ def _init(module: Module, definition: ast.ClassDef) -> Signature | None:
         return _fields(module, definition)
     inherited = (_init(*base) for base in bases(module, definition))
     return next((signature for signature in inherited if signature), None)
+
+
+def _method(module: Module, definition: ast.ClassDef, name: str) -> dict[str, Knob] | None:
+    """The keyword-only parameters of a class's own or inherited method; None where it has none."""
+    for statement in definition.body:
+        if isinstance(statement, ast.FunctionDef) and statement.name == name:
+            return _parameters(module, statement.args, skip=1, is_class=True).knobs
+    inherited = (_method(*base, name) for base in bases(module, definition))
+    return next((knobs for knobs in inherited if knobs is not None), None)
 
 
 def bases(module: Module, definition: ast.ClassDef) -> Iterator[tuple[Module, ast.ClassDef]]:

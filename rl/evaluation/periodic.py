@@ -70,14 +70,20 @@ class Evaluator:
     def start(self, version: int) -> None:
         """This version is live: evaluate it if it is due."""
         if self._settings.due(version, self._last):
-            self._metrics[version] = asyncio.get_running_loop().create_future()
-            self._due.put_nowait(version)
+            self._begin(version)
 
-    async def finish(self, version: int) -> dict[str, float]:
+    def _begin(self, version: int) -> None:
+        self._metrics[version] = asyncio.get_running_loop().create_future()
+        self._due.put_nowait(version)
+
+    async def finish(self, version: int, *, last: bool = False) -> dict[str, float]:
         """Wait for the evaluation of a version; its metrics, or none where it was not due.
 
-        Every rank asks for it and gets the same.
+        Every rank asks for it and gets the same. The `last` version, after which a run ended
+        early, is due in any case.
         """
+        if last and version not in self._metrics:
+            self._begin(version)
         # Shielded: a rank that hangs up gives up its own wait, not that of the others.
         metrics = self._metrics.get(version)
         return {} if metrics is None else await asyncio.shield(metrics)
@@ -104,7 +110,7 @@ class Evaluator:
         """The player of the training rollouts, with its places, at our own temperature."""
         sampler = replace(self._player.sampler, temperature=self._settings.temperature)
         chat = self._player.chat.pinned(sampler, version)
-        return replace(self._player, sampler=sampler, chat=chat)
+        return replace(self._player, sampler=sampler, chat=chat, hinted_envs=frozenset())
 
 
 def evaluator_of(

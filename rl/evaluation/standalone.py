@@ -26,7 +26,7 @@ from rl.evaluation.play import choose, play, write_rollouts
 from rl.evaluation.summary import Played, Summary, summarise
 from rl.evaluation.table import Progress, report
 from rl.inference.live_version import LiveVersion
-from rl.inference.server import SERVED_AS, VLLMServer, adapter_room, serving
+from rl.inference.server import SERVED_AS, adapter_room, serving, with_seeds
 from rl.run.child import stopped_by_signals
 from rl.run.failure import RunFailed
 from rl.run.folder import RunFolder
@@ -82,6 +82,8 @@ def _failing() -> Iterator[None]:
     """Errors with a message for the user end the evaluation with that message alone."""
     try:
         yield
+    except ConfigError:  # nothing was started: a configuration's status
+        raise
     except Exception as error:
         cause: BaseException = error
         while isinstance(cause, BaseExceptionGroup):  # of the tasks that played
@@ -96,7 +98,8 @@ def _serving(evaluation: Evaluation, run_folder: RunFolder) -> Iterator[None]:
     """Serve the model for as long as the block lasts."""
     assert evaluation.model is not None
     source = build(evaluation.model)()
-    server: VLLMServer = build(evaluation.inference or {})()
+    seeded = build(evaluation.sampler)().seeded
+    server = with_seeds(build(evaluation.inference or {})(), seeded)
     run_folder.set_model(source.prepare(run_folder.built_model))
     described = _adapter(evaluation.adapter_path)
     room = None
@@ -152,8 +155,9 @@ async def _play(
             Watchdog(console.print) as watchdog,
             Progress(console, len(examples), rollouts_per_example) as progress,
         ):
+            seed = evaluation.seed if sampler.seeded else None
             return await play(
-                Player(sampler, env, chat, watchdog).play_group,
+                Player(sampler, env, chat, watchdog, seed=seed).play_group,
                 examples,
                 rollouts_per_example,
                 max_concurrent=sampler.max_concurrent,

@@ -12,6 +12,7 @@ import aiohttp
 import msgspec
 
 from rl.run.failure import RunFailed
+from rl.run.http_status import may_pass
 from rl.run.open_files import open_files
 
 T = TypeVar("T")
@@ -20,12 +21,6 @@ _FIRST_PAUSE_S = 0.5  # before the first retry; then twice as long each time
 _KEEP_ALIVE_S = 2.0  # vLLM closes idle connections after 5 s, and a request must not meet that
 _MOST_FAILED_IN_A_ROW = 32  # requests, each with its retries
 _BROKEN_OFF = ("abort", "error")  # finish reasons that are vLLM's, not the policy's
-_PASSING = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)  # and all of 5xx
-
-
-def may_pass(status: int) -> bool:
-    """Whether the same request may do better later: the server is at fault, or too busy."""
-    return status in _PASSING or status >= HTTPStatus.INTERNAL_SERVER_ERROR
 
 
 class GenerationError(RunFailed):
@@ -62,6 +57,7 @@ class Completion:
     cut_off: bool  # ended by max_tokens instead of by the policy
     prompt_ids: list[int] = field(default_factory=list)  # [P]
     num_untracked_tokens: int = 0  # sampled by a server that gives no ids away
+    stop: str | None = None  # the text of sampler.stop that ended it, whose tokens are included
 
 
 class Client(Protocol):
@@ -121,7 +117,12 @@ class VLLMClient:
             "token_ids": list(prompt_ids),
             "cache_salt": f"v{version}",  # older weights' key-value blocks are not found again
             # 0 further logprobs: that of the sampled token comes anyway.
-            "sampling_params": {**sampling, "n": n, "logprobs": 0, "detokenize": False},
+            "sampling_params": {
+                **sampling,
+                "n": n,
+                "logprobs": 0,
+                "detokenize": bool(sampling.get("stop")),
+            },
         }
 
         def read(answer: Any) -> list[Completion]:
@@ -204,4 +205,5 @@ def _completion(choice: dict[str, Any], prompt_ids: list[int]) -> Completion:
         versions=versions,
         cut_off=choice["finish_reason"] == "length",
         prompt_ids=prompt_ids,
+        stop=stop if isinstance(stop := choice.get("stop_reason"), str) else None,
     )

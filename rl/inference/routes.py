@@ -8,7 +8,8 @@ Tokens are asked for elsewhere, and many at once: `rl/inference/client.py`.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,6 +20,7 @@ from rl.run.failure import RunFailed
 
 _HEALTH_TIMEOUT_S = 2.0
 _POLL_S = 0.2
+_SHORTEST_S = 0.001  # httpx takes 0 for an error
 LOG = "logs/inference.log"
 
 
@@ -38,6 +40,7 @@ class VLLMRoutes:
     ) -> None:
         """`limit`: the name of the knob that `timeout` (seconds an answer may take) comes from."""
         self._limit, self._timeout = limit, timeout
+        self._deadline: float | None = None
         fresh = httpx.Limits(max_keepalive_connections=0)
         transport = httpx.HTTPTransport(uds=str(socket), limits=fresh)
         self._http = httpx.Client(transport=transport, base_url="http://vllm", timeout=timeout)
@@ -52,6 +55,15 @@ class VLLMRoutes:
         trace: TracebackType | None,
     ) -> None:
         self._http.close()
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """All requests of the block share the time that otherwise each of them may take."""
+        self._deadline = time.monotonic() + self._timeout
+        try:
+            yield
+        finally:
+            self._deadline = None
 
     def pause(self) -> None:
         """Keep running requests where they are, and their key-value blocks."""
@@ -97,8 +109,11 @@ class VLLMRoutes:
 
     def _post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         phase = path.partition("?")[0].strip("/")
+        left = self._timeout
+        if self._deadline is not None:
+            left = max(self._deadline - time.monotonic(), _SHORTEST_S)
         try:
-            response = self._http.post(path, json=body)
+            response = self._http.post(path, json=body, timeout=left)
         except httpx.TimeoutException as error:
             raise RunFailed(
                 f"vLLM did not answer `{phase}` within {self._limit}={self._timeout:g} s; see {LOG}"

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -125,6 +125,17 @@ class VLLMServer:
             "HF_HUB_OFFLINE": "1",  # the model folder is local by now
             "VLLM_PLUGINS": os.environ.get("VLLM_PLUGINS", "offbyone"),
         }
+
+
+def with_seeds(server: VLLMServer, seeded: bool) -> VLLMServer:
+    """Return the server, ready for requests that bring a seed of their own where they do.
+
+    On CPU vLLM 0.32 ends with "CPU Generator does not use offset" as soon as it takes the prompt of
+    such a request in two pieces; and a prompt in one piece is rounded the same way every time.
+    """
+    if not seeded or has_gpu():
+        return server
+    return replace(server, args={"no_enable_chunked_prefill": True, **server.args})
 
 
 def has_gpu(devices: Path = Path("/dev")) -> bool:

@@ -7,9 +7,11 @@ clipping       alike in every stage, and a gradient that is not finite changes n
 first step     Adam's is the first, though DeepSpeed takes one without gradients on its way
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import deepspeed
@@ -17,17 +19,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
-from rl.learner.logprobs import PolicyModule
 from rl.learner.weight_gradients import keep_weight_gradients
+
+_TAG = "deepspeed"  # of a checkpoint: the folder in which an engine's files lie
 
 
 def start_engine(
-    module: PolicyModule,
+    module: nn.Module,
     optimizer: torch.optim.Optimizer,
     config: dict[str, Any],
     *,
     max_grad_norm: float,
     half: bool,
+    external: Iterable[nn.Parameter] = (),
 ) -> Any:
     """Return DeepSpeed's engine around a module; DeepSpeed's own annotations are of little use.
 
@@ -37,6 +41,7 @@ def start_engine(
         config: DeepSpeed's own keys (conf/deepspeed), less those that are ours.
         max_grad_norm: length above which the gradient is scaled down.
         half: bfloat16 with float32 master weights.
+        external: parameters that are used outside of their own module's forward.
 
     """
     if not all(parameter.requires_grad for parameter in module.parameters()):
@@ -63,8 +68,7 @@ def start_engine(
     if half:
         _keep_float32(module)
     if stage == 3:
-        # Used outside of the head's own forward (rl/learner/logprobs.py): gathered once for a pass.
-        for parameter in module.heads.parameters():
+        for parameter in external:  # gathered once for a pass
             deepspeed.zero.register_external_parameter(module, parameter)
     if stage == 0 and half:
         # It has counted that step: Adam would correct its first as if a second, and be too short.
@@ -88,8 +92,11 @@ def set_rate(optimizer: Any, rate: float) -> None:
         group["lr"] = rate * group.get("lr_ratio", 1.0)
 
 
-def take_step(engine: Any, rate: float) -> None:
-    """Step at this learning rate; a gradient that is not finite is forgotten instead."""
+def take_step(engine: Any, rate: float) -> float:
+    """Step at this learning rate and return the length of the gradient.
+
+    NaN for a gradient that is not finite: it is forgotten, and nothing has changed.
+    """
     set_rate(engine.optimizer, rate)
     # The other stages have taken the gradients already.
     for parameter in engine.module.parameters() if engine.zero_optimization_stage() == 0 else ():
@@ -97,6 +104,21 @@ def take_step(engine: Any, rate: float) -> None:
         if parameter.grad is None and parameter.grad_dtype not in (None, parameter.dtype):
             parameter.grad = torch.zeros_like(parameter, dtype=parameter.grad_dtype)
     engine.step()
+    norm = float(engine.get_global_grad_norm())
+    return norm if math.isfinite(norm) else math.nan
+
+
+def save_engine(engine: Any, folder: Path, *, partly_frozen: bool) -> None:
+    """Write what is trained and the optimizer's state. Collective."""
+    engine.save_checkpoint(str(folder), tag=_TAG, exclude_frozen_parameters=partly_frozen)
+
+
+def load_engine(engine: Any, folder: Path, *, partly_frozen: bool) -> None:
+    """Take up what `save_engine` wrote. Collective."""
+    # What is frozen is not in there: it came from the model's own files.
+    path, _ = engine.load_checkpoint(str(folder), tag=_TAG, load_module_strict=not partly_frozen)
+    if path is None:
+        raise ValueError(f"{folder} holds no DeepSpeed state that can be loaded")
 
 
 def moves(value: Tensor, slopes: Sequence[Tensor]) -> bool:

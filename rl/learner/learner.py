@@ -4,21 +4,22 @@ Built from the configuration alone; knows nothing of rollouts, vLLM or files oth
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
 
 from rl.config.build import build
-from rl.config.facts import is_marked, needs_reference
+from rl.config.facts import compares_distributions, is_marked, needs_reference
 from rl.config.schema import Run
+from rl.learner.critic import Critic, CriticSetting
 from rl.learner.kl import KLPenalty
-from rl.learner.objective import Objective
+from rl.learner.objective import Batch, Objective
 from rl.learner.policy import Policy
 from rl.learner.preparation import Preparation
 from rl.learner.ranks import Ranks
-from rl.learner.reference import Reference, ReferenceSetting
+from rl.learner.reference.protocol import Reference, ReferenceSetting
 from rl.model.loading import load_model
 from rl.records import RankBatch
 from rl.run.folder import RunFolder
@@ -38,6 +39,11 @@ def _public_name(run: Run, folder: Path) -> str:
     """What others may call the model: its name on the hub, else where it lies here."""
     name = run.model.get("path")
     return name if name and not Path(name).expanduser().exists() else str(folder)
+
+
+def _weightless(batch: Batch) -> Batch:
+    """A micro-batch in which no token counts: the policy passes it over."""
+    return replace(batch, token_weights=torch.zeros_like(batch.token_weights))
 
 
 def _compares(run: Run) -> bool:
@@ -81,6 +87,7 @@ class Learner:
         self._beta = self._kl.beta
         self.policy = self._load_policy(run_folder.model())
         self._reference = self._load_reference(run_folder.model())
+        self._critic = self._load_critic(run_folder.model())
         self._objective = Objective(
             build(run.loss), build(run.correction), self._kl, run.entropy_bonus
         )
@@ -90,6 +97,7 @@ class Learner:
             keeps_old=run.updates_per_batch > 1,
             kl=self._kl,
             compared=_compares(run),
+            critic=self._critic,
         )
 
     def _load_policy(self, folder: Path) -> Policy:
@@ -111,28 +119,47 @@ class Learner:
         """None where nothing reads one: it would cost as much memory as the policy."""
         if not needs_reference(asdict(self._run)):
             return None
-        chunk = self._settings.logprob_chunk
         setting = ReferenceSetting(
-            self.policy,
-            folder,
-            self._dtype,
-            self._temperature,
-            chunk,
-            self._run.seed,
-            self._head_dtype,
+            policy=self.policy,
+            model=folder,
+            dtype=self._dtype,
+            temperature=self._temperature,
+            logprob_chunk=self._settings.logprob_chunk,
+            seed=self._run.seed,
+            vocabulary=self.policy.vocabulary,
+            reads_candidates=compares_distributions(self._run.loss["_target_"]),
+            head_dtype=self._head_dtype,
         )
         return build(self._run.reference)().start(setting)
+
+    def _load_critic(self, folder: Path) -> Critic | None:
+        """A model and an optimizer beside the policy's, if the run has a critic."""
+        setting = CriticSetting(
+            lambda: load_trained(self._run, folder),
+            self._ranks,
+            self._run.deepspeed,
+            self._run.max_steps,
+            self._settings.max_grad_norm,
+        )
+        return build(self._run.critic)().start(setting)
 
     def update(self, batch: RankBatch) -> dict[str, float]:
         """Train on a batch, and let what follows the policy follow; return the step's metrics."""
         batches, fixed = self._prepare(batch, self._beta)
+        updates = self._run.updates_per_batch
+        alone = self._critic is not None and self._critic.trains_alone(batch.step)
         stats = self.policy.update(
             batch,
             self._objective,
-            batches=batches,
-            updates=self._run.updates_per_batch,
+            batches=[_weightless(b) for b in batches] if alone else batches,
+            updates=updates,
             beta=self._beta,
         )
+        if self._critic:
+            learned = self._critic.update(batch.step, batches, updates)
+            # A run whose critic is broken must end as one whose policy is.
+            skipped = max(stats["train/skipped"], learned.get("train/critic_skipped", 0.0))
+            stats |= {**learned, "train/skipped": skipped}
         if "train/kl_divergence" in stats:
             stats["train/kl_beta"] = self._beta  # the one that acted, before it is adapted
             self._beta = self._kl.next_beta(self._beta, stats["train/kl_divergence"])
@@ -144,6 +171,8 @@ class Learner:
     def save(self, folder: Path) -> None:
         """Write everything that `load` needs."""
         self.policy.save(folder)
+        if self._critic:
+            self._critic.save(folder)
         if self._reference:
             self._reference.save(folder)
         if self._ranks.first:
@@ -153,6 +182,8 @@ class Learner:
     def load(self, folder: Path) -> None:
         """Take up the state that `save` wrote."""
         self.policy.load(folder)
+        if self._critic:
+            self._critic.load(folder)
         if self._reference:
             self._reference.load(folder)
         self._beta = json.loads((folder / _STATE).read_text())["beta"]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from rl.learner.candidates import candidate_logprobs, most_likely
 from rl.learner.output_head import OutputHead
 from rl.model.lora import in_force
 
@@ -59,8 +60,15 @@ class PolicyModule(nn.Module):
         return [*self.model.get_input_embeddings().parameters(), *self.head.parameters()]
 
     def forward(
-        self, token_ids: Tensor, mask: Tensor, temperature: float, *, entropies: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
+        self,
+        token_ids: Tensor,
+        mask: Tensor,
+        temperature: float,
+        *,
+        entropies: bool = False,
+        candidates: Tensor | None = None,
+        top_k: tuple[int, int] | None = None,
+    ) -> tuple[Tensor | None, ...]:
         """Return logprobs [N] and entropies [N] of the masked tokens, row by row.
 
         Rows are padded on the right. No attention mask is needed: attention is causal, so no real
@@ -71,6 +79,9 @@ class PolicyModule(nn.Module):
             mask: [B, T]; a token at position 0 cannot be chosen, nothing precedes it.
             temperature: logits are divided by it, as vLLM did when it sampled.
             entropies: whether they are wanted: they cost another pass over the logits. Else None.
+            candidates: [N, K] tokens whose logprobs [N, K] are to be returned as well.
+            top_k: how many tokens, out of how many, are to be returned as well: the likeliest
+                [N, K] with their logprobs [N, K].
 
         """
         hidden = self.model.base_model(input_ids=token_ids, use_cache=False).last_hidden_state
@@ -78,15 +89,21 @@ class PolicyModule(nn.Module):
         before = hidden[:, :-1][chosen]  # [N, H] what each chosen token was predicted from
         targets = token_ids[:, 1:][chosen]  # [N]
         # Not head(hidden): under ZeRO-3 a module call is a collective, and ranks differ in chunks.
-        head = self.head
-        return OutputHead.apply(
+        head, dtype = self.head, self._head_dtype or before.dtype
+        outputs = OutputHead.apply(
             before,
             head.weight,
             head.bias,
             targets,
             temperature,
             self._chunk,
-            self._head_dtype or before.dtype,
+            dtype,
             entropies,
             self._entropy_gradient,
         )
+        common = temperature, self._chunk, dtype
+        if candidates is not None:
+            outputs += (candidate_logprobs(head, before, candidates, *common),)
+        if top_k is not None:
+            outputs += most_likely(head, before, *top_k, *common)
+        return outputs

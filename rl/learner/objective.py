@@ -18,6 +18,7 @@ from torch import Tensor
 
 from losses.tokens import TokenLoss, Tokens, log_ratio
 from rl.learner.kl import KLPenalty
+from rl.learner.value_credit import ValueTargets
 from rl.records import MicroBatch
 
 TokenLossFunction = Callable[[Tokens], TokenLoss]
@@ -55,9 +56,16 @@ class Batch:
     rollout_ids: Tensor  # [N] rollout of each token, by position in the global batch
     positions: Tensor  # [N] among the completion tokens of its rollout, all of its rows
     turns: Tensor  # [N] assistant turn of its rollout
+    envs: tuple[str, ...]  # [B] environment that the row was played in
+    # The same N tokens after what a reference with hints sees, where there is one:
+    hinted_token_ids: Tensor | None = None  # [B, H] int64
+    hinted_mask: Tensor | None = None  # [B, H] bool
     # Filled in by rl/learner/preparation.py, where something needs them:
     old_logprobs: Tensor | None = None  # [N] log pi before the step's first update
     ref_logprobs: Tensor | None = None  # [N] of the reference
+    value_targets: ValueTargets | None = None  # of the critic
+    candidates: Tensor | None = None  # [N, K] the reference's likeliest tokens
+    ref_candidate_logprobs: Tensor | None = None  # [N, K] of the reference
 
     @staticmethod
     def of(micro: MicroBatch, device: torch.device, step: int) -> "Batch":
@@ -81,7 +89,11 @@ class Batch:
             "token_ids": torch.tensor(micro.token_ids, dtype=torch.int64),
             "mask": mask,
         }
-        return Batch(**{name: tensor.to(device) for name, tensor in flat.items()})
+        if micro.hinted_token_ids is not None:
+            flat["hinted_token_ids"] = torch.tensor(micro.hinted_token_ids, dtype=torch.int64)
+            flat["hinted_mask"] = torch.tensor(micro.hinted_mask)
+        tensors = {name: tensor.to(device) for name, tensor in flat.items()}
+        return Batch(**tensors, envs=micro.envs)
 
 
 @dataclass(frozen=True)
@@ -98,7 +110,12 @@ class Objective:
     entropy_bonus: float = 0.0
 
     def __call__(
-        self, batch: Batch, logprobs: Tensor, entropies: Tensor, beta: float = 0.0
+        self,
+        batch: Batch,
+        logprobs: Tensor,
+        entropies: Tensor,
+        beta: float = 0.0,
+        candidate_logprobs: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return this micro-batch's share of the objective and metrics [N] without gradient.
 
@@ -107,6 +124,8 @@ class Objective:
             logprobs: [N] of its completion tokens under the policy in training.
             entropies: [N] of the distributions they were drawn from.
             beta: the present weight of the divergence from the reference.
+            candidate_logprobs: [N, K] of the reference's likeliest tokens under the policy, where
+                the token loss reads them.
 
         Raises:
             ValueError: the token loss is not one number per token, or has no gradient.
@@ -124,6 +143,8 @@ class Objective:
             turns=batch.turns,
             old_logprobs=batch.old_logprobs,
             ref_logprobs=batch.ref_logprobs,
+            candidate_logprobs=candidate_logprobs,
+            ref_candidate_logprobs=batch.ref_candidate_logprobs,
         )
         result = self.token_loss(tokens)
         _check(result.loss, logprobs)
@@ -163,6 +184,6 @@ def _check(loss: Tensor, logprobs: Tensor) -> None:
         )
     if logprobs.requires_grad and not loss.requires_grad:
         raise ValueError(
-            "the token loss has no gradient: compute it from tokens.logprobs, the only field that "
-            "carries one (losses/tokens.py)"
+            "the token loss has no gradient: compute it from tokens.logprobs or "
+            "tokens.candidate_logprobs, which alone carry one (losses/tokens.py)"
         )

@@ -1,7 +1,7 @@
 """The policy in training: a Hugging Face model in a DeepSpeed engine."""
 
+import math
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +9,20 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rl.learner.deepspeed_engine import linearised, moves, start_engine, take_step, whole
+from rl.learner.deepspeed_engine import (
+    linearised,
+    load_engine,
+    moves,
+    save_engine,
+    start_engine,
+    take_step,
+    whole,
+)
 from rl.learner.logprobs import PolicyModule
 from rl.learner.objective import Batch, Objective
 from rl.learner.optim import AdamW
 from rl.learner.ranks import Ranks
+from rl.learner.rows import Rows, Scores
 from rl.learner.token_sums import TokenSums
 from rl.model.folder import copy_tokenizer, holds_weights
 from rl.model.loading import write_model
@@ -60,9 +69,15 @@ class Policy:
         optimizer = optim.optimizer(module.parameters(), module.embeddings)
         half = model.dtype == torch.bfloat16
         self.engine = start_engine(
-            module, optimizer, deepspeed_config, max_grad_norm=max_grad_norm, half=half
+            module,
+            optimizer,
+            deepspeed_config,
+            max_grad_norm=max_grad_norm,
+            half=half,
+            external=module.heads.parameters(),  # applied chunk by chunk
         )
         self.zero_stage: int = self.engine.zero_optimization_stage()
+        self.vocabulary = module.head.out_features
 
     def update(
         self,
@@ -106,11 +121,16 @@ class Policy:
             return {**_EMPTY, "train/learning_rate": rate}
         sums = TokenSums()
         for number, batch in enumerate(batches):
-            outputs = self.engine(batch.token_ids, batch.mask, self._temperature, entropies=True)
+            outputs = self.engine(
+                *(batch.token_ids, batch.mask, self._temperature),
+                entropies=True,
+                candidates=batch.candidates,
+            )
             # The graph is cut at the module's outputs. The slopes there cost next to nothing, and
             # where no rank has any, the pass through the model, most of the work, adds zeros.
-            logprobs, entropies = seen = [output.detach().requires_grad_() for output in outputs]
-            value, metrics = objective(batch, logprobs, entropies, beta)
+            seen = [output.detach().requires_grad_() for output in outputs]
+            logprobs, entropies, *candidates = seen
+            value, metrics = objective(batch, logprobs, entropies, beta, *candidates)
             slopes = torch.autograd.grad(value, seen, materialize_grads=True)
             # The first always goes backward: a step wants gradients, be they zero.
             idle = number > 0 and not self.ranks.any(moves(value, slopes))
@@ -123,23 +143,32 @@ class Policy:
         return {**sums.means(self.ranks.device), **self._step(rate)}
 
     def _step(self, rate: float) -> dict[str, float]:
-        take_step(self.engine, rate)  # not if the norm of the gradient is not finite
-        norm = float(self.engine.get_global_grad_norm())
+        norm = take_step(self.engine, rate)
         return {
             "train/learning_rate": rate,
-            "train/grad_norm": norm if _finite(norm) else float("nan"),
-            "train/skipped": float(not _finite(norm)),
+            "train/grad_norm": norm,
+            "train/skipped": float(math.isnan(norm)),
             "train/empty": 0.0,
         }
 
     @torch.no_grad()
-    def score(self, batch: Batch, *, adapter: bool = True) -> Tensor:
+    def score(self, batch: Batch) -> Tensor:
         """Return logprobs [N] of a micro-batch as it is sampled: at its temperature, no dropout.
 
-        All ranks must call it together; `adapter=False` asks the model below the adapter.
+        All ranks must call it together.
         """
-        with nullcontext() if adapter else without_adapter(self.engine.module.model):
-            return self._score(batch.token_ids, batch.mask, self._temperature)
+        return self._score(batch.token_ids, batch.mask, self._temperature)[0]
+
+    @torch.no_grad()
+    def base_scores(self, rows: Rows, top_k: int = 0) -> Scores:
+        """Return what the model below the adapter thinks, with its `top_k` likeliest tokens.
+
+        As `score` otherwise.
+        """
+        likeliest = (top_k, self.vocabulary) if top_k else None
+        with without_adapter(self.engine.module.model):
+            outputs = self._score(rows.token_ids, rows.mask, self._temperature, likeliest)
+        return Scores(outputs[0], *outputs[2:])
 
     @torch.no_grad()
     def logprobs(self, token_ids: Ints, temperature: float = 1.0) -> Tensor:
@@ -150,17 +179,23 @@ class Policy:
         tokens = torch.tensor(token_ids, dtype=torch.int64, device=self.ranks.device)
         mask = torch.ones_like(tokens, dtype=torch.bool)
         mask[:, 0] = False
-        flat = self._score(tokens, mask, temperature)
+        flat = self._score(tokens, mask, temperature)[0]
         result = flat.new_zeros(tokens.shape)
         result[mask] = flat
         return result.cpu()
 
-    def _score(self, token_ids: Tensor, mask: Tensor, temperature: float) -> Tensor:
-        """Logprobs [N] of the masked tokens, without dropout."""
+    def _score(
+        self,
+        token_ids: Tensor,
+        mask: Tensor,
+        temperature: float,
+        top_k: tuple[int, int] | None = None,
+    ) -> tuple[Tensor, ...]:
+        """What the module returns of the masked tokens, without dropout."""
         self.engine.eval()
-        logprobs, _ = self.engine(token_ids, mask, temperature)
+        outputs = self.engine(token_ids, mask, temperature, top_k=top_k)
         self.engine.train()
-        return logprobs
+        return outputs
 
     def weights(self) -> dict[str, Tensor]:
         """Return all weights under Hugging Face names, tied ones once; on rank 0, else empty.
@@ -202,19 +237,8 @@ class Policy:
 
     def save(self, folder: Path) -> None:
         """Write what is trained, optimizer and schedule state for `load`. Collective."""
-        self.engine.save_checkpoint(
-            str(folder), tag="deepspeed", exclude_frozen_parameters=self.has_adapter
-        )
+        save_engine(self.engine, folder, partly_frozen=self.has_adapter)
 
     def load(self, folder: Path) -> None:
         """Take up the state that `save` wrote. Collective."""
-        # A frozen base is not in there: it came from the model's own files.
-        path, _ = self.engine.load_checkpoint(
-            str(folder), tag="deepspeed", load_module_strict=not self.has_adapter
-        )
-        if path is None:
-            raise ValueError(f"{folder} holds no DeepSpeed state that can be loaded")
-
-
-def _finite(value: float) -> bool:
-    return abs(value) < float("inf")
+        load_engine(self.engine, folder, partly_frozen=self.has_adapter)

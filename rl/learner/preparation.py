@@ -1,7 +1,8 @@
 """What stays fixed while a batch trains: old and reference logprobs, advantages less divergence.
 
-    old   log pi before the step's first update, where one batch gets several updates
-    ref   log of the reference, where a loss or a penalty reads it
+    old      log pi before the step's first update, where one batch gets several updates
+    ref      log of the reference, where a loss or a penalty reads it
+    values   of a critic before its first update, and the advantages made of them
 
 R: rollouts of the global batch, N: completion tokens of a micro-batch.
 """
@@ -14,10 +15,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rl.learner.critic import Critic
 from rl.learner.kl import KLPenalty
 from rl.learner.objective import Batch
 from rl.learner.policy import Policy
-from rl.learner.reference import Reference
+from rl.learner.reference.protocol import Reference
+from rl.learner.rows import Rows
 from rl.records import Ints, RankBatch
 
 
@@ -29,6 +32,7 @@ class Preparation:
         reference: None where nothing reads it.
         keeps_old: a batch gets several updates.
         compared: whether advantages have a baseline; of a penalty that is part of the reward.
+        critic: None where advantages come with the batch.
 
     """
 
@@ -37,6 +41,7 @@ class Preparation:
     keeps_old: bool
     kl: KLPenalty
     compared: bool
+    critic: Critic | None = None
 
     def __call__(self, batch: RankBatch, beta: float) -> tuple[list[Batch], dict[str, float]]:
         """Return the micro-batches on the device with what is fixed, and metrics of the step."""
@@ -44,41 +49,67 @@ class Preparation:
             Batch.of(micro, self.policy.ranks.device, batch.step) for micro in batch.micro_batches
         ]
         if self.reference:
-            references = self.reference.logprobs(batches)
-            batches = [replace(b, ref_logprobs=r) for b, r in zip(batches, references, strict=True)]
+            scores = self.reference.score([_seen(batch) for batch in batches])
+            batches = [
+                replace(
+                    batch,
+                    ref_logprobs=score.logprobs,
+                    candidates=score.candidates,
+                    ref_candidate_logprobs=score.candidate_logprobs,
+                )
+                for batch, score in zip(batches, scores, strict=True)
+            ]
         penalised = self.reference is not None and self.kl.acts and self.kl.place == "reward"
         old = [self.policy.score(b) for b in batches] if self.keeps_old or penalised else []
         metrics = self.reference.metrics() if self.reference else {}
-        if penalised:
-            batches, penalty = self._penalise(batch, batches, old, beta)
+        penalties = (
+            [self._penalty(*each, beta) for each in zip(batches, old, strict=True)]
+            if penalised
+            else []
+        )
+        if self.critic:
+            batches, credit = self.critic.credit(batch, batches, penalties)
+            metrics |= credit
+        elif penalties:
+            batches, penalty = self._penalise(batch, batches, penalties)
             metrics |= penalty
         if self.keeps_old:
             batches = [replace(b, old_logprobs=o) for b, o in zip(batches, old, strict=True)]
         return batches, metrics
 
+    def _penalty(self, batch: Batch, old_logprobs: Tensor, beta: float) -> Tensor:
+        """What each token's divergence costs [N]."""
+        assert batch.ref_logprobs is not None
+        return beta * self.kl.estimator(old_logprobs, batch.ref_logprobs).double()
+
     def _penalise(
-        self, batch: RankBatch, batches: Sequence[Batch], old: Sequence[Tensor], beta: float
+        self, batch: RankBatch, batches: Sequence[Batch], penalties: Sequence[Tensor]
     ) -> tuple[list[Batch], dict[str, float]]:
-        """Take beta times the divergence off every rollout's advantage."""
+        """Take the penalties of its tokens off every rollout's advantage."""
         # By rollout, not by row: one that forked lies in several rows, perhaps on several ranks.
         lost, tokens = torch.zeros(2, len(batch.rewards), dtype=torch.float64)  # [R] each
-        for b, logprobs in zip(batches, old, strict=True):
-            assert b.ref_logprobs is not None
-            divergence = self.kl.estimator(logprobs, b.ref_logprobs)  # [N]
-            lost.index_add_(0, b.rollout_ids.cpu(), beta * divergence.double().cpu())
-            tokens.index_add_(0, b.rollout_ids.cpu(), torch.ones_like(divergence).double().cpu())
+        for b, penalty in zip(batches, penalties, strict=True):
+            lost.index_add_(0, b.rollout_ids.cpu(), penalty.cpu())
+            tokens.index_add_(0, b.rollout_ids.cpu(), torch.ones_like(penalty).cpu())
         sums = torch.stack([lost, tokens]).to(self.policy.ranks.device)
         dist.all_reduce(sums)  # the rows of one group lie on several ranks
         lost, tokens = sums.cpu().numpy()
         counts = (tokens > 0) & ~np.isnan(batch.rewards)  # [R]
-        penalties = torch.tensor(
+        relative = torch.tensor(
             relative_penalties(lost, counts, batch.group_ids if self.compared else None)
         )
         credited = [
-            replace(b, advantages=b.advantages - penalties.to(b.advantages)[b.rollout_ids])
+            replace(b, advantages=b.advantages - relative.to(b.advantages)[b.rollout_ids])
             for b in batches
         ]
         return credited, {"train/kl_penalty": float(lost.mean())}
+
+
+def _seen(batch: Batch) -> Rows:
+    """What the reference sees of a micro-batch: its own prompts, where it sees hints."""
+    if batch.hinted_token_ids is None or batch.hinted_mask is None:
+        return Rows(batch.token_ids, batch.mask, batch.envs)
+    return Rows(batch.hinted_token_ids, batch.hinted_mask, batch.envs)
 
 
 def relative_penalties(lost: np.ndarray, counts: np.ndarray, group_ids: Ints | None) -> np.ndarray:

@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 
 from rl.run.folder import RunFolder
 from rl.run.metrics import Row, read_metrics
+from rl.run.status import STOPPED, progress_of, read_statuses
 
 _WORDS = {"true", "false", "null", "nan", "inf"}  # that Hydra takes for something else
 RUN_KEYS = {"seed", "run_name", "resume", "output_dir"}  # differ between runs of one experiment
@@ -49,8 +50,18 @@ class RunResult:
 
     @property
     def failed(self) -> bool:
-        """True when it ended before its last step."""
-        return self.error is not None or not self.rows or self.num_steps < self.max_steps
+        """True when it ended before its last step, unless nothing was left to learn."""
+        if self.error is not None or not self.rows:
+            return True
+        return self.num_steps < self.max_steps and not self._ended_well
+
+    @property
+    def _ended_well(self) -> bool:
+        """Whether the trainer ended it early with a good reason of its own."""
+        trainer = read_statuses(self.folder).get("trainer.rank0") if self.folder else None
+        if trainer is None or trainer.phase != "done":
+            return False
+        return progress_of(trainer.doing) not in ("", STOPPED)
 
     @property
     def max_steps(self) -> int:

@@ -1,6 +1,7 @@
 """What came out of several runs: a table by everything but the seed, also at the end of a sweep.
 
-A run that stopped before max_steps counts as failed and stays out of its group's reward.
+A run that stopped before max_steps counts as failed and stays out of its group's reward, but for
+one that had nothing left to learn.
 """
 
 import atexit

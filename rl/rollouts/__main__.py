@@ -3,16 +3,18 @@
 import asyncio
 import random
 import sys
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import asdict
 from pathlib import Path
 
 import msgspec
 from renderers import Renderer
 
 from envs.episode import Example
-from envs.protocol import Environment
+from envs.protocol import Environment, Pool
 from rl.config.build import build
-from rl.config.facts import is_marked
+from rl.config.facts import is_marked, sees_hint
 from rl.config.schema import Run
 from rl.config.transport import transport
 from rl.evaluation.periodic import Evaluator, evaluator_of
@@ -32,11 +34,14 @@ from rl.run.status import Status
 from rl.run.warning_lines import noting_warnings
 from rl.sampling.chat import ChatSetting
 from rl.sampling.demonstrations import Imitator
+from rl.sampling.hints import require_hints
 from rl.sampling.player import Player
-from rl.sampling.prompt_lengths import fitting
+from rl.sampling.prompt_lengths import PromptLengths
 from rl.sampling.sampler import PolicySampler
 from rl.sampling.waits import Waits
 from rl.sampling.watchdog import Watchdog
+
+_MEASURING_S = 5.0  # at the start; the prompts of a large data set take longer than vLLM
 
 
 def _imitate(run: Run, sampler: Imitator, env: Environment, renderer: Renderer) -> PlayGroup:
@@ -76,6 +81,14 @@ def _setting(
     )
 
 
+def _hinted(run: Run, env: Environment, pools: Sequence[Pool]) -> frozenset[str]:
+    """Return the environments whose reference sees hints: each of their examples has one."""
+    names = (pool.examples[0].env for pool in pools)
+    hinted = frozenset(name for name in names if sees_hint(asdict(run), name))
+    require_hints(env, pools, hinted)
+    return hinted
+
+
 async def main(run_folder: RunFolder) -> None:
     """Play groups and answer the trainer until we are ended."""
     run, status = Run.load(run_folder.config), Status(run_folder, "rollouts")
@@ -87,21 +100,28 @@ async def main(run_folder: RunFolder) -> None:
     async with AsyncExitStack() as stack:
         evaluator: Evaluator | None = None
         waits: Waits | None = None
+        lengths: PromptLengths | None = None
         if sampler.uses_vllm:
             setting = _setting(run, run_folder, env, sampler, version, tally)
             chat = await stack.enter_async_context(build(run.client)().connect(setting))
             status.set("measuring prompts")
-            pools = fitting(env, pools, chat, run.max_seq_len)
+            lengths = PromptLengths(env, pools, chat, run.max_seq_len, sampler.max_prompt_len)
+            lengths.measure(_MEASURING_S)
+            pools = lengths.pools
             watchdog = stack.enter_context(Watchdog(status.set))
-            player = Player(sampler, env, chat, watchdog)
+            hinted = _hinted(run, env, pools)
+            seed = run.seed if sampler.seeded else None
+            player = Player(sampler, env, chat, watchdog, seed=seed, hinted_envs=hinted)
             play_group, waits = player.play_group, player.waits
             evaluator = evaluator_of(run, run_folder, env, player)
         else:
             renderer = load_renderer(run_folder.model(), build(run.model)().renderer)
             play_group = _imitate(run, sampler, env, renderer)
+        order: ExampleOrder = build(run.order)()
+        order.begin(pools, run.seed)
         dispatcher = Dispatcher(
             play_group=play_group,
-            examples=ExampleOrder(pools, run.seed),
+            order=order,
             credit=Crediting(
                 build(run.truncation),
                 build(run.reward)(),
@@ -126,6 +146,8 @@ async def main(run_folder: RunFolder) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(service.sample())
             tasks.create_task(service.report())
+            if lengths:
+                tasks.create_task(lengths.measure_rest())
             if evaluator:
                 tasks.create_task(evaluator.run())
 

@@ -9,10 +9,12 @@ would leave behind. To wait only for the groups that are due by now would not do
 """
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, ClassVar
 
 from rl.records import Group
+
+UNTRAINABLE = {"unscorable", "without_tokens"}  # reasons that every buffer has
 
 
 class FifoBuffer:
@@ -78,18 +80,26 @@ class DifficultyBuffer(FifoBuffer):
 
     Attributes:
         min_spread: smallest difference of the best and the worst reward, shaped as it is trained.
+        min_reward_variance: smallest mean square of what such a reward differs from their mean.
         min_reward: a group whose mean lies below is too hard, by the environment's own rewards.
         max_reward: a group whose mean lies above is too easy, likewise.
 
     """
 
     judges_rewards: ClassVar[bool] = True
+    ORDERED: ClassVar[tuple[str, str]] = ("min_reward", "max_reward")
 
     def __init__(
-        self, *, min_spread: float, min_reward: float | None, max_reward: float | None
+        self,
+        *,
+        min_spread: float,
+        min_reward_variance: float | None,
+        min_reward: float | None,
+        max_reward: float | None,
     ) -> None:
         super().__init__()
-        self.min_spread, self.min_reward, self.max_reward = min_spread, min_reward, max_reward
+        self.min_spread, self.min_reward_variance = min_spread, min_reward_variance
+        self.min_reward, self.max_reward = min_reward, max_reward
 
     def why_useless(self, group: Group) -> str:
         """Return the first of the reasons that applies."""
@@ -104,7 +114,10 @@ class DifficultyBuffer(FifoBuffer):
         # A gradient comes of what advantages are made from: after truncation, penalties and all.
         shaped = [credit.reward for credit in group.credits if credit.reward is not None]
         spread = max(shaped) - min(shaped) if shaped else 0.0
-        return "zero_spread" if spread < self.min_spread else ""
+        if spread < self.min_spread:
+            return "zero_spread"
+        least = self.min_reward_variance
+        return "low_variance" if least is not None and _variance(shaped) < least else ""
 
 
 def _useless(group: Group) -> str:
@@ -112,6 +125,12 @@ def _useless(group: Group) -> str:
         return "unscorable"
     # Scored, but its prompt left no room: it would fill a batch with nothing to train on.
     return "" if any(rollout.sequences for rollout in group.rollouts) else "without_tokens"
+
+
+def _variance(rewards: Sequence[float]) -> float:
+    """Divided by their number: p * (1 - p) where a share p is right; 0 for none."""
+    mean = sum(rewards) / max(len(rewards), 1)
+    return sum((reward - mean) ** 2 for reward in rewards) / max(len(rewards), 1)
 
 
 def _rewards(group: Group) -> list[float]:

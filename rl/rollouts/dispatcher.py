@@ -1,7 +1,7 @@
 """Starts groups as the policy advances and hands out complete batches.
 
     publish(v) ---> admission: started < (v + 1 + max_staleness) * groups_per_step + rejected
-                       |  starts group i: example order[i], up to max_concurrent rollouts at once
+                       |  starts group i at the order's next place: max_concurrent rollouts at once
                        v
                     running ---> buffer ---> batch(step)   (rejected groups are replaced)
 
@@ -18,9 +18,10 @@ from typing import Any
 from envs.episode import Example
 from rl.inference.live_version import LiveVersion
 from rl.records import Credit, Group, PlayGroup, Rollout
-from rl.rollouts.buffer import FifoBuffer
-from rl.rollouts.example_order import ExampleOrder
+from rl.rollouts.buffer import UNTRAINABLE, FifoBuffer
+from rl.rollouts.example_order import ExampleOrder, Place
 from rl.run.failure import RunFailed
+from rl.run.status import STOPPED
 from rl.wire import NoMoreBatches
 
 Crediting = Callable[[Example, Sequence[Rollout]], tuple[Credit, ...]]
@@ -44,8 +45,10 @@ class DispatcherState:
 
     next_index: int = 0
     pending: list[int] = field(default_factory=list)  # started, not yet trained on
+    places: list[Place] = field(default_factory=list)  # what each of these plays
     extremes: list[float] = field(default_factory=list)  # worst and best reward of the run
     buffer: dict[str, Any] = field(default_factory=dict)  # its own state
+    order: dict[str, Any] = field(default_factory=dict)  # likewise
 
 
 @dataclass
@@ -58,7 +61,7 @@ class Dispatcher:
     """
 
     play_group: PlayGroup
-    examples: ExampleOrder
+    order: ExampleOrder
     credit: Crediting
     buffer: FifoBuffer
     group_size: int
@@ -82,9 +85,15 @@ class Dispatcher:
         self._over: NoMoreBatches | None = None
         self._stopped = False
         self.buffer.load(self.state.buffer)
+        self._rejected_before = Counter(self.buffer.rejected)  # by reason, when that row began
+        self.order.load(self.state.order)
         self._next_step = self.step
         self._running: dict[int, int] = {}  # group index -> version it was started under
-        self._untrained: set[int] = set(self.state.pending)
+        # Of groups that no batch has held yet. A checkpoint of before there were other orders than
+        # `shuffled` has no places; that one gives them again.
+        pending = self.state.pending
+        places = self.state.places or [self.order.next(index) for index in pending]
+        self._untrained: dict[int, Place] = dict(zip(pending, places, strict=True))
         window = max(self.groups_per_step, _HOPELESS_GROUPS) * self.group_size
         self._failures: deque[str] = deque(maxlen=window)
 
@@ -99,7 +108,8 @@ class Dispatcher:
                     self._started += 1
                     # Before the task exists: a draw in between must know what it has to wait for.
                     self._running[index] = version = self.version.number
-                    self._untrained.add(index)
+                    if index not in self._untrained:
+                        self._untrained[index] = self.order.next(index)
                 tasks.create_task(self._one(index, version))
 
     def _admits(self) -> bool:
@@ -112,7 +122,8 @@ class Dispatcher:
         return live and self._started < limit and (room or not self._running)
 
     async def _one(self, index: int, version: int) -> None:
-        example = self.examples[index]
+        place = self._untrained[index]
+        example = self.order.example(place)
         rollouts = await self.play_group(index, example, self.group_size)
         group = Group(index, example, version, rollouts, self.credit(example, rollouts))
         async with self._changed:
@@ -121,11 +132,13 @@ class Dispatcher:
             rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
             if rewards:
                 self._extremes = [f([*self._extremes, *rewards]) for f in (min, max)]
+            self.order.observe(place, group)
             if self.buffer.add(group):
                 self._rejected_in_a_row.clear()
+                self._rejected_before = Counter(self.buffer.rejected)
             else:
                 self._note_rejection(rewards)
-                self._untrained.discard(index)  # a resumed run does not play it again
+                del self._untrained[index]  # a resumed run does not play it again
                 self.on_rejected(group)
             self._changed.notify_all()  # admission has room, the buffer perhaps a batch
 
@@ -146,8 +159,8 @@ class Dispatcher:
         # At least 64: a batch of one or two groups is rejected eight times by bad luck alone.
         if self._over is not None or count < _HOPELESS_BATCHES * max(self.groups_per_step, 8):
             return
-        reasons = ", ".join(f"{n} {why}" for why, n in self.buffer.rejected.items())
-        rejected = f"the buffer rejected the last {count} groups (in all: {reasons})"
+        counts = ", ".join(f"{n} {why}" for why, n in self.buffer.rejected.items())
+        rejected = f"the buffer rejected the last {count} groups (in all: {counts})"
         known = [reward for group in self._rejected_in_a_row for reward in group]
         mean = sum(known) / len(known) if known else 0.0
         worst, best = self._extremes or (0.0, 0.0)
@@ -156,11 +169,14 @@ class Dispatcher:
             message = f"the task is solved: {rejected}, whose mean reward is {mean:.3f}"
             self._over = NoMoreBatches(message, solved=True)
             return
-        message = (
-            f"{rejected}: the task is too easy or too hard for this policy. Use buffer=fifo or "
-            "other examples"
-        )
-        self._over = NoMoreBatches(message, solved=False)
+        why = "the task is too easy or too hard for this policy. Use buffer=fifo or other examples"
+        reasons = set(Counter(self.buffer.rejected) - self._rejected_before)
+        if reasons and reasons <= UNTRAINABLE:
+            why = (
+                "nothing in them could be trained on. A rollout without a token has a prompt that "
+                "fills max_seq_len: raise it, or use other examples"
+            )
+        self._over = NoMoreBatches(f"{rejected}: {why}", solved=False)
 
     async def publish(self, version: int) -> None:
         """Weights `version` are live: more groups may start."""
@@ -191,14 +207,15 @@ class Dispatcher:
         if drawn is None:
             assert self._over is not None  # unless stopped, a batch that is complete still goes out
             raise self._over
-        self._untrained -= {group.index for group in drawn}
+        for group in drawn:
+            del self._untrained[group.index]
         self._next_step = step + 1
         return drawn
 
     async def stop(self) -> None:
         """Give no further batch, not even one that is ready: somebody wants the run to end."""
         async with self._changed:
-            self._over, self._stopped = NoMoreBatches("stopped, as asked", solved=True), True
+            self._over, self._stopped = NoMoreBatches(STOPPED, solved=True), True
             self._changed.notify_all()
 
     def progress(self) -> str:
@@ -215,6 +232,8 @@ class Dispatcher:
         return DispatcherState(
             next_index=self._next,
             pending=sorted(self._untrained),
+            places=[place for _, place in sorted(self._untrained.items())],
             extremes=self._extremes,
             buffer=self.buffer.state(),
+            order=self.order.state(),
         )

@@ -33,6 +33,7 @@ class WeightedRow:
     token_weights: Floats | float  # likewise
     rollout_id: int  # position of its rollout in the batch
     first_position: int = 0  # completion tokens of the rollout's rows before this one
+    env: str = ""  # where it was played
 
     @property
     def length(self) -> int:
@@ -54,24 +55,27 @@ def weigh(
     into: all of them have one weight, made from the tokens of all of them.
     """
     credited = [
-        (rollout, credit, position)
+        (rollout, credit, position, group.example.env)
         for position, group in enumerate(groups)
         for rollout, credit in zip(group.rollouts, group.credits, strict=True)
     ]
     training = [
-        (rollout.sequences, credit.advantages, position, i)
-        for i, (rollout, credit, position) in enumerate(credited)
+        (rollout.sequences, credit.advantages, position, i, env)
+        for i, (rollout, credit, position, env) in enumerate(credited)
         if credit.trains
     ]
     # Weighed over all ranks at once: nothing that follows can change what a token counts.
     count = _turn_lengths if per_turn else _length
     lengths = [count(rows) for rows, *_ in training]
-    weights = aggregation(lengths, [position for _, _, position, _ in training])
+    weights = aggregation(lengths, [position for _, _, position, *_ in training])
     return [
         WeightedRow(
-            row, _by_token(row, advantages), _by_token(row, weight if per_turn else (weight,)), i, n
+            row,
+            _by_token(row, advantages),
+            _by_token(row, weight if per_turn else (weight,)),
+            *(i, n, env),
         )
-        for (rows, advantages, _, i), weight in zip(training, weights, strict=True)
+        for (rows, advantages, _, i, env), weight in zip(training, weights, strict=True)
         for n, row in zip(_tokens_before(rows), rows, strict=True)
     ]
 
@@ -214,6 +218,26 @@ def _split_until(bins: list[list[WeightedRow]], count: int) -> None:
         del fullest[half:]
 
 
+def _hinted(rows: Sequence[Row]) -> dict[str, Any]:
+    """The same completion tokens after what a reference with hints sees; nothing where none does.
+
+    All after a row's first completion token stays as the policy had it, replies included.
+    """
+    if all(row.hinted_prompt is None for row in rows):
+        return {}
+    pairs = []
+    for row in rows:
+        first = int(row.completion_mask.argmax())
+        prompt = row.token_ids[:first] if row.hinted_prompt is None else row.hinted_prompt
+        mask = np.concatenate([np.zeros(len(prompt), np.bool_), row.completion_mask[first:]])
+        pairs.append((np.concatenate([prompt, row.token_ids[first:]]), mask))
+    shape = len(rows), max(len(mask) for _, mask in pairs)
+    token_ids, masks = np.zeros(shape, np.int32), np.zeros(shape, np.bool_)
+    for i, (ids, mask) in enumerate(pairs):
+        token_ids[i, : len(ids)], masks[i, : len(mask)] = ids, mask
+    return {"hinted_token_ids": token_ids, "hinted_mask": masks}
+
+
 def _stack(rows: Sequence[WeightedRow]) -> MicroBatch:
     """Pad on the right; an empty micro-batch becomes one row that counts nothing."""
     # At least two wide: the first token of a row is predicted from nothing.
@@ -229,6 +253,8 @@ def _stack(rows: Sequence[WeightedRow]) -> MicroBatch:
         turns=np.full((height, width), -1, np.int32),
         rollout_ids=np.full(height, -1, np.int32),
         first_positions=np.zeros(height, np.int32),
+        envs=tuple(r.env for r in rows) or ("",),
+        **_hinted([r.row for r in rows]),
     )
     for i, weighted in enumerate(rows):
         row, length = weighted.row, weighted.length

@@ -100,7 +100,9 @@ class RolloutService:
                 self._evaluator.start(call.version)
             return {}
         if call.what == "evaluation":
-            return await self._evaluator.finish(call.version) if self._evaluator else {}
+            if not self._evaluator:
+                return {}
+            return await self._evaluator.finish(call.version, last=call.last)
         if call.what == "state":
             return asdict(self._dispatcher.checkpoint())
         raise AssertionError(f"unknown call {call.what}")
@@ -115,6 +117,7 @@ class RolloutService:
                 f"buffer/rejected_{reason}": float(count)
                 for reason, count in self._dispatcher.buffer.rejected.items()
             },
+            **{f"order/{k}": v for k, v in self._dispatcher.order.metrics().items()},
         }
         self._write(step, groups)
         trainer = self._run.trainer

@@ -3,6 +3,7 @@
     keep           nothing: the reward it got, all its tokens
     mask           no token counts; the reward stays in the group's baseline
     zero_reward    reward 0
+    mask_zero      both: no token counts, and the baseline knows it as 0
     penalty        reward - weight * (length - onset) / (limit - onset), onset <= length <= limit,
                    length being that of the longest turn
     drop           no token counts, and the group's baseline does not know of it
@@ -12,7 +13,7 @@ episode the context), not by looking at tokens; only `penalty` goes by length, f
 the limit is reached. That limit is one of a turn: an episode of many short ones is no overlong one.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from rl.records import Rollout
 
 NEUTRAL = ("keep",)  # does nothing to what was cut off
 LOWERS_REWARDS = ("penalty",)
-CHANGES_REWARDS = ("penalty", "zero_reward")
+CHANGES_REWARDS = ("penalty", "zero_reward", "mask_zero")
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,11 @@ def zero_reward(rollout: Rollout) -> Standing:
     """Reward 0, whatever the environment said."""
     cut = rollout.stop_reason.truncated and rollout.reward is not None
     return Standing(0.0 if cut else rollout.reward)
+
+
+def mask_zero(rollout: Rollout) -> Standing:
+    """No lesson from what was cut off; the others are compared with it as if it had failed."""
+    return replace(mask(rollout), reward=zero_reward(rollout).reward)
 
 
 def penalty(rollout: Rollout, *, limit: int, start: float, weight: float) -> Standing:

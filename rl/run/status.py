@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from rl.run.failure import printable
 from rl.run.folder import RunFolder
 
+STOPPED = "stopped, as asked"  # why a run ended early that somebody wanted to end
 PROGRESS_INTERVAL_S = 0.2  # at most five writes a second while the phase stays the same
 
 

@@ -52,12 +52,12 @@ class Chat(Protocol):
         """Return the first prompt of a conversation."""
         ...
 
-    async def generate(self, prompt: Prompt, n: int) -> list[Completion]:
-        """Return `n` completions."""
+    async def generate(self, prompt: Prompt, n: int, seed: int | None = None) -> list[Completion]:
+        """Return `n` completions, drawn with `seed`, `seed` + 1, ...; None: as the server likes."""
         ...
 
     def message(self, prompt: Prompt, completion: Completion) -> Message:
-        """Return what the completion says, tool calls parsed."""
+        """Return what the completion says before its stop text, tool calls parsed."""
         ...
 
     async def follow(
@@ -81,6 +81,10 @@ class Chat(Protocol):
 
     def full(self, completion: Completion) -> bool:
         """Whether a completion that was cut off filled the whole context."""
+        ...
+
+    def asking(self, sampler: PolicySampler) -> "Chat":
+        """Return the same chat with another sampler."""
         ...
 
     def pinned(self, sampler: PolicySampler, version: int) -> "Chat":

@@ -35,6 +35,7 @@ class Imitator:
     uses_vllm: ClassVar[bool] = False
     temperature: ClassVar[float] = 1.0  # the trainer's logits stay as they are
     max_concurrent: ClassVar[int] = 4096
+    seeded: ClassVar[bool] = False  # no request, no seed
 
     max_staleness: int
 
@@ -60,7 +61,7 @@ class Imitator:
         """
         stream = self.conversations(env, rng)
         return tuple(
-            _as_rollout(renderer, next(stream), env.tool_specs, max_seq_len)
+            _as_rollout(renderer, env.opened(next(stream)), env.tool_specs, max_seq_len)
             for _ in range(group_size)
         )
 

@@ -122,9 +122,9 @@ class MessagesChat:
         """The messages as they are."""
         return Prompt(messages, tools)
 
-    async def generate(self, prompt: Prompt, n: int) -> list[Completion]:
+    async def generate(self, prompt: Prompt, n: int, seed: int | None = None) -> list[Completion]:
         """Ask `n` times at once. GenerationError, one sentence, where that cannot work."""
-        body = {
+        body: dict[str, Any] = {
             "model": self.endpoint.model,
             "messages": [_as_sent(message) for message in prompt.messages],
             "max_tokens": self.sampler.max_tokens,
@@ -132,10 +132,11 @@ class MessagesChat:
         }
         if prompt.tools:
             body["tools"] = [{"type": "function", "function": spec} for spec in prompt.tools]
-        return [*await asyncio.gather(*(self._ask(body) for _ in range(n)))]
+        seeds = [{} if seed is None else {"seed": seed + i} for i in range(n)]
+        return [*await asyncio.gather(*(self._ask(body | one) for one in seeds))]
 
     def message(self, prompt: Prompt, completion: Completion) -> Message:  # noqa: ARG002
-        """What the server says was said."""
+        """What the server says was said, which is without the stop text."""
         assert isinstance(completion, SpokenCompletion)
         return completion.message
 
@@ -161,9 +162,13 @@ class MessagesChat:
         """Whether the server said so."""
         return isinstance(completion, SpokenCompletion) and completion.too_long
 
-    def pinned(self, sampler: PolicySampler, version: int) -> Self:  # noqa: ARG002 nobody pushes
+    def asking(self, sampler: PolicySampler) -> Self:
         """With another sampler."""
         return replace(self, sampler=sampler)
+
+    def pinned(self, sampler: PolicySampler, version: int) -> Self:  # noqa: ARG002 nobody pushes
+        """With another sampler."""
+        return self.asking(sampler)
 
     async def _ask(self, body: dict[str, Any]) -> SpokenCompletion:
         answer = await self._post(body)

@@ -29,9 +29,11 @@ from rl.records import Rollout
 from rl.sampling.chat import Chat, Prompt
 from rl.sampling.clock import Clock
 from rl.sampling.environment_errors import EnvironmentFailed, as_environment_error
+from rl.sampling.hints import Hints
 from rl.sampling.reward_names import by_name, check_names, weighted_sum
 from rl.sampling.rows import Rows
 from rl.sampling.sampler import PolicySampler
+from rl.sampling.seeds import RequestSeeds
 from rl.sampling.speaker import Speaker
 from rl.sampling.waits import Waits
 from rl.sampling.watchdog import Watchdog
@@ -43,32 +45,50 @@ _MOST_LOGGED = 100
 
 @dataclass
 class Player:
-    """What it takes to play the episodes of an environment, a mixture included."""
+    """What it takes to play the episodes of an environment, a mixture included.
+
+    Attributes:
+        seed: of the run, where each request gets a seed of its own; None: vLLM draws as it likes.
+
+    """
 
     sampler: PolicySampler
     env: Environment
     chat: Chat
     watchdog: Watchdog | None = None
     waits: Waits = field(default_factory=Waits)
+    seed: int | None = None
+    hinted_envs: frozenset[str] = frozenset()  # whose reference sees hints
     _logged: set[str] = field(default_factory=set)  # errors that the log has
     _checked: set[str] = field(default_factory=set)  # environments that score what is weighted
     _places: dict[str, asyncio.Semaphore] = field(default_factory=dict)  # by environment
 
     async def play_group(
-        self,
-        index: int,  # noqa: ARG002 vLLM draws at random
-        example: Example,
-        group_size: int,
+        self, index: int, example: Example, group_size: int
     ) -> tuple[Rollout, ...]:
         """Return `group_size` rollouts of one example, played concurrently.
 
         In a single-turn environment short completions share one request: vLLM is some 20 %
         faster that way. Long ones do not, for the slowest would cost all of them (`Chat.shares`).
         """
-        await self.chat.ready()
         env = self.env.environment_of(example)
+        return await self._limited(env)._group(env, index, example, group_size)
+
+    def _limited(self, env: Environment) -> "Player":
+        """Return ourselves, or with the limits that the environment has for itself."""
+        if not env.sampling:
+            return self
+        sampler = replace(self.sampler, **env.sampling)
+        return replace(self, sampler=sampler, chat=self.chat.asking(sampler))
+
+    async def _group(
+        self, env: Environment, index: int, example: Example, group_size: int
+    ) -> tuple[Rollout, ...]:
+        await self.chat.ready()
         clock = Clock(self.sampler.rollout_timeout)
-        start = _Start(env, example, clock)
+        seeds = RequestSeeds(self.seed, index)
+        hints = Hints(self.chat, env, example) if env.name in self.hinted_envs else None
+        start = _Start(env, example, clock, seeds, hints=hints)
         openings: list[Completion | None] = [None] * group_size
         # A broken example, no time left, a failed request: each rollout finds out for itself.
         with suppress(EnvironmentFailed, TimeoutError, RequestFailed):
@@ -76,15 +96,18 @@ class Player:
                 async with clock.running():
                     prompt = start.prompt = await self._open(env, example)
                     if env.max_turns == 1 and self.chat.shares(prompt):
-                        openings = await self._opened(prompt, group_size, clock)
+                        openings = await self._opened(prompt, group_size, start)
         # A clock each, set to what opening left of the time: one slow rollout costs no other.
-        starts = (replace(start, clock=replace(clock), opening=o) for o in openings)
+        starts = (
+            replace(start, clock=replace(clock), opening=opening, seeds=replace(seeds, rollout=i))
+            for i, opening in enumerate(openings)
+        )
         return tuple(await asyncio.gather(*map(self._play, starts)))
 
-    async def _opened(self, prompt: Prompt, count: int, clock: Clock) -> list[Completion | None]:
+    async def _opened(self, prompt: Prompt, count: int, start: "_Start") -> list[Completion | None]:
         with self.waits.counted("opening", count):
-            async with clock.seated(self.chat.seats, count):
-                return [*await self.chat.generate(prompt, count)]
+            async with start.clock.seated(self.chat.seats, count):
+                return [*await self.chat.generate(prompt, count, start.seeds.next())]
 
     @asynccontextmanager
     async def _turn(self, clock: Clock) -> AsyncIterator[None]:
@@ -106,7 +129,8 @@ class Player:
             if not broken or retries == self.sampler.max_retries:
                 return replace(rollout, retries=retries)
             # The answer from the group's request has been played: a retry samples anew.
-            retries, start = retries + 1, replace(start, opening=None)
+            retries += 1
+            start = replace(start, opening=None, seeds=replace(start.seeds, attempt=retries))
 
     def _log(self, env: Environment, error: str) -> None:
         """A batch may take minutes: what is wrong is in the log at once, each cause once."""
@@ -122,15 +146,15 @@ class Player:
 
     async def _attempt(self, start: "_Start") -> Rollout:
         env, clock = start.env, start.clock
-        episode = Episode(example=start.example, messages=list(start.example.messages))
-        rows = Rows()
+        episode = Episode(start.example, env.opened(start.example.messages))
+        rows = Rows(start.hints)
         rewards: dict[str, float] = {}
         turn_rewards: dict[str, tuple[float, ...]] = {}
         error = ""
         try:
             async with clock.running():
                 if env.holds_conversation:
-                    episode.stop_reason = await self._listen(env, episode, rows, clock)
+                    episode.stop_reason = await self._listen(start, episode, rows)
                 else:
                     episode.stop_reason = await self._converse(start, episode, rows)
                 rewards, turn_rewards = await self._score(env, episode)
@@ -175,9 +199,10 @@ class Player:
                 return StopReason.CONTEXT
             if opening is None:
                 async with self._turn(start.clock):
-                    opening = (await self.chat.generate(prompt, 1))[0]
+                    opening = (await self.chat.generate(prompt, 1, start.seeds.next()))[0]
             completion, opening = opening, None
             rows.turn(completion)
+            await rows.hint(prompt)
             message = self.chat.message(prompt, completion)
             episode.messages.append(message)
             episode.turns += 1
@@ -193,20 +218,21 @@ class Player:
                 episode.messages += reply
                 prompt = await self.chat.follow(prompt, completion, message, reply)
 
-    async def _listen(
-        self, env: Environment, episode: Episode, rows: Rows, clock: Clock
-    ) -> StopReason:
-        speaker = Speaker(self.chat, rows, episode, lambda: self._turn(clock))
+    async def _listen(self, start: "_Start", episode: Episode, rows: Rows) -> StopReason:
+        speaker = Speaker(
+            *(self.chat, rows, episode, lambda: self._turn(start.clock)),
+            *(start.seeds, start.env.opened),
+        )
         try:
-            with as_environment_error(env, "play"), suppress(ContextFull):
-                await env.play(episode, speaker)
+            with as_environment_error(start.env, "play"), suppress(ContextFull):
+                await start.env.play(episode, speaker)
         finally:
             speaker.check()  # vLLM's failure is no fault of the environment's, whatever that raised
         return episode.stop_reason or speaker.stop_reason
 
     async def _open(self, env: Environment, example: Example) -> Prompt:
         with as_environment_error(env, f"examples (id {example.id})"):
-            return await self.chat.open(list(example.messages), env.tool_specs)
+            return await self.chat.open(env.opened(example.messages), env.tool_specs)
 
     async def _score(
         self, env: Environment, episode: Episode
@@ -227,5 +253,7 @@ class _Start:
     env: Environment
     example: Example
     clock: Clock
+    seeds: RequestSeeds
     prompt: Prompt | None = None  # None: not opened yet
+    hints: Hints | None = None  # None: no reference sees other prompts than the policy
     opening: Completion | None = None  # the first answer, where the group asked for all at once

@@ -24,6 +24,7 @@ from rl.sampling.chat import ChatSetting, Prompt, ToolSpecs
 from rl.sampling.clock import Seats
 from rl.sampling.prefix_probe import report_rewriting, rewrites
 from rl.sampling.sampler import PolicySampler
+from rl.sampling.stop_texts import before_stop
 from rl.sampling.tool_calls import checked_call, mistaken_call
 
 _SLOWEST = 1.0  # tokens a second of one completion
@@ -63,20 +64,31 @@ class RendererChat:
         """Render the opening messages."""
         return Prompt(messages, tools, render(self.renderer, messages, tools))
 
-    async def generate(self, prompt: Prompt, n: int) -> list[Completion]:
+    async def generate(self, prompt: Prompt, n: int, seed: int | None = None) -> list[Completion]:
         """Sample from vLLM."""
         sampling = {**self.sampler.sampling(self.renderer), "max_tokens": self.room(prompt)}
+        if seed is not None:
+            sampling["seed"] = seed
         version = self.version.number
         return await self.client.generate(prompt.token_ids, sampling, n=n, version=version)
 
     def message(self, prompt: Prompt, completion: Completion) -> Message:
         """Parse the sampled tokens; calls that cannot be parsed keep their text and say why."""
+        if completion.stop is None:
+            return self._parsed(prompt, completion.token_ids)
+        return self._parsed(prompt, before_stop(self.renderer, completion))
+
+    def sampled(self, prompt: Prompt, completion: Completion, message: Message) -> Message:
+        """Return the message as history holds it: all that was sampled, the stop text included."""
+        return message if completion.stop is None else self._parsed(prompt, completion.token_ids)
+
+    def _parsed(self, prompt: Prompt, token_ids: list[int]) -> Message:
         try:
             parsed = self.renderer.parse_response(
-                completion.token_ids, tools=cast("Any", prompt.tools), prompt_ids=prompt.token_ids
+                token_ids, tools=cast("Any", prompt.tools), prompt_ids=prompt.token_ids
             )
         except Exception as error:  # noqa: BLE001 twenty parsers, none ours, and any text
-            return self._unreadable(completion, error)
+            return self._unreadable(token_ids, error)
         message: Message = {"role": "assistant", "content": well_formed(parsed.content)}
         if parsed.reasoning_content:
             message["reasoning_content"] = well_formed(parsed.reasoning_content)
@@ -84,10 +96,10 @@ class RendererChat:
             message["tool_calls"] = [_call(i, c) for i, c in enumerate(parsed.tool_calls)]
         return message
 
-    def _unreadable(self, completion: Completion, error: Exception) -> Message:
+    def _unreadable(self, token_ids: list[int], error: Exception) -> Message:
         """A turn that the parser itself fell over: its text, and a call that says so."""
         mistake = f"the turn cannot be read ({type(error).__name__}): nest less, shorten numbers"
-        content = well_formed(decoded(self.renderer, completion.token_ids))
+        content = well_formed(decoded(self.renderer, token_ids))
         return {**assistant(content), "tool_calls": [mistaken_call("call_0", "", mistake)]}
 
     async def follow(
@@ -101,7 +113,7 @@ class RendererChat:
             cast("list[Any]", reply),
             tools=cast("Any", prompt.tools),
         )
-        messages = [*prompt.messages, message, *reply]
+        messages = [*prompt.messages, self.sampled(prompt, completion, message), *reply]
         if bridged is not None:
             return Prompt(messages, prompt.tools, bridged.token_ids)
         try:
@@ -122,6 +134,10 @@ class RendererChat:
     def full(self, completion: Completion) -> bool:
         """Whether prompt and completion fill max_seq_len."""
         return len(completion.prompt_ids) + len(completion.token_ids) >= self.max_seq_len
+
+    def asking(self, sampler: PolicySampler) -> Self:
+        """With another sampler."""
+        return replace(self, sampler=sampler)
 
     def pinned(self, sampler: PolicySampler, version: int) -> Self:
         """With another sampler, and salts of this version whatever is published meanwhile."""

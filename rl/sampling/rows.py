@@ -5,6 +5,7 @@ the tokens so far, the rollout stays one row and its cost grows with its length;
 rewrites history starts a new row (a fork, counted).
 """
 
+from collections.abc import Awaitable, Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
@@ -12,6 +13,9 @@ import numpy as np
 
 from rl.inference.client import Completion
 from rl.records import Sequence
+from rl.sampling.chat import Prompt
+
+Hint = Callable[[Prompt], Awaitable[list[int]]]
 
 
 @dataclass
@@ -21,6 +25,7 @@ class _Row:
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     turns: list[int] = field(default_factory=list)
+    hinted_prompt: list[int] | None = None
 
     def extend(
         self, tokens: Items[int], logprobs: Items[float], versions: Items[int], turn: int
@@ -39,13 +44,18 @@ class _Row:
             rollout_logprobs=np.array(self.logprobs, np.float32),
             token_versions=np.array(self.versions, np.int32),
             turns=np.array(self.turns, np.int32),
+            hinted_prompt=None
+            if self.hinted_prompt is None
+            else np.array(self.hinted_prompt, np.int32),
         )
 
 
 class Rows:
     """The rows of one rollout, oldest first."""
 
-    def __init__(self) -> None:
+    def __init__(self, hints: Hint | None = None) -> None:
+        """`hints`: what a reference sees in the place of a prompt; None: what the policy does."""
+        self._hints = hints
         self._rows: list[_Row] = []
         self._num_turns = 0
         self.num_untracked_tokens = 0
@@ -61,6 +71,11 @@ class Rows:
         row.extend(tokens[len(row.token_ids) :], [], [], -1)
         row.extend(completion.token_ids, completion.logprobs, completion.versions, self._num_turns)
         self._num_turns += 1
+
+    async def hint(self, prompt: Prompt) -> None:
+        """Keep what a reference with hints sees in the place of `prompt`, if that began a row."""
+        if self._hints is not None and self._rows[-1].hinted_prompt is None:
+            self._rows[-1].hinted_prompt = await self._hints(prompt)
 
     @property
     def token_ids(self) -> list[int]:

@@ -17,6 +17,7 @@ from envs.protocol import ContextFull, Spoken
 from rl.inference.client import Completion, GenerationError
 from rl.sampling.chat import Chat, Prompt, ToolSpecs
 from rl.sampling.rows import Rows
+from rl.sampling.seeds import RequestSeeds
 
 
 @dataclass
@@ -25,6 +26,8 @@ class Speaker:
 
     Attributes:
         engine: entered while the server works.
+        seeds: one for each turn.
+        opened: puts in the system prompt that the configuration says.
         stop_reason: why the newest turn ended, or that there was no room for another.
 
     """
@@ -33,6 +36,8 @@ class Speaker:
     rows: Rows
     episode: Episode
     engine: Callable[[], AbstractAsyncContextManager[None]]
+    seeds: RequestSeeds
+    opened: Callable[[list[Message]], list[Message]]
     stop_reason: StopReason = StopReason.STOP
     _last: tuple[list[Message], Prompt, Completion] | None = None  # what led to the newest turn
     _failure: GenerationError | None = field(default=None, repr=False)
@@ -44,17 +49,20 @@ class Speaker:
             ContextFull: max_seq_len leaves no room for it.
 
         """
+        messages = self.opened(messages)
         prompt = await self._prompt(messages, tools)
         if self.chat.room(prompt) <= 0:
             self.stop_reason = StopReason.CONTEXT
             raise ContextFull("the conversation fills max_seq_len")
+        seed = self.seeds.next()  # now: an environment may ask for two turns at once
         try:
             async with self.engine():
-                (completion,) = await self.chat.generate(prompt, 1)
+                (completion,) = await self.chat.generate(prompt, 1, seed)
         except GenerationError as error:
             self._failure = error
             raise
         self.rows.turn(completion)
+        await self.rows.hint(prompt)
         message = self.chat.message(prompt, completion)
         conversation = [*messages, message]
         self._last = (conversation, prompt, completion)

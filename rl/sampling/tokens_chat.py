@@ -72,7 +72,8 @@ class TokensChat(RendererChat):
     ) -> Prompt:
         """Let the server render the conversation anew."""
         try:
-            return await self.open([*prompt.messages, message, *reply], prompt.tools)
+            spoken = self.sampled(prompt, completion, message)
+            return await self.open([*prompt.messages, spoken, *reply], prompt.tools)
         except ValueError:  # the template may have no form for what the policy wrote
             text = assistant(well_formed(decoded(self.renderer, completion.token_ids)))
             # What is refused now is the reply's fault.
@@ -84,6 +85,7 @@ class TokensClient:
     """conf/client/tokens.yaml: the server's own chat template, then tokens in, tokens out."""
 
     needs_vllm: ClassVar[bool] = True
+    measures_prompts: ClassVar[bool] = False
     on_rewrite: Literal["fork", "refuse"]
 
     @asynccontextmanager

@@ -10,7 +10,7 @@ from rl.config.build import build
 from rl.config.schema import Run
 from rl.config.transport import transport
 from rl.inference.routes import healthy
-from rl.inference.server import VLLMServer, adapter_room, has_gpu, vllm_child
+from rl.inference.server import adapter_room, has_gpu, vllm_child, with_seeds
 from rl.run.child import Child, Reaper, StopRequest, end_groups, last_lines
 from rl.run.failure import RunFailed, first_failure
 from rl.run.folder import RunFolder
@@ -28,9 +28,10 @@ class Children:
     def __init__(self, run: Run, run_folder: RunFolder, reaper: Reaper) -> None:
         self._run, self._run_folder, self._reaper = run, run_folder, reaper
         self._children: dict[str, Child] = {}
-        self._server: VLLMServer = build(run.inference)()
+        sampler = build(run.sampler)()
+        self._server = with_seeds(build(run.inference)(), sampler.seeded)
         self._status = Status(run_folder, "inference")
-        self._uses_vllm: bool = build(run.sampler)().uses_vllm
+        self._uses_vllm: bool = sampler.uses_vllm
         self._ready = not self._uses_vllm
         self._begun = False
         self._began = self._checked = time.monotonic()

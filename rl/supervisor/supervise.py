@@ -41,8 +41,8 @@ from rl.supervisor.sources import check_imports
 from rl.supervisor.warm_start import keep_result, warm_start_key, warm_start_run
 
 CONSTRUCTED = (
-    *("model", "adapter", "env", "sampler", "client", "buffer", "optim", "inference", "logger"),
-    "evaluation",
+    *("model", "adapter", "env", "order", "sampler", "client", "buffer", "optim", "inference"),
+    *("logger", "evaluation"),
 )
 
 

@@ -24,8 +24,8 @@ from rl.supervisor.sources import module_files, package_files
 _PACKAGES = ("rl.learner", "rl.model", "rl.sampling", "rl.rollouts", "losses")
 # The groups that say what is learned and how: those of supervised fine-tuning.
 _LEARNING = (
-    *("loss", "reward", "truncation", "advantage", "aggregation"),
-    *("reference", "kl", "correction", "sampler", "buffer"),
+    *("loss", "reward", "truncation", "advantage", "critic", "aggregation"),
+    *("reference", "kl", "correction", "order", "sampler", "buffer"),
 )
 _LONGEST_PATH = 4096
 _LIBRARIES = ("torch", "transformers", "deepspeed", "renderers")

@@ -3,6 +3,7 @@
 checkpoints/step_000100/
   state.json      step, dispatcher state (the next examples)
   deepspeed/      what is trained, optimizer; one file per rank
+  critic/         the same of the critic, where there is one
   learner.json    adaptive beta; reference.safetensors beside it if the reference moves
   hf/             the model for everybody else (transformers, vLLM); with LoRA the adapter (peft)
 """

@@ -26,7 +26,7 @@ from rl.records import RankBatch
 from rl.run.failure import RunFailed
 from rl.run.folder import RunFolder
 from rl.run.metrics import MetricsFile
-from rl.run.status import Status
+from rl.run.status import STOPPED, Status
 from rl.trainer.checkpoint import save_checkpoint
 from rl.trainer.rollouts_link import RolloutsLink
 from rl.weights.pusher import WeightPusher
@@ -113,10 +113,7 @@ class TrainingRun:
             began, watch = time.monotonic(), Stopwatch(self.status)
             with watch.phase("checkpoint", f"writing the checkpoint of step {step + 1}"):
                 self._checkpoint(step + 1, rollouts)
-        # The last version trains no step, so its evaluation has a line to itself.
-        last = self._evaluation(rollouts, Stopwatch(self.status), run.max_steps)
-        if last and self.metrics:
-            self._write(run.max_steps, last)
+        self._evaluate_last(run.max_steps, rollouts)
         if self.ranks.first:
             self.logger.finish()
         self.status.set("done")
@@ -168,16 +165,23 @@ class TrainingRun:
             rollouts.publish(version)
 
     def _evaluation(
-        self, rollouts: RolloutsLink, watch: Stopwatch, version: int
+        self, rollouts: RolloutsLink, watch: Stopwatch, version: int, *, last: bool = False
     ) -> dict[str, float]:
         """Wait until the version that is live has been evaluated, if it is due.
 
         All ranks do, for what comes next wants all of them within trainer.wait_timeout.
         """
-        if not build(self.run.evaluation)().due(version, self.run.max_steps):
+        settings = build(self.run.evaluation)()
+        if not settings.due(version, version if last else self.run.max_steps):
             return {}
         with watch.phase("evaluate", f"waiting for the evaluation of version {version}"):
-            return rollouts.evaluation(version)
+            return rollouts.evaluation(version, last=last)
+
+    def _evaluate_last(self, version: int, rollouts: RolloutsLink) -> None:
+        """The last version trains no step, so its evaluation has a line to itself."""
+        stats = self._evaluation(rollouts, Stopwatch(self.status), version, last=True)
+        if stats and self.metrics:
+            self._write(version, stats)
 
     def _stop_if_nonfinite(self, stats: dict[str, float]) -> None:
         self.nonfinite = self.nonfinite + 1 if stats["train/skipped"] else 0
@@ -233,6 +237,8 @@ class TrainingRun:
             self._save(step, rollouts)
         if not end.solved:
             raise RunFailed(str(end))
+        if str(end) != STOPPED:  # whoever wants the end has no time for it
+            self._evaluate_last(step, rollouts)
         if self.ranks.first:
             self.logger.finish()
         self.status.set(f"done: {end}")  # the supervisor repeats it at the end

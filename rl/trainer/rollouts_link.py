@@ -56,8 +56,10 @@ class RolloutsLink:
         """Tell that these weights are live, so that more groups may start."""
         self._call(Call(what="publish", version=version), dict, self._silent)
 
-    def evaluation(self, version: int) -> dict[str, float]:
+    def evaluation(self, version: int, *, last: bool = False) -> dict[str, float]:
         """Wait for the evaluation of a version; return its metrics, none where it is not due.
+
+        The `last` version that there will be is due whatever its number.
 
         Every rank asks, so that none of them counts this wait as another's silence.
         """
@@ -65,7 +67,7 @@ class RolloutsLink:
             f"the evaluation of version {version} took longer than trainer.wait_timeout="
             f"{self._socket.gettimeout():g} s: lower evaluation.num_examples, or raise that one"
         )
-        return self._call(Call(what="evaluation", version=version), dict, late)
+        return self._call(Call(what="evaluation", version=version, last=last), dict, late)
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps of the rollouts process."""

@@ -110,15 +110,16 @@ class WeightPusher:
             self._last = file.fingerprint
             # Running requests stay: a half-sampled rollout goes on with the new weights, and each
             # of its tokens says which version it is from.
-            self._vllm.pause()
-            if alone:
-                self._vllm.update(asdict(file))
-                self._vllm.set_version(version)
-            else:
-                self._vllm.start_update()
-                self._vllm.update(asdict(file))
-                self._vllm.finish_update(version)
-            self._vllm.resume()
+            with self._vllm.together():
+                self._vllm.pause()
+                if alone:
+                    self._vllm.update(asdict(file))
+                    self._vllm.set_version(version)
+                else:
+                    self._vllm.start_update()
+                    self._vllm.update(asdict(file))
+                    self._vllm.finish_update(version)
+                self._vllm.resume()
 
     def probe(self, policy: "Policy", batch: MicroBatch, version: int) -> dict[str, float]:
         """Compare vLLM's logprobs with the trainer's on rows of a batch, right after a push.

@@ -7,8 +7,9 @@ leaves behind (embedding and tied output head), and then compare what each layer
 what it should.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -18,6 +19,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.logger import init_logger
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.model_manager import LoRAModelManager
 from vllm.lora.peft_helper import PEFTHelper
@@ -30,10 +32,9 @@ from vllm.model_executor.model_loader.reload import (
 
 from rl.inference.fork import fork_engine
 from rl.weights.memory_file import read_weights
+from rl.weights.vllm_proof import as_vllm_names, compared_layers, coverage, matrices_that_differ
 
-Weights = Mapping[str, torch.Tensor]
-_PLAIN = (torch.float32, torch.bfloat16, torch.float16)  # not quantised
-_PROBES = 8  # of each kind
+log = init_logger(f"vllm.{__name__}")  # below vLLM's own logger, which alone has a handler there
 
 
 def register() -> None:
@@ -90,10 +91,15 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
             # What the reload repacked has lost its original; whoever still has one was left out.
             if hasattr(layer, "cpu_linear") and weight is not None and weight.numel() > 0:
                 dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
-        if self.parallel_config.tensor_parallel_size == 1:  # else a layer holds but a shard
-            wrong = sorted(layers_that_differ(self.model, self._received))
+        if self.parallel_config.tensor_parallel_size == 1:
+            sent = as_vllm_names(self.model, self._received)
+            proof = dict(compared_layers(self.model, sent))
+            _say_once(coverage(proof))
+            wrong = sorted(name for name, equal in proof.items() if equal is False)
             if wrong:
                 raise RuntimeError(f"weight push: vLLM computes with other weights in {wrong}")
+        else:
+            _say_once("no layer is compared: under tensor parallelism each holds but a shard")
         self._received = {}  # unmaps the file
 
     def shutdown(self) -> None:
@@ -148,8 +154,11 @@ class AdapterTransferEngine(WeightTransferEngine[AdapterInitInfo, ShmUpdateInfo]
             named = {parse_fine_tuned_lora_name(n, names): t for n, t in received.items()}
             slot = manager.lora_index_to_id.index(old.id)
             wrong = list(matrices_that_differ(manager, slot, named, self._form))
+            _say_once(f"all {len(named)} matrices of the adapter are compared with what was sent")
             if wrong:
                 raise RuntimeError(f"adapter push: vLLM holds other matrices in {wrong}")
+        else:
+            _say_once("no matrix is compared: under tensor parallelism each layer holds a shard")
 
     def finish_weight_update(self) -> None:
         """Never called."""
@@ -158,77 +167,7 @@ class AdapterTransferEngine(WeightTransferEngine[AdapterInitInfo, ShmUpdateInfo]
         """Nothing is held open."""
 
 
-def layers_that_differ(model: torch.nn.Module, weights: Weights) -> Iterator[str]:
-    """Names of layers that hold, or on CPU compute with, anything else than `weights`, bit by bit.
-
-    vLLM fuses layers (q, k and v into one); `packed_modules_mapping` of the model says which. A
-    layer that holds another form of its weights (a shard, a quantised one) cannot be compared here.
-    """
-    packed: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", {})
-    for name, layer in model.named_modules():
-        held = getattr(layer, "weight", None)
-        if not isinstance(held, torch.Tensor) or held.dtype not in _PLAIN:
-            continue
-        prefix, _, leaf = name.rpartition(".")
-        parts = [f"{prefix}.{part}.weight".lstrip(".") for part in packed.get(leaf, [leaf])]
-        if not all(part in weights for part in parts):
-            continue  # tied head: the embedding it shares is checked under its own name
-        sent = torch.cat([weights[part] for part in parts]).to(held)  # [out, in] or [in]
-        # More rows than were sent are the vocabulary's padding; none, a repacked layer's original.
-        comparable = held.shape[1:] == sent.shape[1:] and len(held) >= len(sent)
-        stale = comparable and not torch.equal(held[: len(sent)], sent)
-        if stale or (hasattr(layer, "cpu_linear") and not computes_with(layer, sent)):
-            yield name
-
-
-def computes_with(layer: Any, weight: torch.Tensor) -> bool:
-    """Whether a layer's repacked copy, which cannot be read, gives bit by bit what `weight` gives.
-
-    A tolerance would have to allow for another kernel's rounding, which is more than one step
-    changes. So the weights are repacked once more for the same kernel. Half of the inputs are
-    noise, which feels every weight; the others pick single columns, so that nothing is rounded.
-    """
-    probe = probes(weight.shape[1]).to(weight)  # [P, in]
-    bias = getattr(layer, "bias", None)
-    computed = layer.cpu_linear(probe, layer.weight, bias)  # [P, out], padded for the vocabulary
-    padded = torch.nn.functional.pad(weight, (0, 0, 0, computed.shape[1] - weight.shape[0]))
-    twin: Any = torch.nn.Module()
-    twin.weight = torch.nn.Parameter(padded, requires_grad=False)
-    dispatch_cpu_unquantized_gemm(twin, remove_weight=False)
-    expected = twin.cpu_linear(probe, twin.weight, bias)
-    return torch.equal(computed[:, : len(weight)], expected[:, : len(weight)])
-
-
-def probes(width: int) -> torch.Tensor:
-    """Fixed inputs [P, width]: noise, and single columns spread over the width."""
-    noise = torch.randn(_PROBES, width, generator=torch.Generator().manual_seed(0))
-    columns = torch.linspace(0, width - 1, _PROBES).long()
-    return torch.cat([noise, torch.nn.functional.one_hot(columns, width).float()])
-
-
-def matrices_that_differ(
-    manager: LoRAModelManager,
-    slot: int,
-    sent: Mapping[tuple[str, bool], torch.Tensor],
-    form: PEFTHelper,
-) -> Iterator[str]:
-    """Names of adapted layers for which vLLM holds other matrices than were sent, or none.
-
-    `sent` by name and whether it is A. vLLM fuses layers, and multiplies B by the scale.
-    """
-    held: dict[tuple[str, bool], torch.Tensor] = {}
-    for name, layer in manager.modules.items():
-        for i, part in enumerate(manager.packed_modules.get(name, [name])):
-            for is_a, stacks in ((True, "lora_a_stacked"), (False, "lora_b_stacked")):
-                stacked = getattr(layer, stacks)
-                held[part, is_a] = (stacked[i] if isinstance(stacked, tuple) else stacked)[slot, 0]
-    for (name, is_a), tensor in sent.items():
-        matrix = held.get((name, is_a))
-        if matrix is None:
-            yield name
-            continue
-        expected = tensor.to(matrix) * (1 if is_a else form.get_rank_and_scaling(name)[1])
-        # vLLM's are as large as the largest adapter it has room for; the rest is padding.
-        rows, columns = expected.shape
-        if not torch.equal(matrix[:rows, :columns], expected):
-            yield name
+@cache
+def _say_once(sentence: str) -> None:
+    """In vLLM's log, once and not at every step."""
+    log.info("weight push: %s", sentence)

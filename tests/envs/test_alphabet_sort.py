@@ -1,5 +1,6 @@
 """AlphabetSort: what whole conversations score, what it holds out, what it refuses."""
 
+import math
 from itertools import islice
 from random import Random
 
@@ -60,7 +61,9 @@ async def test_rewards_of_a_conversation(answers, exact, similarity):
     opening = [{"role": "user", "content": "sort: dob an kit"}]
     example = Example(0, "alphabet-sort", opening, {"names": NAMES})
     _, scores = await play(make(), example, answers)
-    assert scores == pytest.approx({"exact": exact, "similarity": similarity})
+    whole = {name: sum(part) for name, part in scores.items()}
+    assert whole == pytest.approx({"exact": exact, "similarity": similarity})
+    assert {len(part) for part in scores.values()} == {min(len(answers), 2)}
 
 
 async def test_the_names_of_each_turn_come_after_any_answer_and_then_it_ends():
@@ -77,7 +80,7 @@ async def test_the_expert_scores_one_in_conversations_that_the_environment_would
         example = Example(0, env.name, shown[:1], {"names": lists})
         episode, scores = await play(env, example, [m["content"] for m in shown[1::2]])
         assert episode.messages == shown
-        assert scores == {"exact": 1.0, "similarity": 1.0}
+        assert {n: math.fsum(part) for n, part in scores.items()} == {"exact": 1, "similarity": 1}
         assert [len(names) for names in lists] == [3] + [2] * (len(lists) - 1)
         turns.add(len(lists))
     assert turns == {2, 3, 4}
@@ -130,3 +133,9 @@ def test_the_same_knobs_give_the_same_lists_and_all_their_names_differ():
 def test_impossible_knobs_are_refused_with_a_remedy(changes, message):
     with pytest.raises(ValueError, match=message):
         make(**changes)
+
+
+async def test_each_turn_is_scored_by_itself():
+    example = Example(0, "alphabet-sort", [{"role": "user", "content": "?"}], {"names": NAMES})
+    _, scores = await play(make(), example, ["dob an kit", "an dob fe kit"])
+    assert scores == {"exact": [0.0, 0.5], "similarity": [pytest.approx((4 / 6) ** 2 / 2), 0.5]}

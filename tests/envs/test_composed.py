@@ -93,6 +93,9 @@ system_prompt: Search.
 shared:
   index: {{_target_: parts_mine.load_index, path: somewhere}}
   counter: {{_target_: parts_mine.Counter, start: 5}}
+per_episode: {{}}
+bindings: {{}}
+toolsets: {{}}
 tools:
   - {{_target_: parts_mine.search, prefix: "it is "}}
   - {{_target_: parts_mine.count}}
@@ -171,7 +174,7 @@ def test_an_episode_with_right_calls_is_answered_and_scored(config):
         assistant("Paris"),
     )
     assert [m["content"] for m in episode.messages if m["role"] == "tool"] == ["it is Paris", "6"]
-    assert episode.messages[0] == {"role": "system", "content": "Search."}
+    assert env.opened(episode.messages)[0] == {"role": "system", "content": "Search."}
     assert episode.memory == {"counted": 6}
     assert rewards == {"exact": 1.0, "found": 0.5, "calls": 2.0, "near": 1.0}
     assert env.reward_weights == {"exact": 1.0, "found": 0.5}
@@ -221,10 +224,10 @@ def test_without_tools_the_answers_are_demonstrations(config):
     env = made(config, **alone)
     held_out = env.examples("eval")[0].messages[-1]["content"]
     shown = list(islice(env.demonstrations(Random(0)), 50))
-    assert {messages[1]["content"] for messages in shown} == {f"Capital {i}?" for i in range(4)} - {
+    assert {messages[0]["content"] for messages in shown} == {f"Capital {i}?" for i in range(4)} - {
         held_out
     }
-    assert shown[0][2] == {"role": "assistant", "content": "Paris"}
+    assert shown[0][1] == {"role": "assistant", "content": "Paris"}
     with pytest.raises(ValueError, match="'capitals' has no scripted expert"):
         made(config).demonstrations(Random(0))
 

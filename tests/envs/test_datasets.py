@@ -31,11 +31,8 @@ def lines(path, rows=ROWS, **changes):
     return JsonLines(**{**knobs, **changes})
 
 
-def both(dataset, system_prompt=None):
-    return [
-        dataset.examples(split, env="mine", system_prompt=system_prompt)
-        for split in ("train", "eval")
-    ]
+def both(dataset):
+    return [dataset.examples(split, env="mine") for split in ("train", "eval")]
 
 
 def prompts(examples):
@@ -43,12 +40,9 @@ def prompts(examples):
 
 
 def test_a_row_becomes_an_example_with_its_other_columns(tmp_path):
-    train, _ = both(lines(tmp_path / "a.jsonl", num_eval=0), "Be brief.")
+    train, _ = both(lines(tmp_path / "a.jsonl", num_eval=0))
     assert len(train) == 40
-    assert train[7].messages == [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "7 + 1?"},
-    ]
+    assert train[7].messages == [{"role": "user", "content": "7 + 1?"}]
     assert (train[7].id, train[7].env) == (7, "mine")
     assert train[7].info == {"answer": "8", "level": 1}
     assert train[-1].id == 39

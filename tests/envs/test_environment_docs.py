@@ -1,5 +1,6 @@
 """Every Python snippet of docs/environments.md runs as it stands, imports and all."""
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -7,8 +8,9 @@ from types import ModuleType
 
 import pytest
 
-from envs.episode import Episode
-from envs.protocol import Environment
+from envs.episode import Episode, Example, StopReason
+from envs.protocol import Environment, Pool
+from rl.records import Group, Rollout
 
 TEXT = (Path(__file__).parents[2] / "docs" / "environments.md").read_text()
 
@@ -37,7 +39,9 @@ def modules(monkeypatch):
 
 
 async def test_the_environments_of_the_documentation_play(modules):
-    assert set(modules) == {"envs.my_env", "envs.my_pages", "envs.my_shorter", "my_package"}
+    assert set(modules) == {
+        *("envs.my_env", "envs.my_pages", "envs.my_shorter", "my_package", "my_order")
+    }
     shout = modules["envs.my_shorter"].Shorter(num_train=2, reward_weights={"exact": 1.0})
     pages = modules["envs.my_pages"].Pages()
     for env in (shout, pages):
@@ -60,3 +64,19 @@ async def test_the_parts_of_the_composed_environment_run(modules, tmp_path):
     assert parts.search("par", index, limit=1) == "Paris"
     episode = Episode(None, [{"role": "assistant", "content": "Paris"}])
     assert await parts.cited(episode, index, bonus=0.5) == 0.5
+
+
+def test_the_order_of_the_documentation_plays_again_what_failed(modules):
+    def begun(state):
+        order = modules["my_order"].Retry()
+        order.begin([Pool(1.0, [Example(i, "e", []) for i in range(5)])], 0)
+        order.load(json.loads(json.dumps(state)))
+        return order
+
+    order = begun({})
+    first = order.next(0)
+    lost = Rollout((), [], 0.0, {}, StopReason.STOP, 1, 0.0)
+    order.observe(first, Group(0, order.example(first), 0, (lost,), ()))
+    resumed = begun(order.state())
+    assert [resumed.next(1), resumed.next(2)] == [first, order.next(2)]
+    assert resumed.state()["failed"] == []

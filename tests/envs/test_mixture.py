@@ -13,7 +13,7 @@ from envs.messages import assistant
 from envs.mixture import Mixture
 from envs.protocol import Environment
 from envs.reverse_text import ReverseText
-from rl.rollouts.example_order import ExampleOrder
+from tests.support.orders import examples, shuffled
 
 
 def words(**changes):
@@ -32,8 +32,7 @@ def make(weights=(1.0, 2.0, 5.0)):
 
 
 def drawn(env, seed, count=10_000):
-    order = ExampleOrder(env.pools("train"), seed)
-    return [order[i] for i in range(count)]
+    return examples(shuffled(env.pools("train"), seed), count)
 
 
 def test_each_environment_is_drawn_as_often_as_its_weight_says():

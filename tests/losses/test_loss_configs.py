@@ -14,7 +14,7 @@ from tests.support.composing import chosen
 
 CONF = Path(__file__).parents[2] / "conf"
 OWN_GROUPS = ("loss", "advantage", "aggregation")
-GROUPS = (*OWN_GROUPS, "sampler", "buffer", "truncation", "kl", "reference")
+GROUPS = (*OWN_GROUPS, "sampler", "buffer", "truncation", "kl", "reference", "critic")
 FILES = sorted(path for group in OWN_GROUPS for path in (CONF / group).glob("*.yaml"))
 
 # loss: function, advantage, aggregation
@@ -25,6 +25,7 @@ ALGORITHMS = {
     "dapo": ("ppo_clip", "group_zscore", "token_mean"),
     "ppo_clip": ("ppo_clip", "group_zscore", "token_mean"),
     "ppo_clip_kl": ("ppo_clip", "group_zscore", "token_mean"),
+    "ppo": ("ppo_clip", "none", "token_mean"),
     "gspo": ("gspo", "group_zscore", "sequence_mean"),
     "sapo": ("sapo", "group_zscore", "sequence_mean"),
     "rloo": ("reinforce", "rloo", "token_mean"),
@@ -68,15 +69,15 @@ def test_a_yaml_says_what_it_is_and_what_each_knob_does(path: Path) -> None:
             assert lines[i - 1].startswith("# "), f"{lines[i]} has no comment above it"
 
 
-def test_the_five_that_clip_like_ppo_say_only_what_is_their_own() -> None:
+def test_those_that_clip_like_ppo_say_only_what_is_their_own() -> None:
     said = {}
     for path in (CONF / "loss").glob("*.yaml"):
         keys = set(yaml.safe_load(path.read_text())) - {"defaults"}
         if chosen("loss", path.stem)["_target_"] == "losses.ppo_clip.ppo_clip":
             said[path.stem] = keys
     knobs = {"_target_", "clip_low", "clip_high", "dual_clip"}
-    mere = {"grpo": set(), "dr_grpo": set(), "ppo_clip_kl": set(), "dapo": {"clip_high"}}
-    assert said == {"ppo_clip": knobs, **mere}
+    bare = {name: set() for name in ("grpo", "dr_grpo", "ppo_clip_kl", "ppo")}
+    assert said == {"ppo_clip": knobs, **bare, "dapo": {"clip_high"}}
     for name in said:
         config = composed(f"loss={name}", "advantage=rloo")
         assert names(config) == ("ppo_clip", "rloo", ALGORITHMS[name][2])
@@ -96,6 +97,8 @@ def test_some_losses_bring_more() -> None:
     assert dapo["loss"]["clip_high"] == 0.28
     assert kl["beta"] > 0
     assert kl["target_kl"] > 0
+    assert composed("loss=ppo")["critic"]["_target_"] == "rl.learner.critic.ValueModel"
+    assert composed("loss=ppo_clip")["critic"]["_target_"] == "rl.learner.critic.NoCritic"
     for loss in ("reinforce", "rloo", "distill"):  # on-policy: nothing in them corrects staleness
         assert composed(f"loss={loss}", "++reference.path=t")["sampler"]["max_staleness"] == 0
     assert composed("loss=cispo")["sampler"]["max_staleness"] == 1

@@ -284,8 +284,8 @@ LEARNING = (
         "rl/weights/test_memory_file.py",
     ),
     mutation(
-        "vllm_plugin: B is not scaled",
-        "rl/weights/vllm_plugin.py",
+        "vllm_proof: B is not scaled",
+        "rl/weights/vllm_proof.py",
         "(1 if is_a else form.get_rank_and_scaling(name)[1])",
         "1",
         server="tests/runs/test_adapter_proof.py",

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.server]
 def test_a_matrix_that_vllm_does_not_hold_as_it_was_sent_is_named():
     from vllm.lora.peft_helper import PEFTHelper
 
-    from rl.weights.vllm_plugin import matrices_that_differ
+    from rl.weights.vllm_proof import matrices_that_differ
 
     form = PEFTHelper(r=2, lora_alpha=6, target_modules=["q", "v", "o"])
     names = ["q", "v", "o"]

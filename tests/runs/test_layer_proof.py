@@ -50,31 +50,62 @@ def a_step_later(sent: dict[str, torch.Tensor], number: int) -> dict[str, torch.
     }
 
 
+def layers_that_differ(model: torch.nn.Module, sent: dict[str, torch.Tensor]) -> list[str]:
+    from rl.weights.vllm_proof import compared_layers
+
+    return [name for name, equal in compared_layers(model, sent) if not equal]
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("step", [1, 5])
 def test_a_layer_that_is_one_step_behind_is_named_and_no_other(dtype, step):
-    from rl.weights.vllm_plugin import layers_that_differ
-
     last = sent = weights(dtype)
     for number in range(step):
         last, sent = sent, a_step_later(sent, number)
-    assert list(layers_that_differ(Model(sent), sent)) == []
+    assert layers_that_differ(Model(sent), sent) == []
     for name, layer in (("k", "qkv"), ("out", "out"), ("norm", "norm")):
         stale = Model({**sent, f"{name}.weight": last[f"{name}.weight"]})
-        assert list(layers_that_differ(stale, sent)) == [layer]
+        assert layers_that_differ(stale, sent) == [layer]
 
 
 def test_where_the_weights_can_be_looked_at_each_of_them_counts():
     """A GPU's layers: nothing is repacked, so one weight by one rounding is seen."""
-    from rl.weights.vllm_plugin import layers_that_differ
-
     sent = weights(torch.bfloat16)
     layer = torch.nn.Linear(64, 128, bias=False).bfloat16()
     layer.weight.data.copy_(sent["out.weight"])
     model = torch.nn.ModuleDict({"out": layer})
-    assert list(layers_that_differ(model, sent)) == []
+    assert layers_that_differ(model, sent) == []
     layer.weight.data[3, 5] *= 1 + 2**-7
-    assert list(layers_that_differ(model, sent)) == ["out"]
+    assert layers_that_differ(model, sent) == ["out"]
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_layer_that_vllm_names_in_its_own_way_is_compared_too(behind):
+    from vllm.model_executor.models.utils import WeightsMapper
+
+    from rl.weights.vllm_proof import as_vllm_names
+
+    sent = weights(torch.bfloat16)
+    model = Model({**sent, "out.weight": sent["out.weight"] * 1.01} if behind else sent)
+    model.hf_to_vllm_mapper = WeightsMapper(
+        orig_to_new_prefix={"theirs.": ""}, orig_to_new_stacked={".q": (".qkv", "q")}
+    )
+    theirs = {f"theirs.{name}": tensor for name, tensor in sent.items()}
+    named = as_vllm_names(model, theirs)
+    assert layers_that_differ(model, named) == (["out"] if behind else [])
+
+
+def test_the_log_says_of_how_many_layers_nothing_is_known():
+    from rl.weights.vllm_proof import compared_layers, coverage
+
+    sent = weights(torch.bfloat16)
+    whole = dict(compared_layers(Model(sent), sent))
+    assert coverage(whole) == "3 of 3 layers are compared with what was sent"
+    del sent["out.weight"]  # it came under a name that nobody knows
+    part = dict(compared_layers(Model(weights(torch.bfloat16)), sent))
+    assert part == {"qkv": True, "out": None, "norm": True}
+    expected = "2 of 3 layers are compared with what was sent; nothing is known of out"
+    assert coverage(part) == expected
 
 
 @pytest.mark.parametrize("behind", [False, True])

@@ -15,7 +15,7 @@ from tests.support.launching import ROOT, Result, stop, wait_for
 
 LIMIT = pytest.mark.timeout(600)
 TRAIN = [sys.executable, str(ROOT / "train.py"), "--config-dir", "conf"]
-CHOICES = ["env=lockers", "loss=focal", "sampler=one_call", "buffer=varied"]
+CHOICES = ["env=lockers", "loss=focal", "sampler=one_call", "buffer=varied", "order=frontier"]
 SMALL = ["batch_size=16", "group_size=4", "trainer.wait_timeout=400"]
 # The one shipped policy that calls tools without a warm start. It knows none of these: every call
 # is answered with an error, no word is right, and the entropy bonus alone moves the weights.
@@ -113,6 +113,7 @@ def test_a_run_trains_with_every_part_of_the_folder(interrupted):
     assert "train/focus" in first  # the loss
     assert first["rollout/tool_calls"] == first["rollout/tool_errors"] > 0  # the environment
     assert {rollout["env"] for rollout in rollouts(interrupted, 0)} == {"lockers"}
+    assert "order/mean_variance" in first  # the order
     assert second["train/grad_norm"] > 0
     # A turn that the sampler ended at its call stays a part of one row, and is computed alike.
     assert first["rollout/forks"] == second["rollout/forks"] == 0
@@ -125,6 +126,14 @@ def test_no_turn_goes_on_behind_its_call(interrupted):
     said = [m for r in rollouts(interrupted, 0) for m in r["messages"] if m["role"] == "assistant"]
     assert any(message.get("tool_calls") for message in said)
     assert all(len(message.get("tool_calls") or []) <= 1 for message in said)
+
+
+@LIMIT
+@pytest.mark.server
+def test_what_the_order_learned_is_in_the_checkpoint(interrupted):
+    saved = max((interrupted.folder / "checkpoints").glob("step_*"))
+    state = json.loads((saved / "state.json").read_text())["rollouts"]
+    assert len(state["order"]["variances"]) >= 8  # two batches of four groups
 
 
 @LIMIT

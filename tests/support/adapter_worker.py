@@ -154,7 +154,7 @@ class AdapterCases(Cases):
 
         micro = self.batch(self.rows).micro_batches[0]
         batch = Batch.of(micro, self.ranks.device, 0)
-        off, on = policy.score(batch, adapter=False), policy.score(batch)
+        off, on = policy.base_scores(batch).logprobs, policy.score(batch)
         self.plain = True
         base = self.policy(dtype, mode, PlainSteps()).score(batch)
         self.plain = False

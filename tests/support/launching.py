@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,19 +75,29 @@ class Launcher:
 
 def groups_below(leader: int) -> set[int]:
     """Process groups of a process's descendants."""
-    parents, groups = {}, {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        process = int(stat.parent.name)
-        parents[process], groups[process] = int(fields[1]), int(fields[2])
+    groups = {}
+    for pid in below(leader):
+        with suppress(OSError):
+            groups[pid] = _fields(pid)[2]
+    return {int(group) for group in groups.values()}
+
+
+def below(leader: int) -> set[int]:
+    """Process ids of a process's descendants."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parents[int(path.name)] = int(_fields(int(path.name))[1])
     found, fresh = {leader}, {leader}
     while fresh:
         fresh = {p for p, parent in parents.items() if parent in fresh} - found
         found |= fresh
-    return {groups[p] for p in found - {leader} if p in groups}
+    return found - {leader}
+
+
+def _fields(pid: int) -> list[str]:
+    """What /proc/<pid>/stat has behind the name, which may hold anything."""
+    return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()
 
 
 def alive(groups: set[int]) -> list[str]:

@@ -44,7 +44,7 @@ def _run(world: int, module: str) -> tuple[dict[str, Any] | None, str]:
             ]
             try:
                 for process in ranks:
-                    process.wait(timeout=240)
+                    process.wait(timeout=1200)  # they share the cores with whoever else is at work
             except subprocess.TimeoutExpired:
                 pass  # the missing result says it
             finally:

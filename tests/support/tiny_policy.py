@@ -121,10 +121,25 @@ def fixed(token_ids: Tensor, rollout_logprobs: Tensor) -> tuple[Tensor, Tensor]:
     )
 
 
+def fixed_candidates(token_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Two candidates [N, 2] at the place of each token [N], and a teacher's logprobs of them."""
+    first = 0.4 + 0.1 * torch.cos(token_ids.double())  # [N] probability
+    logprobs = torch.stack([first, 0.5 * first], -1).log()
+    return torch.stack([(token_ids + 1) % 256, (token_ids + 100) % 256], -1), logprobs
+
+
 def filled(batch: Batch, *, old: bool, dtype: torch.dtype = torch.float64) -> Batch:
-    """With reference logprobs, and with old ones if wanted."""
-    old_logprobs, ref = fixed(batch.token_ids[batch.mask], batch.rollout_logprobs.to(dtype))
-    return replace(batch, old_logprobs=old_logprobs if old else None, ref_logprobs=ref)
+    """With reference logprobs and candidates, and with old ones if wanted."""
+    token_ids = batch.token_ids[batch.mask]
+    old_logprobs, ref = fixed(token_ids, batch.rollout_logprobs.to(dtype))
+    candidates, likes = fixed_candidates(token_ids)
+    return replace(
+        batch,
+        old_logprobs=old_logprobs if old else None,
+        ref_logprobs=ref,
+        candidates=candidates,
+        ref_candidate_logprobs=likes.to(dtype),
+    )
 
 
 def fixed_old(rows: Sequence[WeightedRow]) -> list[Tensor]:
@@ -172,6 +187,7 @@ def reference(
         logprobs = torch.log_softmax(logits / TEMPERATURE, -1)
         own = logprobs.gather(-1, token_ids[1:, None])[:, 0][mask[1:]]
         sampled = torch.tensor(row.rollout_logprobs)[mask].to(own.dtype)
+        candidates, likes = fixed_candidates(token_ids[mask])
         tokens = Tokens(
             logprobs=own,
             rollout_logprobs=sampled,
@@ -184,6 +200,8 @@ def reference(
             turns=torch.tensor(row.turns)[mask].long(),
             old_logprobs=old[i] if old else None,
             ref_logprobs=fixed(token_ids[mask], sampled)[1],
+            candidate_logprobs=logprobs[mask[1:]].gather(-1, candidates),
+            ref_candidate_logprobs=likes.to(own.dtype),
         )
         loss = token_loss(tokens).loss
         if terms:

@@ -27,6 +27,7 @@ def around(cases: Any, mode: str) -> dict[str, Any]:
     start = cases.everywhere(policy)
     result["pulled"] = pulled(cases, policy, start)
     result["several"] = several(cases, policy, optim)
+    result["distilled"] = distilled(cases, policy)
     result["penalty"] = penalty(cases, policy)
     result["refresh"] = refreshed(cases, policy, reference, start)
     return result
@@ -60,6 +61,66 @@ def pulled(cases: Any, policy: Any, before: Any) -> dict[str, float]:
         "value": value,
         "loss": stats["train/loss"],
     }
+
+
+def distilled(cases: Any, policy: Any) -> dict[str, float]:
+    """A step towards a teacher's candidates by all divergences, and the same by plain torch."""
+    from losses.forward_kl_topk import forward_kl_topk
+    from losses.jsd_topk import jsd_topk
+    from losses.reverse_kl_topk import reverse_kl_topk
+    from losses.tokens import TokenLoss
+    from rl.learner.objective import Batch, Objective
+    from rl.learner.reference.local import FrozenModel
+    from tests.support import tiny_policy as tiny
+
+    def loss(tokens: Any) -> Any:
+        parts = (forward_kl_topk, reverse_kl_topk, partial(jsd_topk, mix=0.25))
+        return TokenLoss(sum(part(tokens).loss for part in parts), {})
+
+    folder = str(cases.sources["float32"])
+    teacher = FrozenModel(path=folder, revision=None, dtype="float32", top_k=3, sees_hint=False)
+    reference = teacher.start(replace(setting(cases, policy, reads_candidates=True), seed=9))
+    before, batch = cases.everywhere(policy), cases.batch(cases.rows)
+    batches, _ = anchors(policy, keeps_old=False, reference=reference)(batch, 0.0)
+    stats = policy.update(batch, Objective(loss), batches=batches)
+    after = cases.everywhere(policy)
+    cases.twin.load_state_dict(before, strict=False)
+    likes = tiny.exact_model(cases.sources["float32"])
+    likes.load_state_dict(dict(reference._module.model.named_parameters()), strict=False)
+    value, gradient = divergence(cases.twin, likes, cases.rows)
+    alone = [Batch.of(micro, cases.ranks.device, 0) for micro in batch.micro_batches]
+    update = {name: (before[name].double() - after[name].double()) / RATE for name in before}
+    return {
+        "error": tiny.relative_error(update, gradient),
+        "value": value,
+        "loss": stats["train/loss"],
+        "without": sum(b.candidates is not None for b in alone),
+    }
+
+
+def divergence(model: Any, teacher: Any, rows: Any) -> tuple[float, dict[str, Any]]:
+    """Value and gradient of the divergences over three candidates and the rest, row by row."""
+    from tests.support.tiny_policy import TEMPERATURE, _by_token
+
+    total = torch.zeros((), dtype=torch.float64)
+    for one in rows:
+        ids = torch.tensor(one.row.token_ids, dtype=torch.int64)
+        mask = torch.tensor(one.row.completion_mask)
+        places = mask.nonzero()[:, 0] - 1
+        p, q = (
+            torch.softmax(m(input_ids=ids[None]).logits[0][places] / TEMPERATURE, -1)
+            for m in (model, teacher)
+        )
+        best = q.detach().topk(3).indices
+        kept = [x.gather(1, best) for x in (p, q)]
+        p, q = (torch.cat([x, 1 - x.sum(1, keepdim=True)], 1) for x in kept)
+        m = 0.25 * q + 0.75 * p
+        terms = q * (q / p).log() + p * (p / q).log()
+        terms = terms + 0.25 * q * (q / m).log() + 0.75 * p * (p / m).log()
+        total = total + (_by_token(one.token_weights, mask) * terms.sum(-1)).sum()
+    parameters = dict(model.named_parameters())
+    gradients = torch.autograd.grad(total, list(parameters.values()))
+    return float(total.detach()), dict(zip(parameters, gradients, strict=True))
 
 
 def several(cases: Any, policy: Any, optim: Any) -> dict[str, Any]:
@@ -113,15 +174,19 @@ def mismatch(difference: Any, stats: dict[str, float]) -> dict[str, list[float]]
 
 @dataclass
 class Fixed:
-    """A reference that knows `tiny_policy.fixed`."""
+    """A reference that likes some tokens better than others, wherever they stand."""
 
-    def logprobs(self, batches: Any) -> Any:
-        from tests.support import tiny_policy as tiny
+    def score(self, batches: Any) -> Any:
+        from rl.learner.rows import Scores
 
-        return [tiny.filled(b, old=False, dtype=torch.float32).ref_logprobs for b in batches]
+        return [Scores(liking(rows.token_ids[rows.mask])) for rows in batches]
 
     def metrics(self) -> dict[str, float]:
         return {}
+
+
+def liking(token_ids: torch.Tensor) -> torch.Tensor:
+    return 0.5 * torch.cos(token_ids.float()) - 2.0
 
 
 def anchors(policy: Any, *, keeps_old: bool, reference: Any = None) -> Any:
@@ -149,7 +214,7 @@ def penalty(cases: Any, policy: Any) -> dict[str, Any]:
     own = tiny.own(cases.twin, cases.rows)
     lost = np.array(
         [
-            BETA * float((o - tiny.fixed(*tiny.completion(r))[1]).sum())
+            BETA * float((o - liking(tiny.completion(r)[0])).sum())
             for o, r in zip(own, cases.rows, strict=True)
         ]
     )
@@ -172,13 +237,32 @@ def penalty(cases: Any, policy: Any) -> dict[str, Any]:
 
 def initial(cases: Any, policy: Any) -> Any:
     """The initial policy as a reference that moves halfway to the policy every second step."""
-    from rl.learner.reference import InitialPolicy, ReferenceSetting
+    from rl.learner.reference.local import InitialPolicy
+
+    reference = InitialPolicy(refresh_every=2, refresh_mix=0.5, top_k=3, sees_hint=False)
+    return reference.start(setting(cases, policy))
+
+
+def setting(cases: Any, policy: Any, *, reads_candidates: bool = False) -> Any:
+    from rl.learner.reference.protocol import ReferenceSetting
     from tests.support.tiny_policy import TEMPERATURE
 
-    setting = ReferenceSetting(
-        policy, cases.sources["float32"], torch.float32, TEMPERATURE, logprob_chunk=7, seed=0
+    return ReferenceSetting(
+        policy=policy,
+        model=cases.sources["float32"],
+        dtype=torch.float32,
+        temperature=TEMPERATURE,
+        logprob_chunk=7,
+        seed=0,
+        vocabulary=policy.vocabulary,
+        reads_candidates=reads_candidates,
     )
-    return InitialPolicy(refresh_every=2, refresh_mix=0.5).start(setting)
+
+
+def rows_of(batch: Any) -> Any:
+    from rl.learner.rows import Rows
+
+    return Rows(batch.token_ids, batch.mask, ("",) * len(batch.mask))
 
 
 def gap(cases: Any, policy: Any, reference: Any) -> float:
@@ -186,8 +270,8 @@ def gap(cases: Any, policy: Any, reference: Any) -> float:
     from rl.learner.objective import Batch
 
     micros = [Batch.of(m, cases.ranks.device, 0) for m in cases.batch(cases.rows).micro_batches]
-    references = reference.logprobs(micros)
-    found = [(policy.score(m) - r).abs() for m, r in zip(micros, references, strict=True)]
+    references = reference.score([rows_of(micro) for micro in micros])
+    found = [(policy.score(m) - r.logprobs).abs() for m, r in zip(micros, references, strict=True)]
     largest = torch.cat([torch.zeros(1), *found]).max()
     dist.all_reduce(largest, dist.ReduceOp.MAX)
     return float(largest)

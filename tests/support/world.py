@@ -14,7 +14,8 @@ from losses.advantages import group_mean
 from rl.records import Credit, Rollout, Sequence
 from rl.rollouts.buffer import FifoBuffer
 from rl.rollouts.dispatcher import Dispatcher, DispatcherState
-from rl.rollouts.example_order import ExampleOrder
+from rl.rollouts.example_order import ShuffledOrder
+from tests.support.orders import begun
 from tests.support.virtual_time import run_virtually
 
 GROUP_SIZE, GROUPS_PER_STEP = 2, 3
@@ -47,13 +48,14 @@ class World:
         step=0,
         state=None,
         buffer=None,
+        order=None,
     ) -> None:
         self.seed, self.max_staleness, self.rejects = seed, max_staleness, rejects
         self.started, self.rejected, self.batches = {}, [], {}  # started: index -> version
         self.most_running = 0
         self.dispatcher = Dispatcher(
             play_group=self.play_group,
-            examples=ExampleOrder([Pool(1.0, EXAMPLES)], seed),
+            order=begun(order or ShuffledOrder(), [Pool(1.0, EXAMPLES)], seed),
             credit=_credit,
             buffer=FifoBuffer() if buffer is None else buffer,
             group_size=GROUP_SIZE,

@@ -5,6 +5,7 @@ import json
 from itertools import islice
 from random import Random
 
+import numpy as np
 import pytest
 
 from envs.episode import Episode, Example
@@ -28,7 +29,6 @@ def wiki(**knobs) -> WikiSearch:
         "num_eval": 200,
         "num_results": 5,
         "max_turns": 8,
-        "system_prompt": "",
         "describe_tools": True,
         "judge": None,
         "reward_weights": {"exact": 1.0},
@@ -91,9 +91,15 @@ def test_the_expert_answers_every_question_for_which_the_search_leads_to_the_pag
     env = wiki()
     for question, conversation in solved:
         if conversation:
-            example = Example(0, "e", conversation[:1], {"answer": question.answer})
-            episode = Episode(example, conversation)
-            assert asyncio.run(env.score(episode)) == {"exact": 1.0, "f1": 1.0}
+            pages = [title.replace(" ", "_") for title, _ in question.path]
+            info = {"answer": question.answer, "pages": pages}
+            episode = Episode(Example(0, "e", conversation[:1], info), conversation)
+            scores = asyncio.run(env.score(episode))
+            assert (scores["exact"], scores["f1"]) == (1.0, 1.0)
+            # The first turn searches; of two pages the second may come by its link.
+            first, *later, last = np.atleast_1d(scores["found"])
+            assert (first >= 1 / len(pages), last) == (True, 0.0)
+            assert sum(later) <= 1 - first
 
 
 def test_an_expert_goes_through_two_pages_where_a_question_needs_two(index):
@@ -155,6 +161,7 @@ def test_the_last_message_is_compared_with_the_answer(last, exact, f1):
     assert asyncio.run(env.score(Episode(example, [*example.messages, assistant(last)]))) == {
         "exact": exact,
         "f1": pytest.approx(f1),
+        "found": [0.0],
     }
 
 

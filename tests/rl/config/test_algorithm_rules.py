@@ -17,6 +17,8 @@ MAX_RL = {"advantage": chosen("advantage", "max_rl")}
 PENALTY = {"truncation": {**chosen("truncation", "penalty"), "limit": 32}}
 ZERO_REWARD = {"truncation": chosen("truncation", "zero_reward")}
 DIFFICULTY = {"buffer": chosen("buffer", "difficulty")}
+POOLS = {"order": chosen("order", "difficulty")}
+WEIGHTS = ("order.easy_weight", "order.normal_weight", "order.hard_weight")
 NO_REFERENCE = {"reference": chosen("reference", "none")}
 TEACHER = {
     "reference": {**chosen("reference", "model"), "path": "some/teacher", "dtype": "bfloat16"}
@@ -38,12 +40,12 @@ def corrected(name: str, **knobs: float) -> Changes:
 REFUSED: dict[str, tuple[Changes, str]] = {
     "a teacher that nobody reads": (
         TEACHER,
-        "nothing reads rl.learner.reference.FrozenModel: add kl.beta=0.01, or loss=distill for a",
+        "nothing reads rl.learner.reference.local.FrozenModel: add kl.beta=0.01, or loss=distill",
     ),
     "a server that nobody reads": (ENDPOINT, "add kl.beta=0.01, or loss=distill for a teacher"),
     "a refresh that nobody reads": (
         {"reference.refresh_every": 10},
-        "nothing reads rl.learner.reference.InitialPolicy: add kl.beta=0.01",
+        "nothing reads rl.learner.reference.local.InitialPolicy: add kl.beta=0.01",
     ),
     "a refresh of the frozen base": (
         {**KL, "reference.refresh_every": 10, "adapter": chosen("adapter", "lora")},
@@ -110,6 +112,28 @@ REFUSED: dict[str, tuple[Changes, str]] = {
         {**DIFFICULTY, "buffer.min_reward": 0.9, "buffer.max_reward": 0.9},
         "buffer.min_reward=0.9 is not below buffer.max_reward=0.9: swap them",
     ),
+    "thresholds of pools": (
+        {**POOLS, "order.easy_threshold": 0.2, "order.hard_threshold": 0.8},
+        "order.hard_threshold=0.8 is not below order.easy_threshold=0.2: swap them",
+    ),
+    "one threshold for both pools": (
+        {**POOLS, "order.easy_threshold": 0.5, "order.hard_threshold": 0.5},
+        "order.hard_threshold=0.5 is not below order.easy_threshold=0.5",
+    ),
+    "no pool to draw from": (
+        {**POOLS, **dict.fromkeys(WEIGHTS, 0.0)},
+        "order.easy_weight=0.0, order.normal_weight=0.0, order.hard_weight=0.0 leave no pool of "
+        "examples to draw from: give one a weight",
+    ),
+    "pools of demonstrations": (
+        {**SFT, **POOLS},
+        "DifficultyOrder says which examples the policy plays, and rl.sampling.demonstrations."
+        "DemonstrationSampler gives it text to imitate instead: leave order out, or choose",
+    ),
+    "demonstrations in order": (
+        {**SFT, "order": chosen("order", "sequential")},
+        "SequentialOrder says which examples the policy plays",
+    ),
     "demonstrations cut off": ({**SFT, **ZERO_REWARD}, "truncation says what to do with sampled"),
     "long demonstrations": (
         {**SFT, "reward.length_penalty": 0.1},
@@ -139,6 +163,11 @@ OUT_OF_RANGE: list[tuple[Changes, str]] = [
     ({**PENALTY, "truncation.start": 1.0}, "truncation.start=1.0, but it must be >= 0 and < 1"),
     ({**PENALTY, "truncation.weight": -1.0}, "truncation.weight=-1.0, but it must be >= 0"),
     ({**DIFFICULTY, "buffer.min_spread": -0.1}, "buffer.min_spread=-0.1, but it must be >= 0"),
+    (
+        {**DIFFICULTY, "buffer.min_reward_variance": -0.1},
+        "buffer.min_reward_variance=-0.1, but it must be >= 0",
+    ),
+    *(({**POOLS, key: -0.1}, f"{key}=-0.1, but it must be >= 0") for key in WEIGHTS),
     ({"kl.beta": -0.01}, "kl.beta=-0.01, but it must be >= 0"),
     ({**KL, "kl.target_kl": 0.0}, "kl.target_kl=0.0, but it must be > 0"),
     ({**KL, "reference.refresh_every": -1}, "reference.refresh_every=-1, but it must be >= 0"),
@@ -177,6 +206,19 @@ ALLOWED: dict[str, Changes] = {
         "buffer.min_reward": 0.1,
         "buffer.max_reward": 0.9,
     },
+    "pools, one of them alone": {
+        **POOLS,
+        **dict.fromkeys(WEIGHTS, 0.0),
+        "order.normal_weight": 2.0,
+    },
+    "pools of rewards below zero": {
+        **POOLS,
+        "order.hard_threshold": -2.0,
+        "order.easy_threshold": -1.0,
+    },
+    "pools and a filter": {**POOLS, **DIFFICULTY, "buffer.min_reward_variance": 0.1},
+    "the order of the data": {"order": chosen("order", "sequential")},
+    "cut off, no lesson and no reward": {"truncation": chosen("truncation", "mask_zero")},
     "demonstrations near the initial policy": {**SFT, **KL},
 }
 

@@ -53,17 +53,17 @@ def interpolated(folder: Path) -> set[str]:
     return {key.rpartition(".")[2] for key in found}
 
 
-def initialiser(module: Module, definition: ast.ClassDef) -> ast.FunctionDef | None:
-    """The `__init__` that a class has or inherits; None where @dataclass writes it."""
+def method(module: Module, definition: ast.ClassDef, name: str) -> ast.FunctionDef | None:
+    """The method that a class has or inherits; None where @dataclass writes it."""
     for statement in definition.body:
-        if isinstance(statement, ast.FunctionDef) and statement.name == "__init__":
+        if isinstance(statement, ast.FunctionDef) and statement.name == name:
             return statement
     if any("dataclass" in ast.unparse(decorator) for decorator in definition.decorator_list):
         return None
     for base in definition.bases:
         found = resolve(module, base.id) if isinstance(base, ast.Name) else None
         if found and isinstance(found[1], ast.ClassDef):
-            inherited = initialiser(found[0], found[1])
+            inherited = method(found[0], found[1], name)
             if inherited:
                 return inherited
     return None
@@ -101,13 +101,16 @@ def dead_knobs(target: str, known: set[str]) -> set[str]:
     known = known | names_read([origin.tree])
     knobs = set(read(target).knobs)
     if isinstance(definition, ast.ClassDef):
-        body = initialiser(origin, definition)
+        later = read(target).configured
+        if configure := method(origin, definition, "configure"):
+            assert all(loads(configure, knob) for knob in later)
+        body = method(origin, definition, "__init__")
         if body is None:
-            return knobs - known
+            return knobs - known - later
         kept = list(stored(body))
         return {
             knob
-            for knob in knobs
+            for knob in knobs - later
             if loads(body, knob) == sum(name == knob for name, _ in kept)  # used for nothing else
             and not {attribute for name, attribute in kept if name == knob} & known
         }
@@ -177,6 +180,8 @@ def removals(config: dict[str, Any], group: str) -> Iterator[tuple[str, dict[str
         for key in node:
             spoilt = deepcopy(config)
             parent = spoilt
+            if key in read(node["_target_"]).configured:
+                continue  # every environment has it, and does without
             for part in path.split("."):
                 parent = parent[part]
             del parent[key]

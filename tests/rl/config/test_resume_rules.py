@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from rl.config.check import check
 from rl.config.schema import SAVED, ConfigError, Run
@@ -138,3 +139,15 @@ def test_resuming_may_not_change_the_ranks_that_zero_has_split_the_optimizer_ove
 def test_a_run_has_a_folder_of_its_own_below_output_dir(name: str, config: dict[str, Any]) -> None:
     problem = only_problem(changed(config, {"run_name": name}))
     assert problem.startswith(f'run_name="{name}" is no name for a folder below output_dir=')
+
+
+def test_a_run_of_before_there_were_orders_goes_on_as_shuffled(config: dict[str, Any]) -> None:
+    folder = Folder(config)
+    saved = yaml.safe_load((folder.path / SAVED).read_text())
+    del saved["order"]
+    (folder.path / SAVED).write_text(yaml.safe_dump(saved))
+    check(changed(config, {"resume": True}))
+
+    sequential = {"resume": True, "order": chosen("order", "sequential")}
+    problem = only_problem(changed(config, sequential))
+    assert "order._target_ was rl.rollouts.example_order.ShuffledOrder and is " in problem

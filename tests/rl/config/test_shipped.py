@@ -16,6 +16,7 @@ DATA = Path(__file__).parents[2] / "support" / "data.jsonl"
 # What a choice cannot do without, given as a user would.
 COMPANIONS = {
     "loss=sft": ["sampler=demonstrations"],
+    "critic=value": ["loss=ppo"],
     "sampler=transcripts": ["loss=sft", "sampler.path=text.jsonl"],
     "sampler=demonstrations": ["loss=sft"],
     "env=verifiers": ["env.id=owner/name"],

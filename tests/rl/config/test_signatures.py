@@ -121,7 +121,13 @@ def test_reading_a_shipped_target_finds_what_importing_it_finds(target: str) -> 
         for key, parameter in parameters.items()
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY
     }
-    assert {key: knob.required for key, knob in read(target).knobs.items()} == knobs
+    signature = read(target)
+    own = {key: knob for key, knob in signature.knobs.items() if key not in signature.configured}
+    assert {key: knob.required for key, knob in own.items()} == knobs
+    if signature.configured:
+        later = inspect.signature(getattr(import_module(module), name).configure).parameters
+        assert signature.configured <= later.keys()
+        assert not any(signature.knobs[key].required for key in signature.configured)
 
 
 def test_what_the_code_supplies_may_not_be_in_yaml(config: dict[str, Any]) -> None:

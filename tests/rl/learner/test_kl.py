@@ -14,6 +14,7 @@ from losses.aggregation import token_mean
 from losses.kl import k1
 from rl.learner.kl import KLPenalty
 from rl.learner.preparation import Preparation, relative_penalties
+from rl.learner.rows import Scores
 from rl.records import Credit, Group, Rollout, Sequence
 from rl.rollouts.plan import plan_batch
 
@@ -75,7 +76,7 @@ def test_an_advantage_loses_its_penalty_less_the_mean_of_those_that_were_measure
 
 
 class SameDivergences:
-    """A policy and its reference on one rank: log pi - log ref of each token is given."""
+    """A policy on one rank whose log pi - log ref of each token is given, for `Nothing`."""
 
     class ranks:
         device = torch.device("cpu")
@@ -86,8 +87,12 @@ class SameDivergences:
     def score(self, batch):
         return self.divergences[batch.rollout_ids]
 
-    def logprobs(self, batches):
-        return [torch.zeros(len(batch.rollout_ids)) for batch in batches]
+
+class Nothing:
+    """A reference to which all tokens are certain."""
+
+    def score(self, batches):
+        return [Scores(torch.zeros(int(rows.mask.sum()))) for rows in batches]
 
     def metrics(self):
         return {}
@@ -114,7 +119,7 @@ def penalised(rewards, trains, divergences, advantage, monkeypatch):
     policy = SameDivergences(divergences)
     kl = KLPenalty(estimator=k1, beta=0.5, place="reward", target_kl=None)
     prepare = Preparation(
-        policy, policy, keeps_old=False, kl=kl, compared=advantage([1.0]) == [0.0]
+        policy, Nothing(), keeps_old=False, kl=kl, compared=advantage([1.0]) == [0.0]
     )
     batches, _ = prepare(batch, 0.5)
     pairs = [zip(b.rollout_ids.tolist(), b.advantages.tolist(), strict=True) for b in batches]

@@ -95,6 +95,7 @@ def learner(alone, tmp_path):
     made._run, made._ranks = SimpleNamespace(updates_per_batch=1), alone
     made._kl = KLPenalty(estimator=k1, beta=0.1, place="loss", target_kl=1.0)
     made._beta, made._objective = made._kl.beta, None
+    made._critic = None
     made._prepare = lambda batch, beta: ([], {})
     made.policy = SimpleNamespace(
         update=lambda *_, **__: {"train/kl_divergence": 10.0},

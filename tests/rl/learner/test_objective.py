@@ -86,10 +86,12 @@ def in_parts(model, rows, objective, *, old, ranks, budget):
     shares = plan(rows, step=0, ranks=ranks, tokens_per_micro_batch=budget, metrics={})
     for micro in (micro for share in shares for micro in share.micro_batches):
         batch = tiny_policy.filled(Batch.of(micro, torch.device("cpu"), 0), old=old)
-        logprobs, entropies = module(
-            batch.token_ids, batch.mask, tiny_policy.TEMPERATURE, entropies=True
+        logprobs, entropies, candidates = module(
+            *(batch.token_ids, batch.mask, tiny_policy.TEMPERATURE),
+            entropies=True,
+            candidates=batch.candidates,
         )
-        value, metrics = objective(batch, logprobs, entropies, 0.3)
+        value, metrics = objective(batch, logprobs, entropies, 0.3, candidates)
         value.backward()
         total += float(value.detach())
         count += 1

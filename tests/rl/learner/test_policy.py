@@ -187,6 +187,14 @@ around = pytest.mark.parametrize(
 
 
 @around
+def test_a_step_towards_a_teacher_s_candidates_is_that_of_plain_torch(ranks, mode):
+    found = measurements(ranks)[f"around {mode}"]["distilled"]
+    assert found["error"] < 1e-5
+    assert found["loss"] == pytest.approx(found["value"], rel=1e-5)
+    assert found["without"] == 0  # nobody pays for candidates that no reference gave
+
+
+@around
 def test_several_updates_of_a_batch_are_plain_steps_with_the_old_logprobs_fixed(ranks, mode):
     found = measurements(ranks)[f"around {mode}"]["several"]
     assert found["steps"] == 3

@@ -4,27 +4,25 @@ import json
 import threading
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
-from rl.learner.objective import Batch
-from rl.learner.reference import (
-    Endpoint,
-    FrozenModel,
-    InitialPolicy,
-    NoReference,
-    ReferenceSetting,
-)
-from rl.records import MicroBatch
+from rl.learner.reference.endpoint import Endpoint
+from rl.learner.reference.local import FrozenModel, InitialPolicy
+from rl.learner.reference.protocol import NoReference, ReferenceSetting
+from rl.learner.rows import Rows
 from rl.run.failure import RunFailed
 from tests.support import tiny_policy
 from tests.support.ranks import measurements
 from tests.support.update_cases import UPDATE_MODES
 
 torch.set_num_threads(1)
+
+VOCABULARY = 320
+SHARED = {"top_k": 3, "sees_hint": False}
 
 around = pytest.mark.parametrize(
     ("ranks", "mode"), [(ranks, mode) for ranks in (1, 2) for mode in UPDATE_MODES[ranks]]
@@ -54,28 +52,26 @@ def test_a_moved_reference_is_the_same_after_save_and_load(ranks, mode):
     assert after == before
 
 
-def setting(folder, temperature=1.0):
+def setting(folder, temperature=1.0, *, reads_candidates=False):
     ranks = SimpleNamespace(device=torch.device("cpu"), first=True)
     policy = SimpleNamespace(ranks=ranks, has_adapter=False)
-    return ReferenceSetting(policy, folder, torch.float32, temperature, logprob_chunk=7, seed=0)
-
-
-def batch() -> Batch:
-    """Rows of 4 and 3 tokens and one without completion, padded to 5; the prompts are 2 and 1."""
-    mask = np.array([[0, 0, 1, 1, 0], [0, 1, 0, 0, 0], [0, 0, 0, 0, 0]], np.bool_)
-    zeros = np.zeros(mask.shape, np.float32)
-    micro = MicroBatch(
-        token_ids=np.array([[5, 6, 7, 8, 0], [9, 4, 3, 0, 0], [2, 2, 0, 0, 0]], np.int32),
-        completion_mask=mask,
-        rollout_logprobs=zeros,
-        advantages=zeros,
-        token_weights=zeros,
-        token_versions=np.where(mask, 0, -1).astype(np.int32),
-        turns=np.where(mask, 0, -1).astype(np.int32),
-        rollout_ids=np.array([0, 1, 2], np.int32),
-        first_positions=np.zeros(3, np.int32),
+    return ReferenceSetting(
+        policy=policy,
+        model=folder,
+        dtype=torch.float32,
+        temperature=temperature,
+        logprob_chunk=7,
+        seed=0,
+        vocabulary=VOCABULARY,
+        reads_candidates=reads_candidates,
     )
-    return Batch.of(micro, torch.device("cpu"), 0)
+
+
+def batch() -> Rows:
+    """Rows of 4 and 3 tokens and one without completion, padded to 5; the prompts are 2 and 1."""
+    mask = [[False, False, True, True, False], [False, True, *[False] * 3], [False] * 5]
+    token_ids = torch.tensor([[5, 6, 7, 8, 0], [9, 4, 3, 0, 0], [2, 2, 0, 0, 0]])
+    return Rows(token_ids, torch.tensor(mask), ("words", "maths", ""))
 
 
 @pytest.fixture(scope="module")
@@ -86,9 +82,13 @@ def folder(tmp_path_factory):
     return folder
 
 
+def frozen(folder: Path) -> FrozenModel:
+    return FrozenModel(path=str(folder), revision=None, dtype="float32", **SHARED)
+
+
 def test_a_teacher_scores_the_completion_tokens_and_never_changes(folder):
-    teacher = FrozenModel(path=str(folder), revision=None, dtype="float32").start(setting(folder))
-    found = teacher.logprobs([batch()])[0]
+    teacher = frozen(folder).start(setting(folder))
+    found = teacher.score([batch()])[0].logprobs
     teacher.after_step(1)
     model = tiny_policy.exact_model(folder, seed=5)
     expected = []
@@ -98,7 +98,7 @@ def test_a_teacher_scores_the_completion_tokens_and_never_changes(folder):
         expected += [float(logprobs[i - 1, ids[i]]) for i in at]
     torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-5, atol=1e-5)
     assert not found.requires_grad
-    torch.testing.assert_close(teacher.logprobs([batch()])[0], found, rtol=0, atol=0)
+    torch.testing.assert_close(teacher.score([batch()])[0].logprobs, found, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("key", ["model", "added_tokens"])
@@ -108,7 +108,7 @@ def test_a_teacher_with_another_tokenizer_is_refused_in_one_sentence(folder, tmp
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     tokenizer[key] = tokenizer[key][:-1] if key == "added_tokens" else {"type": "BPE"}
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
-    teacher = FrozenModel(path=str(tmp_path), revision=None, dtype="float32")
+    teacher = frozen(tmp_path)
     with pytest.raises(RunFailed) as caught:
         teacher.start(setting(folder))
     said = str(caught.value)
@@ -166,14 +166,21 @@ def serve():
         server.server_close()
 
 
-def endpoint(url, folder, max_retries=0):
-    remote = Endpoint(url=url, model="teacher", timeout=10.0, max_retries=max_retries)
-    return remote.start(setting(folder))
+def endpoint(url, folder, max_retries=0, top_k=0):
+    remote = Endpoint(
+        url=url,
+        model="teacher",
+        timeout=10.0,
+        max_retries=max_retries,
+        top_k=top_k,
+        sees_hint=False,
+    )
+    return remote.start(setting(folder, reads_candidates=top_k > 0))
 
 
 def test_a_server_s_logprobs_stand_at_the_tokens_they_belong_to(serve, folder):
     url, seen = serve()
-    found = endpoint(url + "/", folder).logprobs([batch()])[0]
+    found = endpoint(url + "/", folder).score([batch()])[0].logprobs
     assert found.tolist() == [-(7 + 2 / 8), -(8 + 3 / 8), -(4 + 1 / 8)]
     assert found.dtype == torch.float32
     assert {path for path, _ in seen} == {"/v1/completions"}
@@ -187,7 +194,7 @@ def test_a_server_s_logprobs_stand_at_the_tokens_they_belong_to(serve, folder):
 def test_a_server_is_asked_for_all_micro_batches_together(serve, folder):
     url, seen = serve()
     teacher = endpoint(url, folder)
-    assert [len(found) for found in teacher.logprobs([batch(), batch()])] == [3, 3]
+    assert [len(found.logprobs) for found in teacher.score([batch(), batch()])] == [3, 3]
     assert len(seen) == 4
     assert teacher.metrics() == {"train/reference_retries": 0}
 
@@ -195,7 +202,11 @@ def test_a_server_is_asked_for_all_micro_batches_together(serve, folder):
 def test_a_server_that_fails_for_a_while_is_asked_again_and_counted(serve, folder):
     url, seen = serve(failures=1)
     teacher = endpoint(url, folder, max_retries=1)
-    assert teacher.logprobs([batch()])[0].tolist() == [-(7 + 2 / 8), -(8 + 3 / 8), -(4 + 1 / 8)]
+    assert teacher.score([batch()])[0].logprobs.tolist() == [
+        -(7 + 2 / 8),
+        -(8 + 3 / 8),
+        -(4 + 1 / 8),
+    ]
     assert teacher.metrics() == {"train/reference_retries": 1}
     assert len(seen) == 3
 
@@ -203,7 +214,7 @@ def test_a_server_that_fails_for_a_while_is_asked_again_and_counted(serve, folde
 def test_a_question_that_is_refused_is_not_asked_again(serve, folder):
     url, seen = serve(status=404)
     with pytest.raises(RunFailed, match="answered 404"):
-        endpoint(url, folder, max_retries=9).logprobs([batch()])
+        endpoint(url, folder, max_retries=9).score([batch()])
     assert len(seen) == 2  # one for each row
 
 
@@ -219,13 +230,13 @@ def one_rank(tmp_path_factory):
 def test_in_bfloat16_too_a_reference_follows_by_the_mix_and_survives_a_checkpoint(folder, tmp_path):
     """Two hundred refreshes of 0.01 towards a policy that stands still: 0.99 ** 200 are left."""
     given = replace(setting(folder), dtype=torch.bfloat16)
-    reference = InitialPolicy(refresh_every=1, refresh_mix=0.01).start(given)
+    reference = InitialPolicy(refresh_every=1, refresh_mix=0.01, **SHARED).start(given)
     start = {n: p.clone() for n, p in reference._module.model.named_parameters()}
     given.policy.weights = lambda: {name: tensor + 1 for name, tensor in start.items()}
     for step in range(100):
         reference.after_step(step)
     reference.save(tmp_path)
-    other = InitialPolicy(refresh_every=1, refresh_mix=0.01).start(given)
+    other = InitialPolicy(refresh_every=1, refresh_mix=0.01, **SHARED).start(given)
     other.load(tmp_path)
     for step in range(100):
         other.after_step(step)
@@ -249,7 +260,7 @@ def test_in_bfloat16_too_a_reference_follows_by_the_mix_and_survives_a_checkpoin
 def test_a_server_that_fails_ends_the_run_with_one_sentence(serve, folder, changes, said):
     url, _ = serve(**changes)
     with pytest.raises(RunFailed) as caught:
-        endpoint(url, folder).logprobs([batch()])[0]
+        endpoint(url, folder).score([batch()])
     assert str(caught.value) == f"reference.url={url}{said}"
 
 
@@ -258,6 +269,6 @@ def test_a_server_that_is_not_there_ends_the_run_with_one_sentence(serve, folder
     url = f"http://127.0.0.1:{unused.server_port}/v1"
     unused.server_close()
     with pytest.raises(RunFailed) as caught:
-        endpoint(url, folder).logprobs([batch()])[0]
+        endpoint(url, folder).score([batch()])
     assert str(caught.value).startswith(f"reference.url={url} did not answer (ConnectError: ")
     assert "\n" not in str(caught.value)

@@ -13,6 +13,7 @@ from rl.report.finished_runs import result_of, resume_command
 from rl.report.sweep_summary import SweepSummary, as_markdown, compare, summarise
 from rl.run.folder import RunFolder
 from rl.run.metrics import MetricsFile
+from rl.run.status import Status
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -73,6 +74,22 @@ def test_a_run_that_stopped_early_is_counted_and_left_out_of_the_reward(six_runs
     cispo = lines([*six_runs, six_runs[0].parent / "cispo-s3"])[0]
     assert (cispo["seeds"], cispo["failed"]) == (4, 1)
     assert cispo["reward"] == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize(
+    ("doing", "failed"),
+    [
+        ("done: the task is solved: the buffer rejected the last 64 groups", 0),
+        ("done: stopped, as asked", 1),
+        ("done", 1),
+        ("training step 15", 1),
+    ],
+)
+def test_a_run_that_had_nothing_left_to_learn_has_not_failed(doing, failed, tmp_path):
+    folder = make_run(tmp_path / "early", ["loss=cispo"], 1.0, steps=15)
+    Status(RunFolder(folder), "trainer.rank0").set(doing)
+    (group,) = lines([folder])
+    assert (group["failed"], group["reward"]) == (failed, None if failed else 1.0)
 
 
 def test_a_group_of_which_nothing_finished_stands_last_without_a_reward(six_runs, tmp_path):

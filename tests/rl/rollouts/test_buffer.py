@@ -17,6 +17,11 @@ def group(index: int, version: int, rewards: tuple[float | None, ...] = (1.0, 0.
     )
 
 
+def difficulty_buffer(**bounds: float) -> DifficultyBuffer:
+    names = ("min_spread", "min_reward_variance", "min_reward", "max_reward")
+    return DifficultyBuffer(**{**dict.fromkeys(names), "min_spread": 0.0, **bounds})
+
+
 def filled(*groups: tuple[int, int]) -> FifoBuffer:
     buffer = FifoBuffer()
     assert all(buffer.add(group(index, version)) for index, version in groups)
@@ -73,9 +78,7 @@ def test_a_group_with_nothing_to_score_is_rejected_by_reason():
     assert len(buffer) == 1
 
 
-@pytest.mark.parametrize(
-    "buffer", [FifoBuffer(), DifficultyBuffer(min_spread=0.0, min_reward=None, max_reward=None)]
-)
+@pytest.mark.parametrize("buffer", [FifoBuffer(), difficulty_buffer(min_spread=0.0)])
 def test_a_group_without_a_token_to_train_on_is_rejected_by_reason(buffer):
     whole = group(0, 0)
     empty = tuple(replace(rollout, sequences=()) for rollout in whole.rollouts)
@@ -103,7 +106,7 @@ def test_a_group_without_a_token_to_train_on_is_rejected_by_reason(buffer):
     ],
 )
 def test_a_group_that_teaches_little_is_rejected_for_the_first_reason_and_counted(rewards, why):
-    buffer = DifficultyBuffer(min_spread=0.25, min_reward=0.125, max_reward=0.875)
+    buffer = difficulty_buffer(min_spread=0.25, min_reward=0.125, max_reward=0.875)
 
     assert buffer.why_useless(group(0, 0, rewards)) == why
     assert buffer.add(group(0, 0, rewards)) == (not why)
@@ -113,7 +116,7 @@ def test_a_group_that_teaches_little_is_rejected_for_the_first_reason_and_counte
 
 @pytest.mark.parametrize("rewards", [(0.0, 0.25), (0.75, 1.0)])
 def test_without_bounds_only_the_spread_decides(rewards):
-    buffer = DifficultyBuffer(min_spread=0.25, min_reward=None, max_reward=None)
+    buffer = difficulty_buffer(min_spread=0.25)
 
     assert buffer.add(group(0, 0, rewards))
     assert not buffer.add(group(1, 0, rewards[:1] * 2))
@@ -135,9 +138,29 @@ def test_spread_goes_by_what_advantages_are_made_from_and_difficulty_by_the_envi
     rewards, shaped, why
 ):
     credits = tuple(Credit(reward, (0.0,)) for reward in shaped)
-    buffer = DifficultyBuffer(min_spread=1e-6, min_reward=None, max_reward=0.9)
+    buffer = difficulty_buffer(min_spread=1e-6, max_reward=0.9)
 
     assert buffer.why_useless(replace(group(0, 0, rewards), credits=credits)) == why
+
+
+@pytest.mark.parametrize(
+    ("shaped", "why"),
+    [
+        ((0.0, 1.0), ""),  # 0.25: p * (1 - p), and not 0.5, which n - 1 would give
+        ((0.0, 0.0, 0.0, 1.0), ""),  # 0.1875, the least that is wanted
+        ((0.0, 0.0, 0.0, 0.0, 1.0), "low_variance"),  # 0.16
+        ((0.0, 0.0, 0.0, 1.0, None), ""),  # what cannot be scored counts nowhere
+        ((0.5, 0.625), "low_variance"),
+        ((0.5, 0.5), "zero_spread"),  # said first
+        ((None, None), "zero_spread"),
+    ],
+)
+def test_variance_is_that_of_what_advantages_are_made_from_over_all_of_the_group(shaped, why):
+    credits = tuple(Credit(reward, (0.0,)) for reward in shaped)
+    buffer = difficulty_buffer(min_spread=1e-6, min_reward_variance=0.1875)
+
+    played = group(0, 0, (1.0,) * len(shaped))
+    assert buffer.why_useless(replace(played, credits=credits)) == why
 
 
 def test_a_group_too_old_to_train_is_a_broken_promise():

@@ -12,9 +12,11 @@ from envs.episode import StopReason
 from envs.protocol import Pool
 from rl.records import Rollout
 from rl.rollouts.buffer import DifficultyBuffer
+from rl.rollouts.difficulty_order import DifficultyOrder
 from rl.rollouts.dispatcher import DispatcherState
 from rl.rollouts.example_order import ExampleOrder
 from rl.wire import NoMoreBatches
+from tests.support.orders import shuffled
 from tests.support.virtual_time import run_virtually
 from tests.support.world import EXAMPLES, GROUPS_PER_STEP, ROW, World
 
@@ -130,6 +132,92 @@ def test_what_was_interrupted_comes_first():
     assert list(world.run(3).started)[:3] == [4, 7, 9]
 
 
+def test_what_was_interrupted_plays_what_it_played_whatever_the_order_would_give_now():
+    state = DispatcherState(next_index=9, pending=[4, 7], places=[(0, 8), (0, 3)])
+    world = World(0, 1, step=2, state=msgspec.convert(asdict(state), DispatcherState))
+    again = world.dispatcher.checkpoint()
+    assert (again.pending, again.places) == ([4, 7], [(0, 8), (0, 3)])
+
+    world.run(3)
+    played = {group.index: group.example.id for batch in world.batches.values() for group in batch}
+    assert (played[4], played[7]) == (8, 3)
+
+
+def test_a_checkpoint_of_before_orders_had_state_goes_on_as_shuffled():
+    old = {"next_index": 9, "pending": [4, 7], "extremes": [], "buffer": {}}
+    world = World(3, 1, step=2, state=msgspec.convert(old, DispatcherState)).run(3)
+
+    order = shuffled([Pool(1.0, EXAMPLES)], 3)
+    expected = {index: order.next(index)[1] for index in range(100)}
+    for batch in world.batches.values():
+        assert {group.index: group.example.id for group in batch}.items() <= expected.items()
+
+
+class Remembering(ExampleOrder):
+    """Draws what it was told; notes what it observes."""
+
+    def begin(self, pools, seed):
+        super().begin(pools, seed)
+        self.asked, self.observed = [], []
+
+    def next(self, index):
+        self.asked.append(index)
+        return 0, index % len(self.pools[0].examples)
+
+    def observe(self, place, group):
+        assert self.example(place) is group.example
+        self.observed.append(group.index)
+
+    def state(self):
+        return {"observed": self.observed}
+
+    def load(self, state):
+        self.observed = list(state.get("observed", []))
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1, 4])
+def test_an_order_is_asked_once_for_each_group_and_observes_each_that_finished(max_staleness):
+    world = World(0, max_staleness, rejects=0.3, order=Remembering()).run(12)
+    order = world.dispatcher.order
+    assert order.asked == sorted(world.started) == list(range(len(order.asked)))
+    finished = {*world.trained, *world.rejected}
+    assert finished <= set(order.observed)  # those that wait in the buffer, too
+    assert len(order.observed) == len(set(order.observed))
+
+    saved = json.loads(json.dumps(asdict(world.dispatcher.checkpoint())))
+    state = msgspec.convert(saved, DispatcherState)
+    after = World(0, max_staleness, rejects=0.3, order=Remembering(), step=12, state=state).run(20)
+    assert set(order.observed) <= set(after.dispatcher.order.observed)
+    # What was pending is played at its place: the order is asked for the groups after it alone.
+    assert after.dispatcher.order.asked[0] == state.next_index
+
+
+def difficulty() -> DifficultyOrder:
+    weights = {"easy_weight": 0.1, "normal_weight": 0.8, "hard_weight": 0.1}
+    return DifficultyOrder(easy_threshold=0.8, hard_threshold=0.2, **weights)
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1, 4])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_resumed_run_has_the_same_pools_and_plays_pending_groups_at_their_places(
+    seed, max_staleness
+):
+    before = World(seed, max_staleness, rejects=0.2, order=difficulty()).run(8)
+    saved = json.loads(json.dumps(asdict(before.dispatcher.checkpoint())))
+    state = msgspec.convert(saved, DispatcherState)
+    after = World(seed, max_staleness, rejects=0.2, order=difficulty(), step=8, state=state)
+    assert after.dispatcher.order.metrics() == before.dispatcher.order.metrics()
+    assert asdict(after.dispatcher.checkpoint()) == asdict(state)
+
+    after.run(14)
+    places = dict(zip(state.pending, state.places, strict=True))
+    for batch in after.batches.values():
+        for group in batch:
+            if group.index in places:
+                assert after.dispatcher.order.example(places[group.index]) is group.example
+    assert len(after.trained) == 6 * GROUPS_PER_STEP
+
+
 def test_when_nothing_can_be_scored_the_run_stops_with_the_commonest_error():
     async def play_group(index, example, group_size):
         errors = ["Env.score raised KeyError: 'a' (env.py:3)", f"rare {index}"]
@@ -192,10 +280,17 @@ def graded(reward_of):
     return play_group
 
 
+BOUNDS = dict.fromkeys(["min_reward_variance", "min_reward", "max_reward"])
+
+
+def difficulty_buffer(**bounds: float) -> DifficultyBuffer:
+    return DifficultyBuffer(**{**BOUNDS, "min_spread": 0.5, **bounds})
+
+
 def picky(play_group) -> World:
     world = World(0, 1)
     world.dispatcher.play_group = play_group
-    world.dispatcher.buffer = DifficultyBuffer(min_spread=0.5, min_reward=None, max_reward=0.9)
+    world.dispatcher.buffer = difficulty_buffer(max_reward=0.9)
     return world
 
 
@@ -223,6 +318,30 @@ def test_when_nothing_passes_the_buffer_there_are_no_more_batches_and_it_says_wh
     )
     assert not end.value.solved
     assert len(world.rejected) == 64
+
+
+def test_groups_without_a_token_are_not_called_too_hard():
+    """The last row alone counts, not what was rejected before it."""
+    trained = 4
+
+    async def play_group(index, example, group_size):
+        await asyncio.sleep(1 + index / 1000)
+        rows = (ROW,) if index < trained else ()
+        reward = (index % 2) if index < trained else 0.0
+        return tuple(
+            Rollout(rows, [], reward if i else 0.0, {}, StopReason.CONTEXT, 1, 0.0)
+            for i in range(group_size)
+        )
+
+    world = picky(play_group)
+    with pytest.raises(NoMoreBatches) as end:
+        world.run(5)
+    assert "(in all: 2 zero_spread, 64 without_tokens)" in str(end.value)
+    assert str(end.value).endswith(
+        "): nothing in them could be trained on. A rollout without a token has a prompt that "
+        "fills max_seq_len: raise it, or use other examples"
+    )
+    assert not end.value.solved
 
 
 @pytest.mark.parametrize(
@@ -262,7 +381,7 @@ def test_a_resumed_run_goes_on_counting_and_a_buffer_keeps_its_state():
             self.bar = state.get("bar", self.bar)
 
     def buffer() -> Learning:
-        return Learning(min_spread=0.5, min_reward=None, max_reward=None)
+        return Learning(**{**BOUNDS, "min_spread": 0.5})
 
     before = picky(graded(lambda index: (0.0, float(index % 3 == 0))))
     before.dispatcher.buffer = buffer()
@@ -306,29 +425,6 @@ def test_progress_says_what_is_waited_for():
     world = World(0, 1)
     world.run(3)
     assert world.dispatcher.progress().startswith("batch 3: ")
-
-
-@pytest.mark.parametrize("seed", [0, 1])
-def test_every_epoch_is_another_permutation(seed):
-    order = ExampleOrder([Pool(1.0, EXAMPLES)], seed)
-    epochs = [[order[i].id for i in range(start, start + 10)] for start in (0, 10, 20)]
-
-    assert [sorted(epoch) for epoch in epochs] == [list(range(10))] * 3
-    assert len({tuple(epoch) for epoch in epochs}) == 3
-
-
-def test_the_order_depends_on_the_seed_and_not_on_what_was_asked_before():
-    def ids(seed, indices):
-        order = ExampleOrder([Pool(1.0, EXAMPLES)], seed)
-        return {i: order[i].id for i in indices}
-
-    assert ids(0, range(30)) == ids(0, reversed(range(30)))
-    assert ids(0, range(30)) != ids(1, range(30))
-
-
-def test_an_environment_without_examples_is_refused():
-    with pytest.raises(ValueError, match="no training examples"):
-        ExampleOrder([Pool(1.0, [])], 0)
 
 
 def test_after_a_stop_there_is_no_batch_though_groups_are_ready():

@@ -11,11 +11,11 @@ from rl.inference.client import RequestTally
 from rl.records import Credit, Group, Rollout, Sequence
 from rl.rollouts.buffer import FifoBuffer
 from rl.rollouts.dispatcher import Dispatcher, DispatcherState
-from rl.rollouts.example_order import ExampleOrder
 from rl.rollouts.service import RolloutService, trained_line
 from rl.run.folder import RunFolder
 from rl.run.status import Status
 from tests.support.composing import composed
+from tests.support.orders import shuffled
 from tests.support.world import EXAMPLES, Pool
 
 ROW = Sequence(
@@ -51,7 +51,7 @@ def test_a_rejected_group_stands_in_the_file_of_one_step_only(tmp_path):
     folder = RunFolder(tmp_path)
     dispatcher = Dispatcher(
         play_group=None,
-        examples=ExampleOrder([Pool(1.0, EXAMPLES)], 0),
+        order=shuffled([Pool(1.0, EXAMPLES)], 0),
         credit=None,
         buffer=FifoBuffer(),
         group_size=1,

@@ -18,10 +18,10 @@ from rl.inference.live_version import LiveVersion
 from rl.records import Group
 from rl.rollouts.batch_metrics import batch_metrics
 from rl.rollouts.credit import Crediting, RewardShaping
-from rl.rollouts.example_order import ExampleOrder
 from rl.rollouts.truncation import keep
 from rl.sampling.player import Player
 from rl.sampling.renderer_chat import RendererChat
+from tests.support.orders import examples, shuffled
 from tests.support.scripted import SAMPLER, ScriptedClient, ScriptedEnv, tiny_renderer
 from tests.support.virtual_time import run_virtually
 
@@ -58,14 +58,14 @@ def mixture():
 
 def test_a_group_is_of_one_environment_and_is_played_and_rewarded_as_that_one_says():
     env = mixture()
-    order, play = ExampleOrder(env.pools("train"), seed=0), player(env, EchoClient("")).play_group
+    order, play = shuffled(env.pools("train"), 0), player(env, EchoClient("")).play_group
     credit = Crediting(
         keep, RewardShaping(normalise_each=False, length_penalty=0.0), list, lambda _: {}
     )
     groups = []
-    for index in range(8):
-        rollouts = run_virtually(play(index, order[index], 2))
-        groups.append(Group(index, order[index], 0, rollouts, credit(order[index], rollouts)))
+    for index, example in enumerate(examples(order, 8)):
+        rollouts = run_virtually(play(index, example, 2))
+        groups.append(Group(index, example, 0, rollouts, credit(example, rollouts)))
     for group in groups:
         name = group.example.env
         assert {r.messages[0]["content"].split()[0] for r in group.rollouts} == {name}
@@ -119,8 +119,10 @@ async def test_a_judge_that_is_away_costs_the_rollout_and_says_so(tmp_path):
     env = Composed(
         name="judged",
         dataset=data,
-        system_prompt=None,
         shared={},
+        per_episode={},
+        bindings={},
+        toolsets={},
         tools=[],
         rewards={"right": judge},
         reward_weights={"right": 1.0},
@@ -154,7 +156,7 @@ def test_a_demonstration_is_shown_with_the_tools_of_its_own_environment(index):
     plain, tooled = Expert(), Expert()
     tooled.tools = [find]
     env = Mixture(envs={"one": plain, "two": tooled}, weights={"one": 1.0, "two": 1.0})
-    example = ExampleOrder(env.pools("train"), seed=0)[index]
+    example = examples(shuffled(env.pools("train"), 0), 4)[index]
     (rollout,) = run_virtually(imitated(env, example))
     assert rollout.messages[0]["content"] == example.env
     text = bytes(int(t) for t in rollout.sequences[0].token_ids if t < 256).decode()

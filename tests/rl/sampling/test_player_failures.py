@@ -270,10 +270,10 @@ def test_waiting_for_a_seat_in_vllm_is_no_time_of_the_rollout(max_turns):
     most = [0, 0]
 
     class Counting(RendererChat):
-        async def generate(self, prompt, n):
+        async def generate(self, prompt, n, seed=None):
             most[0] += n
             most[1] = max(most)
-            completions = await super().generate(prompt, n)
+            completions = await super().generate(prompt, n, seed)
             most[0] -= n
             return completions
 

@@ -68,3 +68,13 @@ def test_an_empty_completion_is_nothing_to_train_on():
         [1, 2, 3]
     ]
     assert Rows().freeze() == ()
+
+
+def test_every_sampled_token_knows_its_turn_through_forks():
+    extends, forks = ([1, 2, 3, 4, 5], [6]), ([9], [7, 8])
+
+    first, second = played(([1, 2], [3, 4]), extends, forks).freeze()
+
+    assert first.turns.tolist() == [-1, -1, 0, 0, -1, 1]
+    assert second.turns.tolist() == [-1, 2, 2]
+    assert first.turns.dtype == np.int32

@@ -2,6 +2,9 @@
 
 import socket
 import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,12 +18,16 @@ from rl.records import MicroBatch, RankBatch
 from rl.run.failure import RunFailed
 from rl.run.folder import RunFolder
 from rl.run.metrics import MetricsFile, read_metrics
-from rl.run.status import Status
+from rl.run.status import STOPPED, Status
 from rl.trainer import loop
 from rl.wire import HEADER, Answer, Call, pack, unpack
 from tests.support.composing import composed
 
 EMPTY = MicroBatch(*(np.zeros((1, 2), np.int32) for _ in range(9)))
+EVALUATION = {
+    "_target_": "rl.evaluation.periodic.PeriodicEvaluation",
+    **{"num_examples": 2, "rollouts_per_example": 1, "temperature": 0.0, "pass_threshold": 1.0},
+}
 STATS = {"train/grad_norm": 1.0, "train/learning_rate": 1e-3, "train/skipped": 0.0}
 
 
@@ -65,7 +72,13 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def calls(folder):
+def answers() -> dict[str, Callable[[Call], Answer | None]]:
+    """What the rollouts process says to some calls; where it is None, as to all others."""
+    return {}
+
+
+@pytest.fixture
+def calls(folder, answers):
     """What the rollouts process is asked; it answers at once."""
     asked: list[Call] = []
     listener = socket.socket(socket.AF_UNIX)
@@ -79,7 +92,8 @@ def calls(folder):
             asked.append(call)
             batch = RankBatch(step=call.step, micro_batches=(EMPTY,))
             value = msgspec.Raw(pack(batch if call.what == "next_batch" else {}))
-            answer = pack(Answer(value=value))
+            special = answers.get(call.what, lambda call: None)(call)
+            answer = pack(special or Answer(value=value))
             connection.write(HEADER.pack(len(answer)) + answer)
             connection.flush()
 
@@ -135,6 +149,27 @@ def test_only_steps_in_a_row_without_a_gradient_end_the_run(folder):
         run._stop_if_nonfinite({"train/skipped": skipped})
     with pytest.raises(RunFailed, match=f"{most} steps in a row"):
         run._stop_if_nonfinite({"train/skipped": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("message", "solved", "evaluated"),
+    [("the task is solved", True, [2]), (STOPPED, True, []), ("too hard", False, [])],
+)
+def test_a_run_that_ends_early_and_well_evaluates_its_last_version(
+    message, solved, evaluated, folder, calls, saved, answers
+):
+    answers["next_batch"] = lambda call: (
+        Answer(over=message, solved=solved) if call.step == 2 else None
+    )
+    answers["evaluation"] = lambda call: Answer(value=msgspec.Raw(pack({"eval/reward": 0.5})))
+    run = Rehearsal(folder, start=0, max_steps=9, checkpoint_every=0)
+    run.run = replace(run.run, evaluation={**EVALUATION, "every": 5})
+    with nullcontext() if solved else pytest.raises(RunFailed, match=message):
+        run.train()
+    assert saved == [2]
+    assert [c.version for c in calls if c.what == "evaluation"] == [0, *evaluated]
+    rows = [(row["step"], row.get("eval/reward")) for row in read_metrics(folder)]
+    assert rows == [(0, 0.5), (1, None), *((version, 0.5) for version in evaluated)]
 
 
 class WithoutServer(Rehearsal):

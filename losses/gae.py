@@ -1,0 +1,32 @@
+"""Generalised advantage estimation: differences of values along a rollout, summed backwards.
+
+    delta_l = r_l + gamma * V_(l+1) - V_l
+    A_l     = delta_l + gamma * gae_lambda * A_(l+1)        after the last step V and A are 0
+
+With gae_lambda 1 an advantage is the return less the value: right on average whatever the values
+are, and as noisy as returns. With 0 it is a single delta: quiet, and as wrong as the values.
+arXiv:1506.02438.
+
+R: rollouts, L: steps of the longest, tokens or turns (conf/critic).
+"""
+
+import torch
+from torch import Tensor
+
+RANGES = {"gamma": ">= 0 and <= 1", "gae_lambda": ">= 0 and <= 1"}
+
+
+def gae(rewards: Tensor, values: Tensor, *, gamma: float, gae_lambda: float) -> Tensor:
+    """Advantages [R, L] from rewards [R, L] and values [R, L].
+
+    A rollout that is shorter is padded with zeros: that is what its end is worth, and their
+    advantage is 0.
+    """
+    advantages = torch.empty_like(values)
+    next_value = next_advantage = values.new_zeros(len(values))  # [R]
+    for step in reversed(range(values.shape[1])):
+        delta = rewards[:, step] + gamma * next_value - values[:, step]
+        next_advantage = delta + gamma * gae_lambda * next_advantage
+        next_value = values[:, step]
+        advantages[:, step] = next_advantage
+    return advantages

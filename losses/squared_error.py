@@ -1,0 +1,29 @@
+"""What a critic minimises: half the squared distance of its values from the returns.
+
+    loss = (V - R)^2 / 2
+    with clip:  loss = max((V - R)^2, (V_old + clamp(V - V_old, -clip, clip) - R)^2) / 2
+
+V_old: the value before the step's first update. With clip, a value that has moved further has no
+gradient while it is nearer to its return than clip allowed. The bound is in the units of the
+return; implementations of PPO brought it, the paper (arXiv:1707.06347) has none.
+"""
+
+import torch
+from torch import Tensor
+
+from losses.tokens import TokenLoss
+
+RANGES = {"clip": "> 0"}
+
+
+def squared_error(
+    values: Tensor, returns: Tensor, old_values: Tensor, *, clip: float | None
+) -> TokenLoss:
+    """Loss [N] of values [N]; a metric counts those that moved beyond the clip."""
+    error = (values - returns).square()  # [N]
+    if clip is None:
+        return TokenLoss(error / 2, {})
+    moved = values - old_values  # [N]
+    clipped = (old_values + moved.clamp(-clip, clip) - returns).square()  # [N]
+    beyond = (moved.detach().abs() > clip).float()  # [N]
+    return TokenLoss(torch.maximum(error, clipped) / 2, {"value_clip_fraction": beyond})

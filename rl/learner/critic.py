@@ -1,0 +1,242 @@
+"""The critic: a model that says before every token what is still to be earned in its rollout.
+
+    V(token) = head of the hidden state before it      a scalar head on the policy's architecture
+
+It starts as the policy does, adapter included, with a head of zeros, and has weights, an engine, an
+optimizer and a checkpoint of its own. Before the policy's first update of a step its values become
+advantages and returns (value_credit.py); then it is trained towards those returns:
+
+    sum over the states of the global batch of  loss(V, return) / number of states
+
+A state is where a value was used: the first token of each step of a scored rollout that trains.
+The weights of the policy's tokens (aggregation) say what it learns from, and have no part in this.
+
+B: rows, T: padded length, N: completion tokens of a micro-batch, H: hidden size, R: rollouts.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from losses.tokens import TokenLoss
+from rl.learner.deepspeed_engine import (
+    linearised,
+    load_engine,
+    save_engine,
+    start_engine,
+    take_step,
+)
+from rl.learner.objective import Batch
+from rl.learner.optim import AdamW
+from rl.learner.ranks import Ranks
+from rl.learner.token_table import TokenTable
+from rl.learner.value_credit import Estimator, ValueCredit, ValueTargets, at_tokens, credit
+from rl.model.lora import has_adapter
+from rl.records import RankBatch
+
+ValueLoss = Callable[[Tensor, Tensor, Tensor], TokenLoss]
+"""(values [N], returns [N], values before the step's first update [N]) -> loss [N]"""
+
+
+@dataclass(frozen=True)
+class CriticSetting:
+    """What a critic is made from."""
+
+    load: Callable[[], PreTrainedModel]  # a model as the policy's, with an adapter of its own
+    ranks: Ranks
+    deepspeed_config: dict[str, Any]
+    max_steps: int
+    max_grad_norm: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoCritic:
+    """conf/critic/none.yaml."""
+
+    estimates: ClassVar[bool] = False
+
+    def start(self, setting: CriticSetting) -> None:
+        """Nothing is loaded."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValueModel:
+    """conf/critic/value.yaml, which explains the knobs."""
+
+    estimator: Estimator
+    loss: ValueLoss
+    optim: AdamW
+    over: Literal["tokens", "turns"]
+    whiten: bool
+    head_start: int
+
+    def start(self, setting: CriticSetting) -> "Critic":
+        """Load the model and start its engine. Collective."""
+        return Critic(self, setting)
+
+
+class ValueModule(nn.Module):
+    """A causal language model without its output head, and a scalar head in the place."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        # The head over the vocabulary, where it has weights of its own, is freed with the rest.
+        self.body = cast("PreTrainedModel", model.base_model)
+        width = self.body.get_input_embeddings().weight.shape[-1]
+        # Zeros: at first every value is 0, the mean of whitened returns, and says nothing wrong.
+        self.head = nn.Linear(cast("int", width), 1, dtype=model.dtype, device=model.device)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    @property
+    def ends(self) -> list[nn.Parameter]:
+        """Parameters at both ends of the model: no maps between hidden states."""
+        return [*self.body.get_input_embeddings().parameters(), *self.head.parameters()]
+
+    def forward(self, token_ids: Tensor, mask: Tensor) -> Tensor:
+        """Return the values [N] of the masked tokens of `token_ids` [B, T], row by row."""
+        hidden = self.body(input_ids=token_ids, use_cache=False).last_hidden_state
+        before = hidden[:, :-1][mask[:, 1:]]  # [N, H] what each token is chosen from
+        # In float32: in bfloat16 two values near 1 are the same unless 0.4 % apart.
+        exact = torch.promote_types(before.dtype, torch.float32)
+        weight, bias = self.head.weight.to(exact), self.head.bias.to(exact)
+        return nn.functional.linear(before.to(exact), weight, bias).squeeze(-1)
+
+
+class Critic:
+    """One rank's share of the value model; all ranks call every method together."""
+
+    def __init__(self, knobs: ValueModel, setting: CriticSetting) -> None:
+        self._knobs, self._ranks, self._max_steps = knobs, setting.ranks, setting.max_steps
+        model = setting.load()
+        self._has_adapter, half = has_adapter(model), model.dtype == torch.bfloat16
+        module = ValueModule(model)
+        self._engine = start_engine(
+            module,
+            knobs.optim.optimizer(module.parameters(), module.ends),
+            setting.deepspeed_config,
+            max_grad_norm=setting.max_grad_norm,
+            half=half,
+            external=module.head.parameters(),
+        )
+
+    def trains_alone(self, step: int) -> bool:
+        """Whether the policy still waits for its critic."""
+        return step < self._knobs.head_start
+
+    @torch.no_grad()
+    def values(self, batches: Sequence[Batch]) -> list[Tensor]:
+        """Return the values [N] of each micro-batch, without dropout."""
+        self._engine.eval()
+        values = [self._engine(batch.token_ids, batch.mask) for batch in batches]
+        self._engine.train()
+        return values
+
+    def credit(
+        self, batch: RankBatch, batches: Sequence[Batch], penalties: Sequence[Tensor]
+    ) -> tuple[list[Batch], dict[str, float]]:
+        """Return the micro-batches with advantages and what the critic trains on, and metrics.
+
+        Args:
+            batch: with the rewards and lengths of all rollouts.
+            batches: its micro-batches.
+            penalties: [N] each, taken off the reward of every token; none: nothing is.
+
+        """
+        own, table = self.values(batches), TokenTable(batch, batches)
+        columns = [own, [b.turns for b in batches], *([penalties] if penalties else [])]
+        values, turns, *lost = table.gather(*columns)  # [R, L] each
+        scored = torch.tensor(batch.rewards).isfinite()[:, None]  # [R, 1]
+        turn_rewards = torch.tensor(batch.turn_rewards, dtype=torch.float64)  # [R, K]
+        turn_rewards[turn_rewards.isnan()] = 0.0  # there is no such turn
+        rewards = at_tokens(turn_rewards, turns, table.exists)
+        result = credit(
+            values,
+            turns,
+            table.exists & scored,
+            rewards - lost[0] if lost else rewards,
+            estimator=self._knobs.estimator,
+            over=self._knobs.over,
+            whiten=self._knobs.whiten,
+        )
+        weights = result.states.double() / result.states.sum().clamp(min=1)  # [R, L]
+        parts = map(table.scatter, (result.advantages, result.returns, weights))
+        credited = [
+            replace(b, advantages=a.to(v), value_targets=ValueTargets(r.to(v), v, w.to(v)))
+            for b, v, a, r, w in zip(batches, own, *parts, strict=True)
+        ]
+        metrics = {"train/kl_penalty": float(lost[0].sum(1).mean())} if lost else {}
+        return credited, metrics | _metrics(values, result)
+
+    def update(self, step: int, batches: Sequence[Batch], updates: int) -> dict[str, float]:
+        """Take `updates` optimizer steps towards the returns; return metrics, averaged over them.
+
+        As with the policy, a step whose gradient is not finite changes nothing, and so does a batch
+        without any state.
+        """
+        pairs = [(batch, _targets(batch)) for batch in batches]
+        if not self._ranks.any(any(bool(targets.weights.any()) for _, targets in pairs)):
+            return {}
+        rate = self._knobs.optim.rate(step, self._max_steps)
+        metrics = [self._update(pairs, rate) for _ in range(updates)]
+        means = {name: sum(one[name] for one in metrics) / updates for name in metrics[0]}
+        return {**means, "train/critic_learning_rate": rate}
+
+    def _update(self, pairs: Sequence[tuple[Batch, ValueTargets]], rate: float) -> dict[str, float]:
+        sums: dict[str, Tensor] = {}
+        for batch, targets in pairs:
+            output = self._engine(batch.token_ids, batch.mask)
+            values = output.detach().requires_grad_()
+            result = self._knobs.loss(values, targets.returns, targets.old_values)
+            value = (targets.weights * result.loss).sum()
+            slopes = torch.autograd.grad(value, [values])
+            # As in policy.py: a NaN goes backward, and the sum over ranks is no mean.
+            self._engine.backward(linearised(value, slopes, [output]) * self._ranks.world)
+            for name, numbers in {"value_loss": result.loss, **result.metrics}.items():
+                share = (targets.weights * numbers).detach().sum().double()
+                sums[name] = sums.get(name, torch.zeros_like(share)) + share
+        totals = torch.stack(list(sums.values()))
+        dist.all_reduce(totals)
+        norm = take_step(self._engine, rate)
+        return {
+            **{f"train/{name}": total for name, total in zip(sums, totals.tolist(), strict=True)},
+            "train/critic_grad_norm": norm,
+            "train/critic_skipped": float(math.isnan(norm)),
+        }
+
+    def save(self, folder: Path) -> None:
+        """Write what is trained, beside the policy's own."""
+        save_engine(self._engine, folder / "critic", partly_frozen=self._has_adapter)
+
+    def load(self, folder: Path) -> None:
+        """Take up what `save` wrote."""
+        load_engine(self._engine, folder / "critic", partly_frozen=self._has_adapter)
+
+
+def _targets(batch: Batch) -> ValueTargets:
+    assert batch.value_targets, "made by `credit`"
+    return batch.value_targets
+
+
+def _metrics(values: Tensor, result: ValueCredit) -> dict[str, float]:
+    """How well the values of a step's states told their returns, before they are trained on them.
+
+    explained variance = 1 - var(return - value) / var(return): 1 for a critic that knows, 0 for one
+    that says the same everywhere, NaN where all returns are the same.
+    """
+    known, returns = values[result.states], result.returns[result.states]
+    if not len(known):
+        return {}
+    spread, left = (float(each.var(correction=0)) for each in (returns, returns - known))
+    return {
+        "train/value_mean": float(known.mean()),
+        "train/return_mean": float(returns.mean()),
+        "train/explained_variance": 1 - left / spread if spread > 0 else math.nan,
+    }

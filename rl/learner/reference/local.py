@@ -1,0 +1,152 @@
+"""References that the trainer's ranks score with themselves.
+
+initial    the policy as the run starts; with an adapter the base with the adapter off, else a
+           copy, which `refresh_every` may move after the policy
+model      another model with the same tokenizer: a teacher
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+
+from rl.learner.logprobs import PolicyModule
+from rl.learner.policy import Policy
+from rl.learner.reference.protocol import Reference, ReferenceSetting, Unchanging
+from rl.learner.rows import Rows, Scores
+from rl.model.loading import load_model
+from rl.model.pretrained import local_folder
+from rl.run.failure import RunFailed
+
+_FILE = "reference.safetensors"
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitialPolicy:
+    """conf/reference/initial.yaml.
+
+    Attributes:
+        refresh_every: steps between two refreshes; 0: never.
+        refresh_mix: share of the policy in the refreshed reference; 1 replaces it.
+        top_k: candidates at each token, where a loss compares distributions.
+        sees_hint: its prompts hold the hints of the examples (rl/sampling/hints.py).
+
+    """
+
+    is_policy: ClassVar[bool] = True  # the policy itself, as it was
+
+    refresh_every: int
+    refresh_mix: float
+    top_k: int
+    sees_hint: bool
+
+    def start(self, setting: ReferenceSetting) -> Reference:
+        """Return the base with its adapter off, or a copy of the weights."""
+        top_k = setting.num_candidates(self.top_k)
+        if setting.policy.has_adapter:
+            return _AdapterOff(setting.policy, top_k)
+        model = load_model(setting.model, setting.dtype, setting.seed)
+        return _Copy(model, setting, top_k, self.refresh_every, self.refresh_mix)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrozenModel:
+    """conf/reference/model.yaml: a local folder or a name on the hub, as model.path."""
+
+    path: str
+    revision: str | None
+    dtype: Literal["bfloat16", "float32"]
+    top_k: int
+    sees_hint: bool
+
+    def start(self, setting: ReferenceSetting) -> Reference:
+        """Load it on every rank."""
+        folder = local_folder(self.path, self.revision, "reference")
+        _require_same_tokens(folder, setting.model)
+        model = load_model(folder, getattr(torch, self.dtype), setting.seed)
+        return _Copy(model, setting, setting.num_candidates(self.top_k))
+
+
+class _AdapterOff(Unchanging):
+    def __init__(self, policy: Policy, top_k: int) -> None:
+        self._policy, self._top_k = policy, top_k
+
+    def score(self, batches: Sequence[Rows]) -> list[Scores]:
+        return [self._policy.base_scores(rows, self._top_k) for rows in batches]
+
+
+class _Copy(Unchanging):
+    """A model on every rank; one that follows the policy keeps its moving average in float32.
+
+    In bfloat16 most of a small step would round to nothing: with a mix of 0.01 it hardly moved.
+    """
+
+    def __init__(
+        self, model: Any, setting: ReferenceSetting, top_k: int, every: int = 0, mix: float = 1.0
+    ) -> None:
+        device = setting.policy.ranks.device
+        module = PolicyModule(model, chunk=setting.logprob_chunk, head_dtype=setting.head_dtype)
+        self._module = module.to(device).eval()
+        self._module.requires_grad_(False)
+        self._setting, self._top_k = setting, top_k
+        self._every, self._mix = every, mix
+        self._parameters = dict(self._module.model.named_parameters())
+        averages = every > 0 and mix < 1
+        self._average = {n: p.float() for n, p in self._parameters.items()} if averages else {}
+
+    @torch.no_grad()
+    def score(self, batches: Sequence[Rows]) -> list[Scores]:
+        temperature, vocabulary = self._setting.temperature, self._setting.vocabulary
+        top_k = (self._top_k, vocabulary) if self._top_k else None
+        outputs = (
+            self._module(rows.token_ids, rows.mask, temperature, top_k=top_k) for rows in batches
+        )
+        return [Scores(logprobs, *likeliest) for logprobs, _, *likeliest in outputs]
+
+    @torch.no_grad()
+    def after_step(self, step: int) -> None:
+        if not self._every or step % self._every:
+            return
+        # Gathered on rank 0 and sent to all: each rank scores with a copy of its own.
+        new = self._setting.policy.weights()
+        for name, parameter in self._parameters.items():
+            moved = new[name].to(parameter) if new else torch.empty_like(parameter)
+            dist.broadcast(moved, 0)
+            if self._average:
+                moved = self._average[name].lerp_(moved.float(), self._mix)
+            parameter.copy_(moved)
+
+    def save(self, folder: Path) -> None:
+        if self._every and self._setting.policy.ranks.first:
+            state = self._average or self._parameters
+            save_file({n: tensor.contiguous().cpu() for n, tensor in state.items()}, folder / _FILE)
+
+    @torch.no_grad()
+    def load(self, folder: Path) -> None:
+        if not self._every:
+            return
+        state = load_file(folder / _FILE)
+        for name, parameter in self._parameters.items():
+            parameter.copy_(state[name])
+            if self._average:
+                self._average[name].copy_(state[name])
+
+
+def _require_same_tokens(teacher: Path, student: Path) -> None:
+    """A teacher scores the policy's own token ids: they must mean the same to it."""
+    teacher_tokenizer, student_tokenizer = (
+        json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+        for folder in (teacher, student)
+    )
+    for key in ("model", "added_tokens"):
+        if teacher_tokenizer.get(key) != student_tokenizer.get(key):
+            raise RunFailed(
+                f"reference.path={teacher} has another tokenizer than the policy, so it cannot "
+                "score its tokens: choose a teacher of the same family, or use its text instead "
+                "(loss=sft sampler=transcripts)"
+            )

@@ -1,0 +1,139 @@
+"""Examples in three pools by how hard they were when they were last played.
+
+    mean reward of the group >= easy_threshold  ->  easy    \
+                             <= hard_threshold  ->  hard     >  each drawn by its weight
+    all others, and what was never played       ->  normal  /
+
+The last group alone decides: the policy changes, so what an example earned a hundred steps ago says
+little, and a group that is played again after a resume counts once. Within a pool the example that
+was played longest ago comes next, so nothing repeats before the rest of its pool was played.
+After the difficulty pools of prime-rl, with weights for every draw in the place of fractions of a
+batch.
+"""
+
+import random
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from envs.protocol import Pool
+from rl.records import Group
+from rl.rollouts.example_order import ExampleOrder, Place
+
+_LEVELS = ("easy", "normal", "hard")
+
+_Queue = OrderedDict[int, None]  # positions, that of the example played longest ago first
+
+
+class DifficultyOrder(ExampleOrder):
+    """Easy, normal and hard examples, each as often as its weight says (conf/order/difficulty).
+
+    A mixture draws the environment first, by its own weights; each has pools of its own.
+
+    Attributes:
+        easy_threshold: mean reward, the environment's own, from which on an example is easy.
+        hard_threshold: mean reward up to which it is hard.
+        weights: of the three; one whose pool is empty leaves its share to the others.
+
+    """
+
+    ORDERED: ClassVar[tuple[str, str]] = ("hard_threshold", "easy_threshold")
+    RANGES: ClassVar[dict[str, str]] = {
+        "easy_weight": ">= 0",
+        "normal_weight": ">= 0",
+        "hard_weight": ">= 0",
+    }
+
+    def __init__(
+        self,
+        *,
+        easy_threshold: float,
+        hard_threshold: float,
+        easy_weight: float,
+        normal_weight: float,
+        hard_weight: float,
+    ) -> None:
+        self.easy_threshold, self.hard_threshold = easy_threshold, hard_threshold
+        self.weights = {"easy": easy_weight, "normal": normal_weight, "hard": hard_weight}
+
+    def begin(self, pools: Sequence[Pool], seed: int) -> None:
+        """Begin with every example unplayed."""
+        super().begin(pools, seed)
+        self.load({})
+
+    def next(self, index: int) -> Place:
+        """Return the place of group `index`: a function of seed, index and what was observed."""
+        # A generator for each draw: a checkpoint need not hold one in the middle of its numbers.
+        rng = random.Random(f"{self.seed}:{index}")
+        (pool,) = rng.choices(range(len(self.pools)), [pool.weight for pool in self.pools])
+        filled = {level: queue for level, queue in self._queues[pool].items() if queue}
+        weights = [self.weights[level] for level in filled]
+        # Where all examples are such as nobody wants, they are better than no batch.
+        (level,) = rng.choices(list(filled), weights if any(weights) else None)
+        position = next(iter(filled[level]))
+        filled[level].move_to_end(position)
+        # Those that were never played are at the head of `normal`: nothing is put before them.
+        if level == "normal" and self._num_unplayed[pool]:
+            self._num_unplayed[pool] -= 1
+        return pool, position
+
+    def observe(self, place: Place, group: Group) -> None:
+        """Put the example where its group says; one that cannot be scored stays where it is."""
+        rewards = [rollout.reward for rollout in group.rollouts if rollout.reward is not None]
+        if not rewards:
+            return
+        pool, position = place
+        queues, level = self._queues[pool], self._level(sum(rewards) / len(rewards))
+        if position not in queues[level]:
+            for queue in queues.values():
+                queue.pop(position, None)
+            queues[level][position] = None
+
+    def _level(self, mean: float) -> str:
+        if mean >= self.easy_threshold:
+            return "easy"
+        return "hard" if mean <= self.hard_threshold else "normal"
+
+    def state(self) -> dict[str, Any]:
+        """Return the examples that were played, by pool; the seed knows the others."""
+        played = [
+            {
+                level: list(queue)[unplayed if level == "normal" else 0 :]
+                for level, queue in queues.items()
+            }
+            for queues, unplayed in zip(self._queues, self._num_unplayed, strict=True)
+        ]
+        return {"sizes": [len(pool.examples) for pool in self.pools], "played": played}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on with the pools as they were.
+
+        Raises:
+            ValueError: the environment has other examples now.
+
+        """
+        sizes = [len(pool.examples) for pool in self.pools]
+        if state.get("sizes", sizes) != sizes:
+            raise ValueError(
+                f"the checkpoint knows how hard {state['sizes']} examples are, and the environment "
+                f"has {sizes} now: a resumed run needs the examples that it began with"
+            )
+        played = state.get("played") or [{level: [] for level in _LEVELS} for _ in sizes]
+        self._queues: list[dict[str, _Queue]] = []
+        self._num_unplayed: list[int] = []
+        for pool, levels in enumerate(played):
+            known = {position for level in _LEVELS for position in levels[level]}
+            positions = list(range(sizes[pool]))
+            random.Random(f"{self.seed}:{pool}").shuffle(positions)
+            unplayed = [position for position in positions if position not in known]
+            queues = {level: OrderedDict.fromkeys(levels[level]) for level in _LEVELS}
+            queues["normal"] = OrderedDict.fromkeys([*unplayed, *levels["normal"]])
+            self._queues.append(queues)
+            self._num_unplayed.append(len(unplayed))
+
+    def metrics(self) -> dict[str, float]:
+        """Return the share of each pool among all examples, and how many were played at all."""
+        total = sum(len(pool.examples) for pool in self.pools)
+        counts = {level: sum(len(queues[level]) for queues in self._queues) for level in _LEVELS}
+        shares = {level: count / total for level, count in counts.items()}
+        return {**shares, "seen": float(total - sum(self._num_unplayed))}

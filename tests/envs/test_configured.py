@@ -1,0 +1,155 @@
+"""What every environment can be told: system prompt, turns, time for tools, episodes at once."""
+
+import asyncio
+from random import Random
+
+import pytest
+
+from envs.episode import Example
+from envs.messages import user
+from envs.protocol import Environment
+from envs.turn_limits import checked_limits
+from rl.config.build import build
+from rl.config.check import check
+from rl.config.schema import ConfigError
+from rl.inference.live_version import LiveVersion
+from rl.sampling.player import Player
+from rl.sampling.renderer_chat import RendererChat
+from tests.envs.test_mixture import make
+from tests.rl.sampling.test_speaker import Driving
+from tests.support.composing import changed, composed
+from tests.support.scripted import HI, SAMPLER, ScriptedClient, ScriptedEnv, play, tiny_renderer
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+
+
+def told(env: Environment, **knobs) -> Environment:
+    env.configure(**knobs)
+    return env
+
+
+def first_prompt(env: Environment, *messages) -> tuple[str, list]:
+    """What the first request of an episode holds, and the messages of the rollout."""
+    client = ScriptedClient("x")
+    (rollout,) = play(env, client, messages=messages or (user("hi"),))
+    tokens = client.requests[0][0]
+    return bytes(t for t in tokens if t < 256).decode(), rollout.messages
+
+
+@pytest.mark.parametrize("choice", ["reverse-text", "wiki-search", "math-python", "composed"])
+def test_a_system_prompt_opens_every_episode_of_any_environment(choice, tmp_path):
+    (tmp_path / "p.txt").write_text("Be brief.\n")
+    (tmp_path / "d.jsonl").write_text('{"question": "q", "answer": "a"}\n' * 2)
+    path = [f"env.dataset.path={tmp_path / 'd.jsonl'}"] if choice == "composed" else []
+    for given in ("Be brief.", str(tmp_path / "p.txt")):
+        config = composed(f"env={choice}", *path)
+        env = build({**config["env"], "system_prompt": given})()
+        assert env.opened([user("hi")]) == [SYSTEM, user("hi")]
+
+
+def test_the_policy_reads_it_and_the_rollout_shows_it():
+    prompt, messages = first_prompt(told(ScriptedEnv(), system_prompt="Be brief."))
+    assert prompt.startswith("system\nBe brief.")
+    assert messages[0] == SYSTEM
+
+
+def test_it_takes_the_place_of_the_environments_own_or_of_any_where_it_is_empty():
+    own = ({"role": "system", "content": "Talk."}, user("hi"))
+    assert first_prompt(told(ScriptedEnv(), system_prompt="Be brief."), *own)[1][:2] == [
+        SYSTEM,
+        user("hi"),
+    ]
+    assert first_prompt(told(ScriptedEnv(), system_prompt=""), *own)[1][0] == user("hi")
+    assert first_prompt(ScriptedEnv(), *own)[1][0] == own[0]
+
+
+def test_an_environment_that_holds_the_conversation_has_it_in_every_turn_of_one_row():
+    client = ScriptedClient("x")
+    (rollout,) = play(told(Driving("more", "again"), system_prompt="Be brief."), client)
+    assert len(rollout.sequences) == 1
+    assert rollout.messages[0] == SYSTEM
+    assert all(bytes(t for t in r[0] if t < 256).startswith(b"system") for r in client.requests)
+
+
+def test_demonstrations_have_it_as_rollouts_do():
+    config = composed("loss=sft", "sampler=demonstrations")
+    env = build({**config["env"], "system_prompt": "Be brief."})()
+    sampler = build(config["sampler"])()
+    (rollout,) = sampler.group(env, tiny_renderer(), Random(0), 1, 256)
+    assert rollout.messages[0] == SYSTEM
+
+
+def test_a_mixture_gives_it_to_all_of_its_environments():
+    env = told(make(), system_prompt="Be brief.")
+    examples = [pool.examples[0] for pool in env.pools("train")]
+    assert all(env.environment_of(e).opened(e.messages)[0] == SYSTEM for e in examples)
+
+
+def test_a_prompt_file_that_is_not_there_is_one_sentence(tmp_path):
+    with pytest.raises(ValueError, match=r"system_prompt=none.txt: cannot be read .FileNotFound"):
+        told(ScriptedEnv(), system_prompt="none.txt")
+
+
+@pytest.mark.parametrize(
+    ("knobs", "sentence"),
+    [
+        ({"max_concurrent": 0}, "max_concurrent=0: at least 1"),
+        ({"tool_timeout": 0.0}, "tool_timeout=0: more than 0 seconds"),
+        ({"max_turns": 3}, "max_turns=3, but nothing in Alone answers a turn"),
+    ],
+)
+def test_a_knob_that_cannot_be_that_is_one_sentence(knobs, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        told(type("Alone", (Environment,), {})(), **knobs)
+
+
+def test_turns_and_times_are_set_where_the_constructor_does_not():
+    env = told(ScriptedEnv(("a", "b", "c")), max_turns=2, tool_timeout=3.0, max_concurrent=4)
+    assert (env.max_turns, env.tool_timeout, env.max_concurrent) == (2, 3.0, 4)
+    assert play(env, ScriptedClient("x"))[0].stop_reason == "max_turns"
+
+
+def test_they_are_checked_like_any_other_knob():
+    check(changed(composed(), {"env.tool_timeout": 3.0}))
+    with pytest.raises(ConfigError, match=r"env.tool_timeout is .*a number"):
+        check(changed(composed(), {"env.tool_timeout": "long"}))
+    with pytest.raises(ConfigError, match=r"env.tool_timout is no key .* did you mean tool_timeo"):
+        check(changed(composed(), {"env.tool_timout": 3.0}))
+
+
+def test_a_part_of_a_mixture_has_limits_of_its_own():
+    scripted = {name: ScriptedEnv() for name in ("short", "long")}
+    mixture = type(make())(envs=scripted, weights={"short": 1.0, "long": 1.0})
+    mixture.configure(sampling={"short": {"max_tokens": 4, "stop": ["!"], "rollout_timeout": 9}})
+    client = ScriptedClient("a long answer")
+    for name, tokens in (("short", 4), ("long", 14)):
+        (rollout,) = asked(mixture, name, client)
+        assert len(rollout.sequences[0].token_ids) - len(client.requests[-1][0]) == tokens
+    assert [sampling.get("stop") for _, sampling, _, _ in client.requests] == [["!"], None]
+
+
+def asked(mixture, name, client):
+    chat = RendererChat(SAMPLER, tiny_renderer(), client, 256, LiveVersion(7))
+    group = Player(SAMPLER, mixture, chat).play_group(0, Example(0, name, list(HI)), 1)
+    return asyncio.run(group)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"temperature": 0.5}, "x.temperature: an environment may have its own max_tokens, stop, "),
+        ({"max_tokens": 0}, "x.max_tokens=0: a whole number, at least 1"),
+        ({"max_tokens": 1.5}, "x.max_tokens=1.5: a whole number"),
+        ({"rollout_timeout": True}, "x.rollout_timeout=True: a number above 0"),
+        ({"stop": "a"}, "x.stop=a is no list of texts"),
+        ({"stop": [""]}, "x.stop has an empty text"),
+    ],
+)
+def test_what_an_environment_cannot_have_for_itself_is_one_sentence(given, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        checked_limits(given, "x")
+
+
+def test_limits_of_a_part_that_is_not_there_are_one_sentence():
+    with pytest.raises(ValueError, match=r"sampling names \['worlds'\], but envs has words, sums"):
+        make().configure(sampling={"worlds": {}})

@@ -1,0 +1,61 @@
+"""GAE against tables worked by hand, and what must hold for any values."""
+
+import pytest
+import torch
+
+from losses.gae import gae
+
+REWARDS, VALUES = [0.0, 0.0, 1.0], [0.5, 0.25, 0.5]
+
+TABLE = [
+    # gamma, lambda, advantages; the value after the last step is 0
+    (1.0, 1.0, [0.5, 0.75, 0.5]),  # return 1 at every step, minus the value
+    (0.5, 1.0, [-0.25, 0.25, 0.5]),  # returns 1/4, 1/2, 1
+    # deltas 0.5 * 0.25 - 0.5, 0.5 * 0.5 - 0.25, 1 - 0.5
+    (0.5, 0.0, [-0.375, 0.0, 0.5]),
+    # from the back: 0.5; 0 + 0.25 * 0.5; -0.375 + 0.25 * 0.125
+    (0.5, 0.5, [-0.34375, 0.125, 0.5]),
+    (0.0, 0.5, [-0.5, -0.25, 0.5]),  # reward minus value, whatever lambda
+]
+
+
+def table(*rows):
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("gamma", "gae_lambda", "expected"), TABLE)
+def test_gae_matches_the_table(gamma, gae_lambda, expected):
+    found = gae(table(REWARDS), table(VALUES), gamma=gamma, gae_lambda=gae_lambda)
+    torch.testing.assert_close(found, table(expected), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("gamma", "gae_lambda", "expected"), TABLE)
+def test_a_shorter_rollout_beside_a_longer_one_has_the_same_advantages(gamma, gae_lambda, expected):
+    rewards = table([*REWARDS, 0.0, 0.0], [1.0, 2.0, 3.0, 4.0, 5.0])
+    values = table([*VALUES, 0.0, 0.0], [5.0, 4.0, 3.0, 2.0, 1.0])
+    found = gae(rewards, values, gamma=gamma, gae_lambda=gae_lambda)
+    torch.testing.assert_close(found[0], table([*expected, 0.0, 0.0])[0], rtol=1e-12, atol=1e-12)
+
+
+def test_with_lambda_1_and_one_value_everywhere_it_is_the_return_less_that_value():
+    rewards = torch.randn(4, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = gae(rewards, torch.full_like(rewards, 0.75), gamma=1.0, gae_lambda=1.0)
+    returns = rewards.flip(1).cumsum(1).flip(1)
+    torch.testing.assert_close(found, returns - 0.75, rtol=1e-12, atol=1e-12)
+
+
+def test_it_is_the_sum_of_discounted_differences():
+    generator = torch.Generator().manual_seed(1)
+    rewards, values = torch.randn(2, 3, 6, dtype=torch.float64, generator=generator)
+    found = gae(rewards, values, gamma=0.9, gae_lambda=0.8)
+    after = torch.cat([values[:, 1:], torch.zeros(3, 1, dtype=torch.float64)], 1)
+    deltas = rewards + 0.9 * after - values
+    for i in range(6):
+        discounts = 0.72 ** torch.arange(6 - i, dtype=torch.float64)
+        torch.testing.assert_close(found[:, i], (deltas[:, i:] * discounts).sum(1))
+
+
+def test_no_rollout_and_no_step_give_an_empty_table():
+    for shape in ((0, 3), (3, 0), (0, 0)):
+        empty = torch.zeros(shape)
+        assert gae(empty, empty, gamma=1.0, gae_lambda=1.0).shape == shape

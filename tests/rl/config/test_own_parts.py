@@ -1,0 +1,108 @@
+"""An order or a buffer of one's own is looked at before anything starts."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from rl.config.build import construct
+from rl.config.schema import ConfigError
+from tests.support.launching import train
+
+PARTS = """
+from rl.rollouts.buffer import FifoBuffer
+from rl.rollouts.example_order import ExampleOrder
+
+
+class Alone:
+    def begin(self, pools, seed): ...
+    def next(self, index): ...
+
+
+class Whole(ExampleOrder):
+    def next(self, index):
+        return 0, 0
+
+
+class Kept:
+    def add(self, group): ...
+    def draw(self, step, count, max_staleness, running): ...
+
+
+class Filtering(FifoBuffer):
+    pass
+"""
+FORGETFUL = """
+from rl.rollouts.example_order import ExampleOrder
+
+
+class Forgetful(ExampleOrder):
+    def observe(self, place, group): ...
+"""
+
+
+@pytest.fixture
+def modules(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, text in (("own_parts", PARTS), ("own_forgetful", FORGETFUL)):
+        (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("group", "target", "sentence"),
+    [
+        (
+            "order",
+            "own_parts.Alone",
+            "order: own_parts.Alone has no example() and no observe() and no state() and no load() "
+            "and no metrics(): derive it from rl.rollouts.example_order.ExampleOrder",
+        ),
+        (
+            "buffer",
+            "own_parts.Kept",
+            "buffer: own_parts.Kept has no state() and no load(): derive it from "
+            "rl.rollouts.buffer.FifoBuffer",
+        ),
+        (
+            "order",
+            "own_forgetful.Forgetful",
+            "order: Forgetful observes groups and a resumed run would know nothing of them: give "
+            "it state() and load(), too",
+        ),
+    ],
+)
+def test_what_a_resume_needs_is_asked_for_in_one_sentence(group, target, sentence, modules):
+    with pytest.raises(ConfigError) as caught:
+        construct(SimpleNamespace(**{group: {"_target_": target}}), [group])
+    assert caught.value.problems == [sentence]
+
+
+@pytest.mark.parametrize(("group", "name"), [("order", "Whole"), ("buffer", "Filtering")])
+def test_a_part_that_derives_from_ours_has_it_all(group, name, modules):
+    construct(SimpleNamespace(**{group: {"_target_": f"own_parts.{name}"}}), [group])
+    assert isinstance(sys.modules["own_parts"], ModuleType)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["order._target_=own_forgetful.Forgetful"], "order: Forgetful observes groups and a"),
+        (
+            ["order=difficulty", "order.easy_threshold=0.1"],
+            "order.hard_threshold=0.2 is not below order.easy_threshold=0.1: swap them",
+        ),
+        (
+            ["order=difficulty", "order.hard_weight=-1"],
+            "order.hard_weight=-1, but it must be >= 0",
+        ),
+    ],
+)
+def test_train_py_says_so_and_starts_nothing(overrides, sentence, modules, tmp_path):
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    # From the folder of a user whose module it is.
+    done = train(*overrides, "run_name=x", output_dir=folder, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 2, done.stderr
+    assert sentence in done.stderr + done.stdout
+    assert not (folder / "x" / "config.yaml").exists()

@@ -1,0 +1,133 @@
+"""Advantages and returns of tokens and of turns against tables worked by hand."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from losses.gae import gae
+from rl.learner.value_credit import at_tokens, credit
+
+# Two turns of 2 and 3 tokens that earn 1 and 2; one turn of 2 tokens that earns 4.
+TURNS = [[0, 0, 1, 1, 1], [0, 0, 0, 0, 0]]
+EXISTS = [[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]]
+VALUES = [[0.5, 1.0, 1.0, 0.0, 2.0], [1.0, 3.0, 0.0, 0.0, 0.0]]
+EARNED = [[1.0, 2.0], [4.0, 0.0]]
+AT_TOKENS = [[0.0, 1.0, 0.0, 0.0, 2.0], [0.0, 4.0, 0.0, 0.0, 0.0]]
+
+
+def table(rows):
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def credited(over, gamma, gae_lambda, exists=EXISTS, whiten=False, values=VALUES):
+    exists = table(exists).bool()
+    return credit(
+        table(values),
+        table(TURNS),
+        exists,
+        at_tokens(table(EARNED), table(TURNS), exists),
+        estimator=partial(gae, gamma=gamma, gae_lambda=gae_lambda),
+        over=over,
+        whiten=whiten,
+    )
+
+
+def test_a_turn_s_reward_stands_at_its_last_token():
+    found = at_tokens(table(EARNED), table(TURNS), table(EXISTS).bool())
+    torch.testing.assert_close(found, table(AT_TOKENS), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("turns", "earned", "expected"),
+    [
+        ([0, 0, 2], [1, 2, 3], [0, 3, 3]),  # the second has no token: its reward joins the first's
+        ([1, 1, 1], [1, 2, 0], [1, 0, 2]),  # the first has none: the first token of all
+        ([0, 0, 1], [1, 2, 4], [0, 1, 6]),  # the last has none: the last token
+    ],
+)
+def test_a_turn_without_tokens_loses_no_reward(turns, earned, expected):
+    found = at_tokens(table([earned]), table([turns]), torch.ones(1, 3, dtype=torch.bool))
+    torch.testing.assert_close(found, table([expected]), rtol=0, atol=0)
+
+
+HAND = [
+    # returns 3 and 2 from the first and the second turn on, and 4
+    ("tokens", 1.0, 1.0, [[2.5, 2.0, 1.0, 2.0, 0.0], [3.0, 1.0, 0.0, 0.0, 0.0]]),
+    # r + V' / 2 - V: 0.5 - 0.5, 1.5 - 1, 0 - 1, 1 - 0, 2 - 2; and 1.5 - 1, 4 - 3
+    ("tokens", 0.5, 0.0, [[0.0, 0.5, -1.0, 1.0, 0.0], [0.5, 1.0, 0.0, 0.0, 0.0]]),
+    # from the back, a quarter of the one after added
+    (
+        *("tokens", 0.5, 0.5),
+        [[0.078125, 0.3125, -0.75, 1.0, 0.0], [0.75, 1.0, 0.0, 0.0, 0.0]],
+    ),
+    # values 0.5 and 1 at the turns' first tokens: 3 - 0.5 and 2 - 1; and 4 - 1
+    ("turns", 1.0, 1.0, [[2.5, 2.5, 1.0, 1.0, 1.0], [3.0, 3.0, 0.0, 0.0, 0.0]]),
+    # 1 + 0.5 * 1 - 0.5 and 2 - 1: a turn is one step, however long
+    ("turns", 0.5, 0.0, [[1.0, 1.0, 1.0, 1.0, 1.0], [3.0, 3.0, 0.0, 0.0, 0.0]]),
+    # 1 + 0.25 * 1
+    ("turns", 0.5, 0.5, [[1.25, 1.25, 1.0, 1.0, 1.0], [3.0, 3.0, 0.0, 0.0, 0.0]]),
+]
+
+
+@pytest.mark.parametrize(("over", "gamma", "gae_lambda", "advantages"), HAND)
+def test_advantages_match_the_table(over, gamma, gae_lambda, advantages):
+    found = credited(over, gamma, gae_lambda)
+    torch.testing.assert_close(found.advantages, table(advantages), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("over", ["tokens", "turns"])
+def test_a_return_is_the_advantage_plus_the_value_where_the_step_begins(over):
+    found = credited(over, 0.9, 0.7)
+    firsts = {"tokens": EXISTS, "turns": [[1, 0, 1, 0, 0], [1, 0, 0, 0, 0]]}[over]
+    assert found.states.tolist() == table(firsts).bool().tolist()
+    sums = found.advantages + table(VALUES)
+    torch.testing.assert_close(found.returns[found.states], sums[found.states])
+
+
+def test_with_lambda_1_returns_are_what_is_still_earned_whatever_the_values_say():
+    for over in ("tokens", "turns"):
+        for values in (VALUES, table(VALUES).mul(-9).tolist()):
+            found = credited(over, 1.0, 1.0, values=values)
+            expected = table([[3, 3, 2, 2, 2], [4, 4, 4, 4, 4]])
+            exists = table(EXISTS).bool()
+            torch.testing.assert_close(found.returns[exists], expected[exists])
+
+
+@pytest.mark.parametrize("over", ["tokens", "turns"])
+def test_a_rollout_that_does_not_count_stays_out_of_everything(over):
+    alone = credited(over, 1.0, 1.0, exists=[EXISTS[0], [0] * 5], whiten=True)
+    known = credited(over, 1.0, 1.0).advantages[0]
+    expected = (known - known.mean()) / known.std(correction=0)
+    torch.testing.assert_close(alone.advantages[0], expected, rtol=1e-12, atol=1e-12)
+    assert not alone.advantages[1].any()
+    assert not alone.states[1].any()
+
+
+def test_whitened_advantages_have_mean_0_and_deviation_1_over_the_tokens_that_count():
+    found = credited("tokens", 0.9, 0.7, whiten=True).advantages
+    known, plain = found[table(EXISTS).bool()], credited("tokens", 0.9, 0.7).advantages
+    assert float(known.mean()) == pytest.approx(0, abs=1e-12)
+    assert float(known.square().mean()) == pytest.approx(1, rel=1e-12)
+    assert not found[~table(EXISTS).bool()].any()
+    assert found.argmax() == plain.argmax()
+
+
+def test_advantages_without_spread_are_no_lesson_and_those_of_a_broken_critic_no_number():
+    level = credited("tokens", 1.0, 0.0, exists=[[0] * 5, [1, 0, 0, 0, 0]], whiten=True)
+    assert not level.advantages.any()
+    broken = credited("tokens", 1.0, 1.0, values=[[torch.nan] * 5] * 2, whiten=True)
+    assert broken.advantages[table(EXISTS).bool()].isnan().all()
+
+
+@pytest.mark.parametrize("over", ["tokens", "turns"])
+def test_a_batch_without_any_token_has_tables_of_nothing(over):
+    none = torch.zeros(2, 0, dtype=torch.float64)
+    rewards = at_tokens(table(EARNED), none, none.bool())
+    found = credit(
+        *(none, none, none.bool(), rewards),
+        estimator=partial(gae, gamma=1.0, gae_lambda=1.0),
+        over=over,
+        whiten=True,
+    )
+    assert found.advantages.shape == found.returns.shape == found.states.shape == (2, 0)

@@ -1,0 +1,173 @@
+"""Credit by turn by hand: what each turn earned, and which tokens get its number."""
+
+import json
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from envs.episode import Example, StopReason
+from losses.advantages import group_mean, none, turn_group_mean
+from losses.aggregation import token_mean, turn_mean
+from rl.learner.objective import Batch
+from rl.records import Group, Rollout, Sequence
+from rl.rollouts import truncation
+from rl.rollouts.batch_metrics import batch_metrics
+from rl.rollouts.credit import Crediting, RewardShaping
+from rl.rollouts.plan import plan_batch, rewards_of, weigh
+from rl.rollouts.service import trained_line
+from rl.run.failure import RunFailed
+from rl.run.json_lines import json_line
+
+EXAMPLE = Example(0, "e", [])
+SUMMED = RewardShaping(normalise_each=False, length_penalty=0.0)
+EACH = RewardShaping(normalise_each=True, length_penalty=0.0)
+WEIGHTS = {"step": 2.0, "final": 1.0}
+to_go = partial(turn_group_mean, discount=1.0)
+
+
+def row(*turns):
+    """A row whose tokens are of these turns; -1: somebody else's."""
+    numbers = np.array(turns, np.int32)
+    logprobs = np.zeros(len(numbers), np.float32)
+    return Sequence(numbers + 10, numbers >= 0, logprobs, numbers.clip(max=0), numbers)
+
+
+def rollout(steps, final, *rows, stop=StopReason.STOP):
+    """One that earned `steps` turn by turn, with weight 2, and `final` as a whole."""
+    return Rollout(
+        rows or (row(-1, *range(len(steps))),),
+        [],
+        2 * sum(steps) + final,
+        {"step": sum(steps), "final": final},
+        stop,
+        turns=len(steps),
+        generation_time=0.0,
+        turn_rewards={"step": tuple(steps)},
+    )
+
+
+def credit(rollouts, advantage=to_go, *, shaping=SUMMED, cut=truncation.keep, per_turn=True):
+    return Crediting(cut, shaping, advantage, lambda _: WEIGHTS, per_turn)(EXAMPLE, rollouts)
+
+
+def test_what_was_given_as_a_whole_is_earned_by_the_last_turn():
+    (made,) = credit([rollout([1.0, 0.5], 3.0)])
+    assert made.turn_rewards == (2.0, 4.0)
+    assert made.reward == 6.0
+
+
+def test_turns_are_compared_with_the_same_turns_of_the_group():
+    made = credit([rollout([1.0, 0.5], 3.0), rollout([0.0, 0.5], 1.0)])
+    # To go: 6, 4 and 2, 2.
+    assert [c.advantages for c in made] == [(2.0, 1.0), (-2.0, -1.0)]
+
+
+def test_an_advantage_of_whole_rollouts_takes_their_sum():
+    made = credit([rollout([1.0, 0.5], 3.0), rollout([0.0, 0.5], 1.0)], group_mean, per_turn=False)
+    assert [c.advantages for c in made] == [(2.0,), (-2.0,)]
+    assert [c.turn_rewards for c in made] == [(2.0, 4.0), (0.0, 2.0)]
+
+
+def test_what_truncation_and_length_change_is_changed_at_the_last_turn():
+    cut = rollout([1.0, 0.5], 3.0, stop=StopReason.MAX_TOKENS)
+    (zeroed,) = credit([cut], cut=truncation.zero_reward)
+    assert (zeroed.reward, zeroed.turn_rewards) == (0.0, (2.0, -2.0))
+    penalised = RewardShaping(normalise_each=False, length_penalty=0.25)
+    (shorter,) = credit([cut], shaping=penalised)  # of two tokens
+    assert (shorter.reward, shorter.turn_rewards) == (5.5, (2.0, 3.5))
+    (dropped, kept) = credit([cut, rollout([0.0], 1.0)], cut=truncation.drop)
+    assert (dropped.reward, dropped.turn_rewards, dropped.advantages) == (None, (), (0.0,))
+    assert (kept.trains, kept.advantages) == (True, (0.0,))  # nothing left to compare it with
+
+
+def test_each_reward_by_itself_is_compared_by_turn_too():
+    made = credit([rollout([1.0, 0.5], 3.0), rollout([0.0, 0.5], 1.0)], shaping=EACH)
+    # step, weight 2: to go 1.5, 0.5 and 0.5, 0.5; final: 3, 3 and 1, 1.
+    assert [c.advantages for c in made] == [(2 * 0.5 + 1, 1.0), (-2.0, -1.0)]
+
+
+def test_an_unscorable_rollout_has_one_number_that_teaches_nothing():
+    broken = Rollout((row(-1, 0),), [], None, {}, StopReason.ENV_ERROR, 1, 0.0, error="broken")
+    made = credit([rollout([1.0, 0.0], 0.0), broken, rollout([0.0, 0.0], 0.0)])
+    assert [c.advantages for c in made] == [(1.0, 0.0), (0.0,), (-1.0, 0.0)]
+
+
+def test_an_advantage_that_forgets_a_turn_is_told_so():
+    with pytest.raises(RunFailed, match="returned 1 numbers for a rollout of 2 turns"):
+        credit([rollout([1.0, 0.0], 0.0)], lambda rewards: [[1.0]])
+
+
+def test_a_turn_that_the_environment_does_not_know_of_counts():
+    played = Rollout((row(-1, 0, 1, 2),), [], 1.0, {}, StopReason.STOP, 1, 0.0)  # says 1 turn
+    (made,) = credit([played], lambda rewards: [list(r) for r in rewards])
+    assert made.turn_rewards == (0.0, 0.0, 1.0)
+
+
+# Three turns, of which the third forked: rows of turns 0 (2 tokens) and 1 (1), and of turn 2 (3).
+FORKED = rollout([1.0, 0.0, 0.0], 0.0, row(-1, 0, 0, -1, 1), row(-1, -1, 2, 2, 2))
+SHORT = rollout([0.0], 0.0, row(-1, -1, 0))
+PAIR = Group(0, EXAMPLE, 0, (FORKED, SHORT), credit([FORKED, SHORT]))
+
+
+def by_token(rows, field):
+    return [[float(v) for v in np.broadcast_to(getattr(r, field), r.length)] for r in rows]
+
+
+def test_each_token_gets_its_turns_number_through_rows_and_forks():
+    made = credit([FORKED, SHORT], lambda _: [[5.0, 6.0, 7.0], [8.0]])
+    rows = weigh([Group(0, EXAMPLE, 0, (FORKED, SHORT), made)], token_mean)
+    assert by_token(rows, "advantages") == [[0, 5, 5, 0, 6], [0, 0, 7, 7, 7], [8, 8, 8]]
+    assert [r.first_position for r in rows] == [0, 3, 0]
+    weights = by_token(weigh([PAIR], turn_mean, per_turn=True), "token_weights")
+    # Four turns, of 2, 1, 3 and 1 tokens.
+    expected = [[0, 1 / 8, 1 / 8, 0, 1 / 4], [0, 0, 1 / 12, 1 / 12, 1 / 12], [1 / 4] * 3]
+    assert weights == [pytest.approx(values) for values in expected]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("budget", [3, 10, 99])
+def test_what_a_token_is_does_not_depend_on_the_split(ranks, budget):
+    made = credit([FORKED, SHORT], lambda _: [[5.0, 6.0, 7.0], [8.0]])
+    shares = plan_batch(
+        [Group(0, EXAMPLE, 0, (FORKED, SHORT), made)],
+        turn_mean,
+        per_turn=True,
+        step=3,
+        ranks=ranks,
+        tokens_per_micro_batch=budget,
+        metrics={},
+    )
+    found = set()
+    for micro in (micro for share in shares for micro in share.micro_batches):
+        batch = Batch.of(micro, torch.device("cpu"), 3)
+        columns = (batch.rollout_ids, batch.positions, batch.turns, batch.advantages)
+        found |= set(zip(*(column.tolist() for column in columns), strict=True))
+        assert set(batch.staleness.tolist()) <= {3}
+    assert found == {
+        *((0, 0, 0, 5.0), (0, 1, 0, 5.0), (0, 2, 1, 6.0)),
+        *((0, 3, 2, 7.0), (0, 4, 2, 7.0), (0, 5, 2, 7.0), (1, 0, 0, 8.0)),
+    }
+    told = rewards_of([Group(0, EXAMPLE, 0, (FORKED, SHORT), made)])
+    np.testing.assert_array_equal(told["turn_rewards"], [[2, 0, 0], [0, np.nan, np.nan]])
+    assert told["lengths"].tolist() == [6, 1]
+
+
+def test_the_rollout_file_and_the_metrics_say_which_turn_earned_what():
+    line = json.loads(json_line(trained_line(PAIR, FORKED, PAIR.credits[0], True)))
+    assert line["rewards"] == {"step": 1.0, "final": 0.0}
+    assert line["turn_rewards"] == {"step": [1.0, 0.0, 0.0]}
+    assert line["advantage"] == [1.0, 0.0, 0.0]
+    metrics = batch_metrics([PAIR], 0)
+    assert metrics["reward/step"] == 0.5
+    turns = {name: v for name, v in metrics.items() if "turn_" in name}
+    assert turns == {"reward/step/turn_0": 0.5, "reward/step/turn_1": 0, "reward/step/turn_2": 0}
+
+
+def test_a_rollout_of_one_number_says_it_as_a_number():
+    played = Rollout((row(-1, 0),), [], 1.0, {"r": 1.0}, StopReason.STOP, 1, 0.0)
+    (made,) = Crediting(truncation.keep, SUMMED, none, lambda _: {"r": 1.0})(EXAMPLE, [played])
+    line = trained_line(Group(0, EXAMPLE, 0, (played,), (made,)), played, made, True)
+    assert line["advantage"] == 1.0
+    assert "turn_rewards" not in line

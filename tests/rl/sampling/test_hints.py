@@ -1,0 +1,181 @@
+"""Prompts with hints: the reference's row is the policy's, but for what stood before its answer."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from envs.episode import Example
+from envs.protocol import Environment, Pool
+from losses.aggregation import token_mean
+from rl.inference.live_version import LiveVersion
+from rl.records import Credit, Group, MicroBatch, Rollout
+from rl.rollouts.plan import plan, weigh
+from rl.sampling.hints import require_hints
+from rl.sampling.player import Player
+from rl.sampling.renderer_chat import RendererChat, render
+from tests.support.scripted import (
+    HI,
+    IM_END,
+    SAMPLER,
+    ScriptedClient,
+    ScriptedEnv,
+    tiny_renderer,
+)
+from tests.support.virtual_time import run_virtually
+
+HINTED = ({"role": "user", "content": "hi\n\nSay good."},)
+EXAMPLE = Example(id=3, env="scripted", messages=list(HI), info={"hint": "Say good."})
+
+
+class Counting(RendererChat):
+    """Keeps the messages of every conversation that it opened."""
+
+    opened: list
+
+    async def open(self, messages, tools):
+        self.opened.append(messages)
+        return await super().open(messages, tools)
+
+
+def played(
+    env: Environment, *answers: str, group_size: int = 1, hinted: bool = True
+) -> tuple[tuple[Rollout, ...], list]:
+    """Rollouts of EXAMPLE, and the conversations that were opened."""
+    chat = Counting(SAMPLER, tiny_renderer(), ScriptedClient(*answers), 256, LiveVersion(7))
+    chat.opened = []
+    names = frozenset({env.name} if hinted else ())
+    player = Player(SAMPLER, env, chat, hinted_envs=names)
+    return run_virtually(player.play_group(0, EXAMPLE, group_size)), chat.opened
+
+
+def rendered(*messages) -> list[int]:
+    return render(tiny_renderer(), list(messages))
+
+
+def micro_batch(*rollouts: Rollout, envs: tuple[str, ...] = ("scripted",)) -> MicroBatch:
+    groups = [
+        Group(i, replace(EXAMPLE, env=env), 0, (rollout,), (Credit(1.0, (1.0,)),))
+        for i, (rollout, env) in enumerate(zip(rollouts, envs, strict=True))
+    ]
+    rows = weigh(groups, token_mean)
+    (share,) = plan(rows, step=0, ranks=1, tokens_per_micro_batch=10_000, metrics={})
+    (micro,) = share.micro_batches
+    return micro
+
+
+def test_the_rollouts_of_a_group_share_one_hinted_prompt_that_is_rendered_once():
+    rollouts, opened = played(ScriptedEnv(), "good", "bad", group_size=2)
+    assert opened == [list(HI), list(HINTED)]
+    for rollout in rollouts:
+        (row,) = rollout.sequences
+        assert row.hinted_prompt is not None
+        assert row.hinted_prompt.tolist() == rendered(*HINTED)
+        assert row.hinted_prompt.dtype == np.int32
+        assert row.token_ids.tolist()[: len(rendered(*HI))] == rendered(*HI)  # the policy sees none
+
+
+def test_later_turns_and_replies_follow_the_hint_exactly_as_the_policy_had_them():
+    ((rollout,), opened) = played(ScriptedEnv(("more", "again"), 5), "one", "two", "good")
+    micro = micro_batch(rollout)
+    assert len(opened) == 2
+    (row,) = rollout.sequences
+    after = row.token_ids.tolist()[len(rendered(*HI)) :]
+    assert micro.hinted_token_ids is not None
+    assert micro.hinted_mask is not None
+    assert micro.hinted_token_ids[0].tolist() == [*rendered(*HINTED), *after]
+    chosen = micro.token_ids[micro.completion_mask]
+    assert chosen.tolist() == [*b"one", IM_END, *b"two", IM_END, *b"good", IM_END]
+    assert micro.hinted_token_ids[micro.hinted_mask].tolist() == chosen.tolist()
+
+
+class Rewriting(ScriptedEnv):
+    """Answers with words of the policy's own, which no bridge takes: history is rendered anew."""
+
+    async def reply(self, episode, message):
+        if episode.turns > 1:
+            return None
+        return [{"role": "assistant", "content": "x"}, {"role": "user", "content": "go"}]
+
+
+def test_a_fork_gets_the_hint_into_the_conversation_that_it_begins_with():
+    thought = "<think>\nhm\n</think>\n\nyes"  # which the format drops from history
+    ((rollout,), _) = played(Rewriting(max_turns=3), thought, "good")
+    first, second = rollout.sequences
+    assert first.hinted_prompt is not None
+    assert second.hinted_prompt is not None
+    assert first.hinted_prompt.tolist() == rendered(*HINTED)
+    history = rollout.messages[1:4]  # what it said, and the reply
+    assert second.hinted_prompt.tolist() == rendered(*HINTED, *history)
+    assert second.token_ids.tolist()[: -len(b"good") - 1] == rendered(*HI, *history)
+    micro = micro_batch(rollout)
+    assert micro.hinted_token_ids is not None
+    chosen = micro.token_ids[micro.completion_mask]
+    assert micro.hinted_token_ids[micro.hinted_mask].tolist() == chosen.tolist()
+
+
+class Holding(ScriptedEnv):
+    """Holds the conversation itself."""
+
+    holds_conversation = True
+
+    async def play(self, episode, speak):
+        spoken = await speak(list(episode.example.messages), None)
+        await speak(
+            [*episode.example.messages, spoken.message, {"role": "user", "content": "more"}], None
+        )
+
+
+def test_an_environment_that_holds_the_conversation_is_hinted_too():
+    ((rollout,), _) = played(Holding(), "one", "good")
+    (row,) = rollout.sequences
+    assert row.hinted_prompt is not None
+    assert row.hinted_prompt.tolist() == rendered(*HINTED)
+
+
+class Whispering(ScriptedEnv):
+    """Says by itself what the teacher sees."""
+
+    def teacher_messages(self, example, messages):
+        return [{"role": "system", "content": f"It is {example.id}."}, *messages]
+
+
+def test_an_environment_may_say_itself_what_the_teacher_sees():
+    ((rollout,), _) = played(Whispering(), "good")
+    (row,) = rollout.sequences
+    assert row.hinted_prompt is not None
+    system = {"role": "system", "content": "It is 3."}
+    assert row.hinted_prompt.tolist() == rendered(system, *HI)
+
+
+def test_where_no_reference_sees_hints_nothing_is_rendered_or_sent():
+    ((rollout,), opened) = played(ScriptedEnv(), "good", hinted=False)
+    assert opened == [list(HI)]
+    assert rollout.sequences[0].hinted_prompt is None
+    micro = micro_batch(rollout)
+    assert micro.hinted_token_ids is None
+    assert micro.hinted_mask is None
+
+
+def test_beside_hinted_rows_the_others_keep_their_own_prompt():
+    ((hinted,), _), ((plain,), _) = (
+        played(ScriptedEnv(), "good"),
+        played(ScriptedEnv(), "longer than that", hinted=False),
+    )
+    micro = micro_batch(hinted, plain, envs=("words", "maths"))
+    assert micro.envs == ("maths", "words")  # the longest first
+    assert micro.hinted_token_ids is not None
+    assert micro.hinted_mask is not None
+    length = plain.sequences[0].token_ids.size
+    assert micro.hinted_token_ids[0, :length].tolist() == plain.sequences[0].token_ids.tolist()
+    chosen = micro.token_ids[micro.completion_mask]
+    assert micro.hinted_token_ids[micro.hinted_mask].tolist() == chosen.tolist()
+
+
+def test_an_example_without_a_hint_is_refused_before_anything_is_played():
+    pools = [Pool(1.0, [EXAMPLE, replace(EXAMPLE, id=4, info={"hint": " "})])]
+    require_hints(ScriptedEnv(), pools, frozenset({"other"}))
+    require_hints(ScriptedEnv(), [Pool(1.0, [EXAMPLE])], frozenset({"scripted"}))
+    with pytest.raises(ValueError, match="example 4 of env 'scripted' has no hint") as caught:
+        require_hints(ScriptedEnv(), pools, frozenset({"scripted"}))
+    assert str(caught.value).endswith("or set reference.sees_hint=false")

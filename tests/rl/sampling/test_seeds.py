@@ -1,0 +1,58 @@
+"""Every request of a seeded run has a seed of its own, whenever it is made."""
+
+from dataclasses import replace
+
+from envs.episode import Example
+from rl.inference.live_version import LiveVersion
+from rl.sampling.player import Player
+from rl.sampling.renderer_chat import RendererChat
+from rl.sampling.seeds import RequestSeeds
+from tests.support.scripted import HI, SAMPLER, ScriptedClient, ScriptedEnv, scoring, tiny_renderer
+from tests.support.virtual_time import run_virtually
+
+
+def seeds(env, *, seed=5, group=0, size=3, sampler=SAMPLER) -> list:
+    """What the requests of a group asked for, in order."""
+    client = ScriptedClient("x")
+    chat = RendererChat(sampler, tiny_renderer(), client, 256, LiveVersion(7))
+    player = Player(sampler, env, chat, seed=seed)
+    run_virtually(player.play_group(group, Example(3, env.name, list(HI)), size))
+    return [sampling.get("seed") for _, sampling, _, _ in client.requests]
+
+
+def turns(count: int) -> ScriptedEnv:
+    return ScriptedEnv(replies=("again",) * (count - 1), max_turns=count)
+
+
+def test_each_turn_of_each_rollout_of_each_group_of_each_run_has_its_own():
+    given = [
+        s for run in (5, 6) for group in (0, 1) for s in seeds(turns(3), seed=run, group=group)
+    ]
+    assert len(given) == len(set(given)) == 2 * 2 * 3 * 3
+
+
+def test_the_same_run_gives_the_same_ones():
+    assert seeds(turns(3)) == seeds(turns(3))
+
+
+def test_one_request_for_a_group_is_seeded_once_for_vllm_counts_up():
+    (seed,) = seeds(turns(1))
+    assert 0 <= seed < 2**56  # and with it every completion's
+
+
+def test_a_rollout_that_is_played_again_draws_anew():
+    def score(self, episode):
+        raise RuntimeError("broken")
+
+    first, second = seeds(scoring(score), size=1, sampler=replace(SAMPLER, max_retries=1))
+    assert first != second
+
+
+def test_without_sampler_seeded_no_request_has_one():
+    assert seeds(turns(2), seed=None) == [None] * 6
+
+
+def test_a_copy_begins_at_the_first_turn():
+    used = RequestSeeds(5, 1)
+    used.next()
+    assert RequestSeeds(5, 1).next() != used.next()

@@ -1,0 +1,154 @@
+"""Texts that end a turn: what was sampled, what the environment reads, what history holds."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rl.inference.client import Completion
+from rl.inference.live_version import LiveVersion
+from rl.model.tokenizer import Tokenizer, load_renderer, parser
+from rl.sampling.renderer_chat import RendererChat
+from rl.sampling.stop_texts import before_stop
+from rl.sampling.tokens_chat import TokensChat
+from tests.support.scripted import (
+    HI,
+    IM_END,
+    PREFIX,
+    SAMPLER,
+    ScriptedClient,
+    ScriptedEnv,
+    play,
+    tiny_model,
+    tiny_renderer,
+)
+from tests.support.virtual_time import run_virtually
+
+WIKI = Path(__file__).parents[3] / "models" / "tiny-wiki"
+STOPPING = replace(SAMPLER, stop=["</a>", "!"])
+
+
+class StoppingClient(ScriptedClient):
+    """Ends an answer as vLLM does: with the token that completes a stop text."""
+
+    async def generate(self, prompt_ids, sampling, *, n, version):
+        answers = await super().generate(prompt_ids, sampling, n=n, version=version)
+        return [self._stopped(answer, sampling.get("stop", [])) for answer in answers]
+
+    def _stopped(self, answer: Completion, stops: list[str]) -> Completion:
+        text = bytes(token for token in answer.token_ids if token < 256).decode()
+        ends = [(text.index(stop) + len(stop), stop) for stop in stops if stop in text]
+        if not ends:
+            return answer
+        end, stop = min(ends)
+        return replace(
+            answer,
+            token_ids=answer.token_ids[:end],
+            logprobs=answer.logprobs[:end],
+            versions=answer.versions[:end],
+            cut_off=False,
+            stop=stop,
+        )
+
+
+def test_the_stop_text_is_sampled_and_trained_on_and_the_message_ends_before_it():
+    (rollout,) = play(ScriptedEnv(), StoppingClient("good</a> and more"), sampler=STOPPING)
+    (row,) = rollout.sequences
+    assert bytes(row.token_ids[row.completion_mask].tolist()) == b"good</a>"
+    assert rollout.messages[-1]["content"] == "good"
+    assert (rollout.stop_reason, rollout.reward) == ("stop", 2.0)
+
+
+def test_vllm_reads_along_only_where_there_is_a_text_to_look_for():
+    with_text, without = StoppingClient("good!"), StoppingClient("good!")
+    play(ScriptedEnv(), with_text, sampler=STOPPING)
+    play(ScriptedEnv(), without)
+    assert with_text.requests[0][1]["stop"] == ["</a>", "!"]
+    assert "stop" not in without.requests[0][1]
+
+
+def test_several_turns_stay_one_row_in_which_history_holds_the_stop_text():
+    client = StoppingClient("one</a>x", "two!x", "three")
+    env = ScriptedEnv(replies=("again", "again"), max_turns=3)
+    (rollout,) = play(env, client, sampler=STOPPING)
+    (row,) = rollout.sequences
+    said = [m["content"] for m in rollout.messages if m["role"] == "assistant"]
+    assert said == ["one", "two", "three"]
+    text = bytes(token if token < 256 else ord("|") for token in row.token_ids.tolist()).decode()
+    assert "one</a>|\n|user\nagain" in text  # the turn is closed by the format, not by the policy
+    chosen = [token for token in row.token_ids[row.completion_mask].tolist() if token != IM_END]
+    assert bytes(chosen) == b"one</a>two!three"
+
+
+def test_a_stop_text_that_never_comes_leaves_a_turn_to_its_limit():
+    (rollout,) = play(ScriptedEnv(), StoppingClient("x" * 40), sampler=STOPPING)
+    assert rollout.stop_reason == "max_tokens"
+    assert rollout.messages[-1]["content"] == "x" * 32
+
+
+def test_a_tool_call_before_the_stop_text_is_parsed():
+    called = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    renderer = tiny_renderer()
+    spoken = renderer.render_ids(
+        [*HI, {"role": "assistant", "content": called}], tools=None, add_generation_prompt=False
+    )
+    chat = RendererChat(STOPPING, renderer, ScriptedClient(), 256, LiveVersion(7))
+    prompt = run_virtually(chat.open(list(HI), None))
+    ids = spoken[PREFIX : spoken.index(IM_END, PREFIX)]
+    whole = Completion(ids, [], [], cut_off=False, prompt_ids=prompt.token_ids)
+    stopped = replace(whole, token_ids=[*ids, *b"then!"], stop="!")
+    message = chat.message(prompt, stopped)
+    assert message.get("tool_calls") == chat.message(prompt, whole).get("tool_calls")
+    assert "!" not in message["content"]
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "kept"),
+    [
+        ("The answer is 5.</answer>", "</answer>", "The answer is 5."),
+        ("The answer is 5.", "er", "The answ"),  # begins within a word and ends within one
+        ("stop", "stop", ""),
+        ("naïve: five\n\n", "\n\n", "naïve: five"),
+        ("é\n", "\n", "é"),
+    ],
+)
+def test_tokens_are_cut_where_the_text_begins_even_within_one(text, stop, kept):
+    tokenizer, renderer = Tokenizer(WIKI), load_renderer(WIKI, "qwen3")
+    completion = Completion(tokenizer.encode(text), [], [], cut_off=False, stop=stop)
+    assert tokenizer.decode(before_stop(renderer, completion)) == kept
+
+
+def test_a_text_that_only_the_servers_reading_has_is_not_cut():
+    completion = Completion([*b"abc"], [], [], cut_off=False, stop="zz")
+    assert before_stop(tiny_renderer(), completion) == [*b"abc"]
+
+
+def test_the_servers_template_gets_the_stop_text_back_too(tmp_path):
+    asked = []
+
+    class Template(ScriptedClient):
+        async def tokenize(self, messages, tools):
+            asked.append(messages)
+            return [1, 2, 3]
+
+    chat = TokensChat(
+        STOPPING, parser(tiny_model(tmp_path), "qwen3"), Template(), 256, LiveVersion(7)
+    )
+    prompt = run_virtually(chat.open(list(HI), None))
+    completion = Completion([*b"5</a>"], [], [], cut_off=False, stop="</a>")
+    message = chat.message(prompt, completion)
+    run_virtually(chat.follow(prompt, completion, message, [{"role": "user", "content": "why"}]))
+    assert message["content"] == "5"
+    assert [m["content"] for m in asked[-1]] == ["hi", "5</a>", "why"]
+
+
+@pytest.mark.parametrize(
+    ("stop", "sentence"),
+    [
+        (["a", ""], "sampler.stop has an empty text, which would end every turn: leave it out"),
+        (list("abcde"), "sampler.stop has 5 texts, and the OpenAI API takes 4: leave some out"),
+    ],
+)
+def test_what_can_be_no_stop_text_is_refused_in_a_sentence(stop, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        replace(SAMPLER, stop=stop)

@@ -1,0 +1,36 @@
+"""A real run in which vLLM keeps one layer of one push as it was ends in that step, and says so."""
+
+import pytest
+
+from tests.support.launching import Launcher
+from tests.support.stale_plugin import ADAPTER, SHM, write
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
+
+EVERY = ["max_steps=8", "entropy_bonus=0.1", "sync.probe_every=0"]
+Q = "model.layers.2.self_attn.q_proj"
+SYNC = {
+    "shm": (SHM, f"{Q}.weight", [], "weight push: vLLM computes with other weights in", "qkv_proj"),
+    "adapter": (
+        ADAPTER,
+        f"{Q}.lora_B",
+        ["adapter=lora", "optim.learning_rate=1e-2"],
+        "adapter push: vLLM holds other matrices in",
+        "q_proj",
+    ),
+}
+
+
+@pytest.mark.parametrize("step", [1, 5])
+@pytest.mark.parametrize("sync", SYNC)
+def test_a_layer_one_step_behind_ends_that_very_step(sync, step, tmp_path_factory, launcher):
+    code, tensor, overrides, sentence, layer = SYNC[sync]
+    environment = write(tmp_path_factory.mktemp("plugin"), code, tensor, step)
+    there = Launcher(launcher.output, {**launcher.environment, **environment})
+    name = f"stale-{sync}-{step}"
+    result = there.run(name, *EVERY, f"sync={sync}", *overrides)
+    assert result.status == 1, result.screen
+    assert sentence in result.screen
+    assert f"layers.2.self_attn.{layer}" in result.screen
+    # What was pushed by then is on its line; the step that could not be pushed has none.
+    assert [line["step"] for line in result.metrics] == list(range(step - 1))

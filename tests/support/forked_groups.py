@@ -1,0 +1,95 @@
+"""Groups whose rollouts have several turns and rows, and what GAE makes of them, token by token.
+
+`plain_credit` knows nothing of tables, plans or ranks: one rollout after the other, in lists.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import numpy as np
+
+from envs.episode import Example, StopReason
+from rl.records import Credit, Group, Rollout
+from rl.records import Sequence as Row
+
+Place = tuple[int, int]  # rollout of the batch, position among its completion tokens
+RowNumbers = Callable[[Row], Sequence[float]]  # of a row's completion tokens
+
+
+def forked_groups(seed: int = 0, *, num_groups: int = 4) -> list[Group]:
+    """Groups of three; in the first the second is unscored, and the third does not train."""
+    rng = np.random.default_rng(seed)
+    groups = []
+    for index in range(num_groups):
+        pairs = [_rollout(rng, index, member) for member in range(3)]
+        rollouts, credits = zip(*pairs, strict=True)
+        groups.append(Group(index, Example(index, "none", []), 0, rollouts, credits))
+    return groups
+
+
+def _rollout(rng: np.random.Generator, index: int, member: int) -> tuple[Rollout, Credit]:
+    rows, turn = [], 0
+    for _ in range(rng.integers(1, 4)):
+        num_turns = int(rng.integers(1, 3))
+        rows.append(_row(rng, turn, num_turns))
+        turn += num_turns
+    # As it travels, in float32; far from 1, so that steps are large beside the weights' rounding.
+    earned = tuple((20 * rng.standard_normal(turn)).astype(np.float32).tolist())
+    reward = None if (index, member) == (0, 1) else sum(earned)
+    trains = (index, member) != (0, 2)
+    rollout = Rollout(tuple(rows), [], reward, {}, StopReason.STOP, turn, 0.0)
+    # An advantage that must not matter, and is 0 for some: those rows lie elsewhere in the plan.
+    advantages = (float(rng.integers(0, 2)),)
+    return rollout, Credit(reward, advantages, trains, earned if reward is not None else ())
+
+
+def _row(rng: np.random.Generator, first_turn: int, num_turns: int) -> Row:
+    turns = [-1] * int(rng.integers(2, 6))  # the prompt; replies stand between turns
+    for turn in range(first_turn, first_turn + num_turns):
+        turns += [turn] * int(rng.integers(1, 6)) + [-1] * int(rng.integers(1, 3))
+    numbers = np.array(turns, np.int32)
+    mask = numbers >= 0
+    return Row(
+        token_ids=rng.integers(0, 256, len(turns)).astype(np.int32),
+        completion_mask=mask,
+        rollout_logprobs=-mask.astype(np.float32),
+        token_versions=mask.astype(np.int32) - 1,
+        turns=numbers,
+    )
+
+
+def plain_credit(
+    groups: Sequence[Group],
+    values: RowNumbers,
+    penalties: RowNumbers | None = None,
+    *,
+    gamma: float,
+    gae_lambda: float,
+    over: Literal["tokens", "turns"],
+) -> dict[Place, tuple[float, float, bool]]:
+    """Advantage, return and whether it is the first of its step, of each token that counts."""
+    pairs = [pair for g in groups for pair in zip(g.rollouts, g.credits, strict=True)]
+    result: dict[Place, tuple[float, float, bool]] = {}
+    for i, (rollout, credit) in enumerate(pairs):
+        if credit.reward is None or not credit.trains:
+            continue
+        value = [v for row in rollout.sequences for v in values(row)]
+        turns = [int(t) for row in rollout.sequences for t in row.turns if t >= 0]
+        reward = [0.0] * len(turns)
+        for turn, earned in enumerate(credit.turn_rewards):
+            reward[len(turns) - 1 - turns[::-1].index(turn)] += earned
+        if penalties:
+            lost = [p for row in rollout.sequences for p in penalties(row)]
+            reward = [r - p for r, p in zip(reward, lost, strict=True)]
+        steps = list(range(len(turns))) if over == "tokens" else turns
+        firsts = [steps.index(step) for step in sorted(set(steps))]
+        advantage, after, by_step = 0.0, 0.0, {}
+        for first in reversed(firsts):
+            gained = sum(r for r, s in zip(reward, steps, strict=True) if s == steps[first])
+            delta = gained + gamma * after - value[first]
+            advantage = delta + gamma * gae_lambda * advantage
+            after = value[first]
+            by_step[steps[first]] = (advantage, advantage + value[first])
+        for position, step in enumerate(steps):
+            result[i, position] = (*by_step[step], position in firsts)
+    return result
