@@ -52,6 +52,7 @@ class Children:
                 max_seq_len=run.max_seq_len,
                 seed=run.seed,
                 adapter=room,
+                head_dtype=run.model["head_dtype"],
             )
             child.start()
         self._start("rollouts", [sys.executable, "-m", "rl.rollouts", folder], {})
