@@ -35,7 +35,7 @@ from rl.run.folder import RunFolder
 from rl.run.lock import ensure_free, locked
 from rl.run.metrics import column, read_metrics
 from rl.run.status import progress_of, read_statuses
-from rl.supervisor.base_model import model_of, refused
+from rl.supervisor.base_model import fetch_references, make_cache, model_of, refused
 from rl.supervisor.children import Children
 from rl.supervisor.sources import check_imports
 from rl.supervisor.warm_start import keep_result, warm_start_key, warm_start_run
@@ -83,6 +83,7 @@ def supervise(
         record = {"overrides": overrides, "choices": choices, "command": list(command)}
         record |= {"started_in": os.getcwd(), "run_name": run.run_name}
         run_folder.overrides.write_text(yaml.safe_dump(record, sort_keys=False, allow_unicode=True))
+        fetch_references(config)
         try:
             model = model_of(run_folder, lambda: _prepared(run, run_folder, reaper, compose))
             _say_what_is_done_again(run_folder)
@@ -136,8 +137,8 @@ def _prepared(
     first = warm_start_run(run, compose(["loss=sft", "sampler=demonstrations"]), supervised.path)
     kept = cache_folder() / "warm" / warm_start_key(first)
     if not kept.is_dir():
+        make_cache(kept.parent)
         with refused():
-            kept.parent.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(supervised.path, ignore_errors=True)
             model = source.prepare(supervised.built_model)
         _say(f"warm start: {first.max_steps} supervised steps, once for this model and environment")
