@@ -1,5 +1,6 @@
 """The child processes of one run: started at once, watched until the trainer has finished."""
 
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -19,6 +20,7 @@ from rl.run.status import Status, read_statuses
 _TICK_S = 0.25
 _HEALTH_EVERY_S = 5.0
 _SAVING_S = 30.0  # after vLLM's end
+_KERNELS_KEPT = "64"  # all of one micro-batch, which every layer shares
 STOPPING = "stopping after this step; its checkpoint comes first (a second signal ends at once)"
 
 
@@ -163,8 +165,12 @@ def _accelerator() -> dict[str, str]:
     """What the trainer needs to know of a machine without a GPU.
 
     DeepSpeed must be told so. Threads that wait for each other by spinning make a step up to ten
-    times slower as soon as anything else wants a core.
+    times slower as soon as anything else wants a core. oneDNN keeps a kernel for each shape that it
+    has multiplied, 1,024 of them twice, and the number of completion tokens is another one in each
+    micro-batch: more than a GiB that is hardly ever used again.
     """
     if has_gpu():
         return {}
-    return {"DS_ACCELERATOR": "cpu", "OMP_WAIT_POLICY": "PASSIVE"}
+    caches = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")  # its own, and PyTorch's
+    kept = {name: os.environ.get(name, _KERNELS_KEPT) for name in caches}
+    return {"DS_ACCELERATOR": "cpu", "OMP_WAIT_POLICY": "PASSIVE", **kept}

@@ -10,6 +10,7 @@ from rl.run.child import Reaper
 from rl.run.failure import RunFailed
 from rl.run.folder import RunFolder
 from rl.run.status import Status
+from rl.supervisor import children as module
 from rl.supervisor.children import Children
 from tests.support.composing import changed, composed
 
@@ -114,3 +115,13 @@ def test_a_terminal_that_is_gone_does_not_keep_a_run_from_saving(watched, tmp_pa
     with pytest.raises(StillWatching):
         watched(*SUPERVISED, seconds=4.0, stop=AskedLater(status), **parts)
     assert RunFolder(tmp_path / "r").stop_request.exists()
+
+
+def test_on_a_cpu_the_trainer_keeps_few_kernels_unless_the_user_says_more(monkeypatch):
+    monkeypatch.setattr(module, "has_gpu", lambda: False)
+    monkeypatch.setenv("LRU_CACHE_CAPACITY", "1024")
+    monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", raising=False)
+    told = module._accelerator()
+    assert (told["ONEDNN_PRIMITIVE_CACHE_CAPACITY"], told["LRU_CACHE_CAPACITY"]) == ("64", "1024")
+    monkeypatch.setattr(module, "has_gpu", lambda: True)
+    assert module._accelerator() == {}
