@@ -173,7 +173,7 @@ LEARNING = (
     mutation(
         "policy: skipped steps unreported",
         "rl/learner/policy.py",
-        '"train/skipped": float(not _finite(norm))',
+        '"train/skipped": float(math.isnan(norm))',
         '"train/skipped": 0.0',
         "rl/learner/test_mutants.py",
     ),
@@ -208,8 +208,8 @@ LEARNING = (
     mutation(
         "preparation: beta left out of the penalty",
         "rl/learner/preparation.py",
-        "beta * divergence.double().cpu()",
-        "divergence.double().cpu()",
+        "return beta * self.kl.estimator(",
+        "return self.kl.estimator(",
         "rl/learner/test_mutants.py",
     ),
     mutation(
