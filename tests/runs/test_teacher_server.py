@@ -69,7 +69,7 @@ def setting(folder):
 
 def remote(url: str, top_k: int) -> Endpoint:
     return Endpoint(
-        url=url, model="them", timeout=60.0, max_retries=0, top_k=top_k, sees_hint=False
+        url=url, model="them", timeout=240.0, max_retries=0, top_k=top_k, sees_hint=False
     )
 
 
