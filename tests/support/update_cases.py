@@ -153,10 +153,23 @@ def several(cases: Any, policy: Any, optim: Any) -> dict[str, Any]:
         "steps": optim.made.steps - steps,
         "losses": [sum(values) / 3, stats["train/loss"]],
         "norms": [sum(norms) / 3, stats["train/grad_norm"]],
-        "mismatch": [
-            float((torch.cat(old) - torch.cat(sampled)).abs().mean()),
-            stats["mismatch/sampled_mean_abs"],
-        ],
+        **mismatch(torch.cat(old) - torch.cat(sampled), stats),
+    }
+
+
+def mismatch(difference: Any, stats: dict[str, float]) -> dict[str, list[float]]:
+    """Each measure of how far vLLM is off: of all tokens [N] of all ranks, and as reported."""
+    w = difference.exp()
+    expected = {
+        "mean_abs": difference.abs().mean(),
+        "max_abs": difference.abs().max(),
+        "kl": (w - 1 - difference).mean(),
+        "chi_square": w.square().mean() - 1,
+        "effective_sample_size": w.mean().square() / w.square().mean(),
+    }
+    return {
+        f"mismatch {name}": [float(value), stats[f"mismatch/sampled_{name}"]]
+        for name, value in expected.items()
     }
 
 

@@ -3,12 +3,13 @@
 import json
 import time
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rl.inference.routes import VLLMRoutes, healthy, wait_until_healthy
-from rl.inference.server import VLLMServer, has_gpu, serving
+from rl.inference.server import VLLMServer, has_gpu, serving, with_seeds
 from rl.run.failure import RunFailed
 from rl.run.folder import RunFolder
 from rl.sampling.renderer_chat import render
@@ -115,6 +116,15 @@ def test_vllm_is_told_the_seed_of_the_run(tmp_path):
         assert command[-2:] == ["--max-num-seqs", "4"]
 
 
+def test_vllm_is_told_the_dtype_of_the_output_head_where_it_is_another(tmp_path):
+    vllm = VLLMServer(startup_timeout=1.0, cpu_kv_cache_gib=1, args={})
+    common = {"dtype": "bfloat16", "max_seq_len": 256, "seed": 0, "adapter": None}
+    plain = vllm.command(tmp_path, tmp_path / "s", **common)
+    other = vllm.command(tmp_path, tmp_path / "s", **common, head_dtype="float32")
+    assert "--hf-overrides" not in plain
+    assert other[other.index("--hf-overrides") + 1] == '{"head_dtype": "float32"}'
+
+
 @pytest.mark.parametrize(
     ("device", "visible", "expected"),
     [("nvidia0", None, True), ("nvidiactl", None, False), ("dxg", None, True), ("", None, False),
@@ -133,3 +143,14 @@ def test_a_gpu_is_what_the_driver_shows_not_a_tool_on_the_path(
     if device:
         (tmp_path / device).touch()
     assert has_gpu(tmp_path) is expected
+
+
+def test_on_cpu_prompts_of_seeded_requests_come_in_one_piece():
+    given = VLLMServer(startup_timeout=1.0, cpu_kv_cache_gib=1, args={"max_num_seqs": 4})
+    pieces = (
+        given
+        if has_gpu()
+        else replace(given, args={"no_enable_chunked_prefill": True, "max_num_seqs": 4})
+    )
+    assert with_seeds(given, True) == pieces
+    assert with_seeds(given, False) is given
