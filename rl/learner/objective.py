@@ -11,7 +11,7 @@ B: rows, T: padded length, N: completion tokens of the micro-batch.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -92,7 +92,7 @@ class Batch:
         if micro.hinted_token_ids is not None:
             flat["hinted_token_ids"] = torch.tensor(micro.hinted_token_ids, dtype=torch.int64)
             flat["hinted_mask"] = torch.tensor(micro.hinted_mask)
-        tensors = {name: tensor.to(device) for name, tensor in flat.items()}
+        tensors: dict[str, Any] = {name: tensor.to(device) for name, tensor in flat.items()}
         return Batch(**tensors, envs=micro.envs)
 
 

@@ -13,6 +13,7 @@ from rl.learner.rows import Rows
 from rl.model.tiny import TinyModel
 from rl.run.failure import RunFailed
 from tests.support import tiny_policy
+from tests.support.launching import ROOT
 from tests.support.serving import serving
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
@@ -28,6 +29,7 @@ def folder(tmp_path_factory):
         num_kv_heads=1,
         head_dim=32,  # the smallest that vLLM has a kernel for on CPU
         dtype="float32",
+        head_dtype=None,
         max_seq_len=64,
         max_tokens=16,
         learning_rate=1e-3,
@@ -69,7 +71,7 @@ def setting(folder):
 
 def remote(url: str, top_k: int) -> Endpoint:
     return Endpoint(
-        url=url, model="them", timeout=60.0, max_retries=0, top_k=top_k, sees_hint=False
+        url=url, model="them", timeout=240.0, max_retries=0, top_k=top_k, sees_hint=False
     )
 
 
@@ -122,3 +124,8 @@ def test_more_candidates_than_the_server_allows_are_refused_in_its_own_number(ur
         f"reference.url={url} gives the 20 most likely tokens at most, and reference.top_k=21: "
         "lower it, or start the server with --max-logprobs 21"
     )
+
+
+def test_a_server_with_another_tokenizer_than_the_policy_is_refused_at_once(url, setting):
+    with pytest.raises(RunFailed, match="has another tokenizer than the policy, so"):
+        remote(url, 3).start(replace(setting, model=ROOT / "models" / "tiny-wiki"))

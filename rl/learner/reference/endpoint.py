@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any, ClassVar
 
 import httpx
@@ -20,10 +21,12 @@ from torch import Tensor
 
 from rl.learner.reference.protocol import Reference, ReferenceSetting, Unchanging
 from rl.learner.rows import Rows, Scores
+from rl.model.tokenizer import Tokenizer
 from rl.run.failure import RunFailed
 from rl.run.http_status import may_pass
 
 _AT_ONCE = 32  # requests in flight
+_SAMPLE = "Tokenizers differ: 3.14159 naïve ideas, 東京 + café; def f(x):\n\treturn x**2  # 100%"
 _ALLOWED = re.compile(r"prompt logprobs of \d+, which is greater than max allowed: (\d+)")
 
 
@@ -51,9 +54,11 @@ class Endpoint:
     sees_hint: bool
 
     def start(self, setting: ReferenceSetting) -> Reference:
-        """Connect at the first batch."""
+        """Ask for the server's tokens; what else is wrong shows at the first batch."""
         assert setting.temperature == 1, "refused by rl/config/reference_rules.py"
-        return _Remote(self, setting.num_candidates(self.top_k), setting.vocabulary)
+        remote = _Remote(self, setting.num_candidates(self.top_k), setting.vocabulary)
+        remote.require_same_tokens(setting.model)
+        return remote
 
 
 class _Remote(Unchanging):
@@ -63,6 +68,25 @@ class _Remote(Unchanging):
         self._url = f"{endpoint.url.rstrip('/')}/completions"
         self._http = httpx.Client(timeout=endpoint.timeout)
         self._retries: list[str] = []  # what went wrong, of the last call; appending is atomic
+
+    def require_same_tokens(self, student: Path) -> None:
+        """Refuse a server that cuts a text into other tokens than the policy in folder `student`.
+
+        One that does not say how it cuts is taken at its word, one that is not up yet as well.
+        """
+        root = self._endpoint.url.rstrip("/").removesuffix("/v1")
+        body = {"model": self._endpoint.model, "prompt": _SAMPLE, "add_special_tokens": False}
+        try:
+            answer = self._http.post(f"{root}/tokenize", json=body)
+            tokens = answer.json().get("tokens") if answer.status_code == httpx.codes.OK else None
+        except (httpx.HTTPError, ValueError, AttributeError):
+            return
+        if tokens is not None and tokens != Tokenizer(student).encode(_SAMPLE):
+            raise RunFailed(
+                f"{self._where} has another tokenizer than the policy, so it cannot score its "
+                "tokens: choose a teacher of the same family, or use its text instead (loss=sft "
+                "sampler=transcripts)"
+            )
 
     def metrics(self) -> dict[str, float]:
         return {"train/reference_retries": float(len(self._retries))}

@@ -15,11 +15,13 @@ import torch
 from losses.kl import k1
 from rl.learner.kl import KLPenalty
 from rl.learner.preparation import Preparation
+from rl.learner.reference import endpoint as endpoint_file
 from rl.learner.reference.endpoint import Endpoint
 from rl.learner.reference.local import FrozenModel, InitialPolicy
 from rl.learner.reference.per_env import PerEnvironment
 from rl.learner.reference.protocol import NoReference, ReferenceSetting
 from rl.learner.rows import Rows
+from rl.model.tokenizer import Tokenizer
 from rl.records import MicroBatch, RankBatch
 from rl.run.failure import RunFailed
 from tests.support import tiny_policy
@@ -134,11 +136,17 @@ class Teacher(BaseHTTPRequestHandler):
 
     status, has_logprobs, failures = 200, True, 0
     message = "broken"
+    tokens: ClassVar[list] = []  # what it makes of any text; []: it does not say
     likeliest: ClassVar[dict] = {}  # beside the given token, at each place
     seen: list  # requests, set by the fixture
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == "/tokenize":
+            self.send_response(200 if self.tokens else 404)
+            self.end_headers()
+            self.wfile.write(json.dumps({"tokens": self.tokens, "count": 1}).encode())
+            return
         self.seen.append((self.path, body))
         entries = [
             {str(t): {"logprob": -(t + i / 8), "rank": 3, "decoded_token": "x"}, **self.likeliest}
@@ -225,6 +233,18 @@ def test_a_question_that_is_refused_is_not_asked_again(serve, folder):
     with pytest.raises(RunFailed, match="answered 404"):
         endpoint(url, folder, max_retries=9).score([batch()])
     assert len(seen) == 2  # one for each row
+
+
+def test_a_server_with_another_tokenizer_is_refused_before_the_first_batch(serve, folder):
+    sample = Tokenizer(folder).encode(endpoint_file._SAMPLE)
+    same, seen = serve(tokens=sample)
+    endpoint(same, folder)
+    other, _ = serve(tokens=sample[:-1])
+    with pytest.raises(RunFailed) as caught:
+        endpoint(other, folder)
+    assert str(caught.value).startswith(f"reference.url={other} has another tokenizer than the")
+    assert "\n" not in str(caught.value)
+    assert not seen
 
 
 def likely(*logprobs):
