@@ -190,7 +190,7 @@ class Environment:
                 "hints: put a text into its info['hint'], give the environment a "
                 "teacher_messages() method, or set reference.sees_hint=false"
             )
-        last = max(min(len(example.messages), len(messages)) - 1, 0)
+        last = max(min(len(self.opened(example.messages)), len(messages)) - 1, 0)
         content = f"{messages[last].get('content') or ''}\n\n{hint}"
         return [*messages[:last], {**messages[last], "content": content}, *messages[last + 1 :]]
 

@@ -43,6 +43,7 @@ PROCESSES = {"rl.rollouts", "rl.trainer"}
 # All that rl/ may know of the other two folders: what an environment is, what a loss sees.
 SHARED = {
     *("envs.cache", "envs.episode", "envs.messages", "envs.protocol", "envs.threads"),
+    "envs.turn_limits",
     "losses.tokens",
 }
 AT_HOME = {

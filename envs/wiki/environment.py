@@ -10,6 +10,7 @@ others, about other pages.
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -56,6 +57,10 @@ class WikiSearch(Environment):
                 f"corpus={corpus}, questions={questions}: a corpus of your own needs both; "
                 "leave both null for the one that ships"
             )
+        for knob, name in (("corpus", corpus), ("questions", questions)):
+            # Whatever does not end like that may be a data set of the hub.
+            if name and name.endswith(".jsonl") and not Path(name).expanduser().is_file():
+                raise ValueError(f"{knob}={name}: no such file (looked for in {Path.cwd()})")
         if unknown := set(columns) - set(COLUMNS):
             raise ValueError(
                 f"columns names {sorted(unknown)}: it maps {', '.join(COLUMNS)} to what your data "

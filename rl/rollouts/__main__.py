@@ -104,12 +104,12 @@ async def main(run_folder: RunFolder) -> None:
         if sampler.uses_vllm:
             setting = _setting(run, run_folder, env, sampler, version, tally)
             chat = await stack.enter_async_context(build(run.client)().connect(setting))
+            hinted = _hinted(run, env, pools)  # of these, for those below are measured when read
             status.set("measuring prompts")
             lengths = PromptLengths(env, pools, chat, run.max_seq_len, sampler.max_prompt_len)
             lengths.measure(_MEASURING_S)
             pools = lengths.pools
             watchdog = stack.enter_context(Watchdog(status.set))
-            hinted = _hinted(run, env, pools)
             seed = run.seed if sampler.seeded else None
             player = Player(sampler, env, chat, watchdog, seed=seed, hinted_envs=hinted)
             play_group, waits = player.play_group, player.waits
@@ -140,9 +140,7 @@ async def main(run_folder: RunFolder) -> None:
         )
         service = RolloutService(run, run_folder, dispatcher, status, tally, evaluator, waits)
         # Last: a rank that can connect finds everything else in place.
-        server = await asyncio.start_unix_server(service.serve, run_folder.rollouts_socket)
-        # Closed, not awaited: since Python 3.12.1 that waits for ranks which wait for us.
-        stack.callback(server.close)
+        await stack.enter_async_context(service.listening())
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(service.sample())
             tasks.create_task(service.report())

@@ -79,6 +79,13 @@ def test_demonstrations_have_it_as_rollouts_do():
     assert rollout.messages[0] == SYSTEM
 
 
+def test_a_teachers_hint_stands_below_the_question_and_not_below_the_system_prompt():
+    env = told(ScriptedEnv(), system_prompt="Be brief.")
+    example = Example(0, env.name, [user("hi")], {"hint": "Say good."})
+    opening = env.opened(example.messages)
+    assert env.teacher_messages(example, opening) == [SYSTEM, user("hi\n\nSay good.")]
+
+
 def test_a_mixture_gives_it_to_all_of_its_environments():
     env = told(make(), system_prompt="Be brief.")
     examples = [pool.examples[0] for pool in env.pools("train")]

@@ -313,3 +313,11 @@ def test_a_judge_is_one_more_reward():
     example = env.examples("train")[0]
     episode = Episode(example, [*example.messages, assistant("nearly")])
     assert asyncio.run(env.score(episode))["judge"] == 0.25
+
+
+@pytest.mark.parametrize("knob", ["corpus", "questions"])
+def test_a_file_that_is_not_there_is_named_before_anything_starts(knob, tmp_path):
+    (tmp_path / "a.jsonl").write_text("{}\n")
+    files = {"corpus": str(tmp_path / "a.jsonl"), "questions": str(tmp_path / "a.jsonl")}
+    with pytest.raises(ValueError, match=rf"{knob}=no/b.jsonl: no such file \(looked for in "):
+        wiki(**{**files, knob: "no/b.jsonl"})

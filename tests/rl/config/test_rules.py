@@ -18,6 +18,11 @@ ZERO = {stage: {"zero_optimization": {"stage": stage}} for stage in (0, 1, 2, 3)
 MUON = {**chosen("optim", "adamw"), **chosen("optim", "muon"), "learning_rate": 1e-3}
 GSPO = {"loss": chosen("loss", "gspo")}
 SEQUENCE_MEAN = chosen("aggregation", "sequence_mean")
+MIXTURE = {
+    "_target_": "envs.mixture.Mixture",
+    "envs": {"words": chosen("env", "reverse-text")},
+    "weights": {"words": 1.0},
+}
 
 
 def lora(**knobs: Any) -> Changes:
@@ -54,6 +59,22 @@ REFUSED: dict[str, tuple[Changes, str]] = {
     "turn as long as the row": (
         {"sampler.max_tokens": 256},
         "sampler.max_tokens=256 leaves no room for the prompt in max_seq_len=256",
+    ),
+    "prompt as long as the row": (
+        {"sampler.max_prompt_len": 256},
+        "sampler.max_prompt_len=256 leaves no room for an answer in max_seq_len=256",
+    ),
+    "prompts that only the server measures": (
+        {"sampler.max_prompt_len": 200, "client": chosen("client", "tokens")},
+        "cannot be kept with rl.sampling.tokens_chat.TokensClient, for only the server knows",
+    ),
+    "prompts of a library's own": (
+        {"sampler.max_prompt_len": 200, "env": {**chosen("env", "verifiers"), "id": "x"}},
+        "cannot be kept with envs.verifiers.environment.Verifiers, which writes its prompts itself",
+    ),
+    "a part that may take longer than vLLM": (
+        {"env": MIXTURE | {"sampling": {"words": {"rollout_timeout": 900.0}}}},
+        "env.sampling.words.rollout_timeout=900.0 exceeds sampler.rollout_timeout=300.0",
     ),
     "row longer than the model": (
         {"max_seq_len": 512},

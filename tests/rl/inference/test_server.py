@@ -3,12 +3,13 @@
 import json
 import time
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rl.inference.routes import VLLMRoutes, healthy, wait_until_healthy
-from rl.inference.server import VLLMServer, has_gpu, serving
+from rl.inference.server import VLLMServer, has_gpu, serving, with_seeds
 from rl.run.failure import RunFailed
 from rl.run.folder import RunFolder
 from rl.sampling.renderer_chat import render
@@ -142,3 +143,14 @@ def test_a_gpu_is_what_the_driver_shows_not_a_tool_on_the_path(
     if device:
         (tmp_path / device).touch()
     assert has_gpu(tmp_path) is expected
+
+
+def test_on_cpu_prompts_of_seeded_requests_come_in_one_piece():
+    given = VLLMServer(startup_timeout=1.0, cpu_kv_cache_gib=1, args={"max_num_seqs": 4})
+    pieces = (
+        given
+        if has_gpu()
+        else replace(given, args={"no_enable_chunked_prefill": True, "max_num_seqs": 4})
+    )
+    assert with_seeds(given, True) == pieces
+    assert with_seeds(given, False) is given

@@ -5,6 +5,7 @@ import gzip
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 
@@ -73,9 +74,11 @@ def client(url: str, max_retries: int = 2) -> MessagesClient:
     )
 
 
-async def play(server: Server, env: Environment, n: int = 1):
-    async with server.listening() as url, client(url).connect(SETTING) as chat:
-        return await Player(SAMPLER, env, chat).play_group(0, HI, n)
+async def play(server: Server, env: Environment, n: int = 1, seed: int | None = None, **changes):
+    sampler = replace(SAMPLER, **changes)
+    setting = replace(SETTING, sampler=sampler)
+    async with server.listening() as url, client(url).connect(setting) as chat:
+        return await Player(sampler, env, chat, seed=seed).play_group(0, HI, n)
 
 
 async def test_an_episode_in_words_is_scored_and_its_tokens_are_counted(monkeypatch):
@@ -91,6 +94,14 @@ async def test_an_episode_in_words_is_scored_and_its_tokens_are_counted(monkeypa
         "max_tokens": 32,
         "temperature": 0.5,  # and no parameter that only vLLM knows
     }
+
+
+async def test_stop_texts_and_seeds_are_the_servers_affair():
+    server = Server((200, said("good")))
+    (rollout, _) = await play(server, ScriptedEnv(), 2, seed=5, stop=["</a>"])
+    assert rollout.messages[-1]["content"] == "good"  # it has cut the text already
+    assert [body["stop"] for body in server.asked] == [["</a>"]] * 2
+    assert len({body["seed"] for body in server.asked}) == 2
 
 
 async def test_several_turns_and_a_tool_whose_arguments_travel_as_text():
