@@ -16,6 +16,7 @@ from rl.learner.logprobs import PolicyModule
 from rl.learner.objective import Batch
 from rl.learner.policy import Policy
 from rl.learner.preparation import Preparation
+from rl.learner.rows import Scores
 from rl.records import MicroBatch, RankBatch
 
 
@@ -69,9 +70,8 @@ def micro(versions):
 
 def test_a_penalty_is_beta_times_the_divergence_of_a_rollout(alone):
     policy = SimpleNamespace(ranks=alone, score=lambda batch: torch.tensor([-1.0, -2.0]))
-    reference = SimpleNamespace(
-        logprobs=lambda batches: [torch.tensor([-1.5, -1.0])] * len(batches), metrics=dict
-    )
+    scores = Scores(torch.tensor([-1.5, -1.0]))
+    reference = SimpleNamespace(score=lambda batches: [scores] * len(batches), metrics=dict)
     kl = KLPenalty(estimator=k1, beta=0.5, place="reward", target_kl=None)
     prepare = Preparation(
         policy, reference, False, kl, compared=False
@@ -133,7 +133,7 @@ class Engine:
         self.optimizer, self.norm = SimpleNamespace(param_groups=[]), norm
         self.module = nn.Module()  # without parameters: what DeepSpeed does to them is its own test
 
-    def __call__(self, token_ids, mask, temperature, *, entropies):
+    def __call__(self, token_ids, mask, temperature, *, entropies, candidates):
         return -self.weight, self.weight.detach()
 
     def backward(self, value):
