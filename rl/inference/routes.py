@@ -7,6 +7,7 @@
 Tokens are asked for elsewhere, and many at once: `rl/inference/client.py`.
 """
 
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -138,6 +139,19 @@ def healthy(socket: Path) -> bool:
             return client.get("http://vllm/health").status_code == httpx.codes.OK
     except httpx.HTTPError:
         return False
+
+
+def closed(path: Path) -> bool:
+    """True where nobody takes connections: a busy server does, one that shuts down does not."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(_HEALTH_TIMEOUT_S)
+        try:
+            probe.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return True
+        except OSError:
+            return False
+    return False
 
 
 def wait_until_healthy(

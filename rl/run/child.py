@@ -192,6 +192,11 @@ class Child:
         """Exit status, None while running; negative for a signal."""
         return None if self._process is None else self._process.poll()
 
+    def kill(self) -> None:
+        """End the whole group; its exit status can still be asked for."""
+        if self._process is not None:
+            end_groups([self._process.pid])
+
     def end(self) -> None:
         """End the whole group. Safe to call twice."""
         if self._process is None:

@@ -11,8 +11,8 @@ from typing import NoReturn
 from rl.config.build import build
 from rl.config.schema import Run
 from rl.config.transport import transport
-from rl.inference.routes import healthy
-from rl.inference.server import adapter_room, has_gpu, vllm_child, with_seeds
+from rl.inference.routes import closed, healthy
+from rl.inference.server import VLLMServer, adapter_room, has_gpu, vllm_child, with_seeds
 from rl.run.child import Child, Reaper, StopRequest, end_groups, last_lines
 from rl.run.failure import RunFailed, first_failure
 from rl.run.folder import RunFolder
@@ -123,6 +123,9 @@ class Children:
             self._explain(
                 "inference", f"did not answer within inference.startup_timeout={limit:g} s"
             )
+        elif self._ready and closed(self._run_folder.vllm_socket):
+            # Its engine died, and it waits for the end of requests that nobody answers any more.
+            self._children["inference"].kill()  # the next look finds that it has ended
         elif self._ready and now - self._checked > self._run.trainer["wait_timeout"]:
             self._explain("inference", "has stopped answering")
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import sys
 import time
 from types import SimpleNamespace
 
@@ -28,9 +29,9 @@ class StillWatching(Exception):
 def watched(tmp_path):
     """Watches parts {name: command} for some seconds."""
 
-    def watch(*overrides, seconds=2.0, stop=None, **parts):
+    def watch(*overrides, seconds=2.0, stop=None, startup_timeout=0.1, **parts):
         config = composed(f"output_dir={tmp_path}", "run_name=r", *overrides)
-        config = changed(config, {"inference.startup_timeout": 0.1})
+        config = changed(config, {"inference.startup_timeout": startup_timeout})
         folder = RunFolder(tmp_path / "r")
         folder.path.mkdir(parents=True, exist_ok=True)
         folder.make_sockets_folder()
@@ -145,3 +146,30 @@ def test_the_supervisor_says_so_where_it_cannot_write_itself():
         raise full
     with pytest.raises(PermissionError), _disk_full_is_said():
         raise PermissionError
+
+
+# As uvicorn does when vLLM's engine has died: it takes no connection and waits for those it has.
+SHUTTING_DOWN = """
+import socket, sys, time
+with socket.socket(socket.AF_UNIX) as listener:
+    listener.bind(sys.argv[1])
+    listener.listen()
+    connection, _ = listener.accept()
+    connection.recv(4096)
+    connection.sendall(b"HTTP/1.1 200 OK\\r\\ncontent-length: 0\\r\\nconnection: close\\r\\n\\r\\n")
+    connection.close()
+time.sleep(600)
+"""
+
+
+def test_a_server_that_closed_its_socket_is_not_waited_for(watched, tmp_path):
+    server = [sys.executable, "-c", SHUTTING_DOWN, str(RunFolder(tmp_path / "r").vllm_socket)]
+    with pytest.raises(RunFailed, match=r"inference ended with status -\d+"):
+        watched(
+            "model.warm_start=null",
+            seconds=60.0,
+            startup_timeout=50.0,
+            inference=server,
+            rollouts=["sleep", "600"],
+            trainer_rank0=["sleep", "600"],
+        )
