@@ -13,7 +13,7 @@ dispatcher keeps those, so an order need remember nothing but what it learned.
 
 import random
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from envs.episode import Example
 from envs.protocol import Pool
@@ -35,15 +35,15 @@ class ExampleOrder:
     pools: Sequence[Pool]
     seed: int
 
-    def __init_subclass__(cls) -> None:
+    def __new__(cls, **_knobs: object) -> Self:
         """Refuse an order that learns from groups and would forget it on a resume."""
-        super().__init_subclass__()
         forgets = cls.state is ExampleOrder.state or cls.load is ExampleOrder.load
         if cls.observe is not ExampleOrder.observe and forgets:
             raise ValueError(
                 f"{cls.__qualname__} observes groups and a resumed run would know nothing of them: "
                 "give it state() and load(), too"
             )
+        return super().__new__(cls)
 
     def begin(self, pools: Sequence[Pool], seed: int) -> None:
         """Take the examples; called once, before everything below.
