@@ -40,6 +40,7 @@ NOT_TRAINED = (
     "reward.length_penalty",
 )
 NO_SERVER = {"reference": "endpoint"}
+NO_MIXTURE = {"reference": ["per_env"]}  # for which env is one of ELSEWHERE
 ENVIRONMENTS = ("reverse-text", "arithmetic")  # short enough for the policy of the benchmark
 SMALL = {
     **{"batch_size": 16, "group_size": 4, "max_steps": STEPS},
@@ -54,7 +55,10 @@ class Compositions:
 
     def __init__(self) -> None:
         folders = [p for p in sorted(CONF.iterdir()) if p.is_dir() and p.name not in ELSEWHERE]
-        self._files = {p.name: sorted(file.stem for file in p.glob("*.yaml")) for p in folders}
+        self._files = {
+            p.name: sorted({file.stem for file in p.glob("*.yaml")} - {*NO_MIXTURE.get(p.name, ())})
+            for p in folders
+        }
         self.groups = self._files | {key: list(values) for key, values in KEYS.items()}
         others = {name: files for name, files in self._files.items() if name != "model"}
         self._nodes: dict[str, dict[str, Any]] = {name: {} for name in self._files}

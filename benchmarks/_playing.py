@@ -19,6 +19,7 @@ from benchmarks._composing import compose
 from envs.episode import Episode, Example, StopReason
 from envs.protocol import Environment
 from rl.config.build import build
+from rl.config.facts import is_marked
 from rl.config.schema import Run
 from rl.inference.client import Completion
 from rl.learner.learner import Learner
@@ -93,6 +94,7 @@ class Playground:
             build(run.reward)(),
             build(run.advantage),
             lambda _: env.reward_weights,
+            is_marked(run.advantage["_target_"], "PER_TURN"),
         )
         order = build(run.order)()
         order.begin(env.pools("train"), run.seed)
@@ -128,6 +130,7 @@ class Playground:
             ranks=1,
             tokens_per_micro_batch=1024,
             metrics={},
+            per_turn=is_marked(run.aggregation["_target_"], "PER_TURN"),
         )
         return share
 

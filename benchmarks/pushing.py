@@ -1,56 +1,58 @@
 """What a push of all weights costs on one machine, part by part, beside a plain copy of the bytes.
 
-    python -m benchmarks.pushing [--hidden 1024] [--layers 28] [--repeats 5]
+    python -m benchmarks.pushing [--hidden 1024] [--layers 28] [--repeats 5] [--vllm]
 
 A Qwen3 of 440 million bfloat16 parameters is made on the spot. One JSON line a part:
 
     {"part": "write and hash", "seconds": ..., "GB_per_s": ..., "of_copy": ...}
 
 `of_copy` is its time as a part of a plain copy of the same bytes into memory that is there already.
-Rounds take turns, and medians count. What vLLM does with them, loading and repacking, is not in it:
-a run's time/push holds that too.
+Rounds take turns, and medians count. With --vllm a real one is started with the same model and gets
+as many pushes: `start`, `load` (our reading and checking are in it), `repack and prove`, and `whole
+push` from the first byte written to the last answer.
 """
 
 import argparse
 import json
 import statistics
+import tempfile
 import time
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save
-from transformers import AutoModelForCausalLM, Qwen3Config
 
+from benchmarks._composing import compose
 from benchmarks._timing import seconds
+from rl.config.build import build
+from rl.inference.server import serving
+from rl.model.loading import load_model
+from rl.run.folder import RunFolder
 from rl.weights.fingerprint import fingerprint
 from rl.weights.memory_file import memory_file, read_weights
 
+Weights = dict[str, torch.Tensor]
+Parts = dict[str, list[float]]
 
-def weights_of(hidden: int, layers: int) -> dict[str, torch.Tensor]:
-    """The tied weights of a Qwen3 under Hugging Face names."""
-    config = Qwen3Config(
-        hidden_size=hidden,
-        intermediate_size=3 * hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=16,
-        num_key_value_heads=8,
-        head_dim=128,
-        tie_word_embeddings=True,
-        vocab_size=320,
-    )
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+
+def model_node(hidden: int, layers: int) -> dict[str, Any]:
+    """The tiny model's configuration, not tiny."""
+    sizes = {"hidden_size": hidden, "num_layers": layers, "num_heads": 16, "num_kv_heads": 8}
+    overrides = [f"model.{key}={value}" for key, value in (sizes | {"head_dim": 128}).items()]
+    return compose([*overrides, "model.warm_start=null"])["model"]
+
+
+def weights_of(folder: Path) -> Weights:
+    """The tied weights of the model in a folder under Hugging Face names."""
+    model = load_model(folder, torch.bfloat16, 0)
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
-def main() -> None:
-    """Measure, and print at the end of all rounds."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--hidden", type=int, default=1024)
-    parser.add_argument("--layers", type=int, default=28)
-    parser.add_argument("--repeats", type=int, default=5)
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    weights = weights_of(arguments.hidden, arguments.layers)
-    size = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
+def our_parts(weights: Weights, repeats: int) -> Parts:
+    """What is done on our side, and a plain copy."""
     target = {name: torch.empty_like(tensor) for name, tensor in weights.items()}
 
     def copy() -> None:
@@ -62,8 +64,8 @@ def main() -> None:
         fingerprint(weights)
         bytearray(save(weights))
 
-    parts: dict[str, list[float]] = {}
-    for _ in range(arguments.repeats + 1):
+    parts: Parts = {}
+    for _ in range(repeats + 1):
         parts.setdefault("copy", []).append(seconds(copy))
         parts.setdefault("hash, serialise, copy", []).append(seconds(three_passes))
         began = time.perf_counter()
@@ -71,6 +73,51 @@ def main() -> None:
             parts.setdefault("write and hash", []).append(time.perf_counter() - began)
             took = seconds(lambda file=file: read_weights(file.path, file.fingerprint))
             parts.setdefault("map and check", []).append(took)
+    return parts
+
+
+def real_pushes(run_folder: RunFolder, weights: Weights, repeats: int, parts: Parts) -> None:
+    """Push weights that change to a real vLLM, in the way of rl/weights/pusher.py."""
+    server = build(compose([])["inference"])()
+    how = {"dtype": "bfloat16", "max_seq_len": 256, "seed": 0, "adapter": None}
+    with serving(server, run_folder, **how) as vllm:
+        vllm.init_transfer({})
+        for version in range(1, repeats + 2):
+            for tensor in weights.values():
+                tensor.mul_(1.01)
+            began = time.perf_counter()
+            with memory_file(weights) as file:
+                for part, work in {
+                    "pause": vllm.pause,
+                    "start": vllm.start_update,
+                    "load": partial(vllm.update, asdict(file)),
+                    "repack and prove": partial(vllm.finish_update, version),
+                    "resume": vllm.resume,
+                }.items():
+                    parts.setdefault(part, []).append(seconds(work))
+            parts.setdefault("whole push", []).append(time.perf_counter() - began)
+
+
+def main() -> None:
+    """Measure, and print at the end of all rounds."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--hidden", type=int, default=1024)
+    parser.add_argument("--layers", type=int, default=28)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--vllm", action="store_true")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as name:
+        run_folder = RunFolder(Path(name))
+        folder = build(model_node(arguments.hidden, arguments.layers))().prepare(
+            run_folder.built_model
+        )
+        run_folder.set_model(folder)
+        weights = weights_of(folder)
+        size = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
+        parts = our_parts(weights, arguments.repeats)
+        if arguments.vllm:
+            real_pushes(run_folder, weights, arguments.repeats, parts)
     medians = {part: statistics.median(times[1:]) for part, times in parts.items()}
     for part, median in medians.items():
         line = {

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping
 from functools import partial
 from importlib import import_module
+from traceback import extract_tb
+from types import ModuleType
 from typing import Any
 
 from rl.config.annotations import Converter, Misfit, Node
@@ -34,7 +36,7 @@ def build(node: Mapping[str, Any]) -> partial[Any]:
         if key != "_target_"
     }
     module, _, name = target.rpartition(".")
-    made = getattr(import_module(module), name)
+    made = getattr(_imported(module, target), name)
     settings = {key: knobs.pop(key) for key in signature.configured & knobs.keys()}
     return partial(_configured, made, settings, **knobs) if settings else partial(made, **knobs)
 
@@ -43,6 +45,25 @@ def _configured(made: Any, settings: dict[str, Any], /, **knobs: Any) -> Any:
     part = made(**knobs)
     part.configure(**settings)
     return part
+
+
+def _imported(name: str, target: str) -> ModuleType:
+    """Import a module; what it raises becomes one line that says where.
+
+    Raises:
+        ValueError: it raised; a part that starts late has nothing but this to say.
+
+    """
+    try:
+        return import_module(name)
+    except Exception as error:  # a user's module may raise anything
+        frames = [f for f in extract_tb(error.__traceback__) if not f.filename.startswith("<")]
+        where = f"{frames[-1].filename}:{frames[-1].lineno}"
+        if isinstance(error, SyntaxError):  # whose place is no frame
+            where = f"{error.filename}:{error.lineno}"
+        raise ValueError(
+            f"{target} cannot be imported: {type(error).__name__}: {error} ({where})"
+        ) from error
 
 
 def _converted(value: Any, knob: Knob | None, path: str) -> Any:

@@ -7,6 +7,7 @@ half would make the second half another experiment, so it is refused.
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import yaml
 from rl.config.schema import SAVED
 
 Config = Mapping[str, Any]
+ROOT = Path(__file__).parents[2]
 _LONGEST_NAME = 255  # bytes; what Linux takes
 
 # What may differ when a run goes on: how long and how, never what is learned.
@@ -86,7 +88,9 @@ def _changes(config: Config, before: Config, saved: Path) -> Iterator[str]:
         )
     # A key that one of them lacks counts as null there: an older run may lack a newer knob.
     changed = [
-        key for key in {**then, **now} if not _may_change(key) and now.get(key) != then.get(key)
+        key
+        for key in {**then, **now}
+        if not _may_change(key) and _place(now.get(key)) != _place(then.get(key))
     ]
     # Another callable has other knobs: it is enough to say that it is another.
     others = {key.removesuffix("_target_") for key in changed if key.endswith("._target_")}
@@ -105,6 +109,19 @@ def _changes(config: Config, before: Config, saved: Path) -> Iterator[str]:
 def _may_change(key: str) -> bool:
     key = re.sub(r"^reference\.teachers\.[^.]+", "reference", key)
     return key not in LEARNED and any(f"{key}.".startswith(f"{free}.") for free in MAY_CHANGE)
+
+
+def _place(value: Any) -> Any:
+    """What tells a value from another; of a file, where it is.
+
+    A path of ours is relative where a run is started in our folder, and absolute elsewhere.
+    """
+    if isinstance(value, str) and "/" in value and "\n" not in value:
+        for path in (Path(value), ROOT / value):
+            with suppress(OSError):  # longer than a path can be
+                if path.exists():
+                    return path.resolve()
+    return value
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -18,7 +18,7 @@ from rl.config.resume_rules import run_folder_problems
 from rl.config.secrets import secret_problems
 from rl.config.signatures import did_you_mean
 from rl.config.transport import obstacle
-from rl.config.vllm_flags import flag_problems
+from rl.config.vllm_flags import flag_problems, plain
 
 Config = Mapping[str, Any]
 
@@ -149,6 +149,18 @@ def adapter(config: Config) -> Iterator[str]:
         )
 
 
+def output_head(config: Config) -> Iterator[str]:
+    """A head in another dtype than the model's reaches vLLM as an override of ours."""
+    inference, head_dtype = config["inference"], config["model"]["head_dtype"]
+    flags = {plain(str(key)) for key in (inference or {}).get("args", {})}
+    if head_dtype and "hf_overrides" in flags:
+        yield (
+            f"model.head_dtype={head_dtype} and inference.args.hf_overrides exclude each other: "
+            "vLLM learns the first by the second. Leave model.head_dtype null, or put the other "
+            "overrides into the model's config.json"
+        )
+
+
 def model_folders(config: Config) -> Iterator[str]:
     """A local model must be there; what may be a name on the hub is left to the download.
 
@@ -222,6 +234,7 @@ RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     rewards,
     order_weights,
     adapter,
+    output_head,
     model_folders,
     data_files,
     flag_problems,

@@ -112,6 +112,7 @@ def _serving(evaluation: Evaluation, run_folder: RunFolder) -> Iterator[None]:
         max_seq_len=evaluation.max_seq_len,
         seed=evaluation.seed,
         adapter=room,
+        head_dtype=evaluation.model["head_dtype"],
     ) as vllm:
         if evaluation.adapter_path is not None:
             folder = Path(evaluation.adapter_path).expanduser().absolute()

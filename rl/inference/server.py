@@ -4,6 +4,7 @@ A socket needs no port, cannot collide with another run, and the folder's permis
 (vLLM's own API keys do not cover the routes that load weights).
 """
 
+import json
 import os
 import sys
 import time
@@ -73,17 +74,20 @@ class VLLMServer:
         max_seq_len: int,
         seed: int,
         adapter: AdapterRoom | None,
+        head_dtype: str | None = None,
     ) -> list[str]:
         """Return the command line; `vllm serve` is avoided because the CPU build lacks it.
 
         `seed` is what tokens are drawn with; without one every vLLM draws the same.
         `adapter` is the room for one that the trainer will push, None for whole weights.
+        `head_dtype` is what the output head computes in, if not in `dtype`.
         """
         options: dict[str, Any] = {
             "model": model,
             "served-model-name": SERVED_AS["shm"],
             "uds": socket,
             "dtype": dtype,
+            "hf-overrides": head_dtype and json.dumps({"head_dtype": head_dtype}),
             "max-model-len": max_seq_len,
             "seed": seed,
             "logprobs-mode": "processed_logprobs",  # after temperature, as the policy sampled
@@ -166,6 +170,7 @@ def vllm_child(
     max_seq_len: int,
     seed: int,
     adapter: AdapterRoom | None,
+    head_dtype: str | None = None,
 ) -> Child:
     """Return vLLM for the model of a run folder, not yet started; it listens on the run's socket.
 
@@ -178,6 +183,7 @@ def vllm_child(
         max_seq_len=max_seq_len,
         seed=seed,
         adapter=adapter,
+        head_dtype=head_dtype,
     )
     log = run_folder.log_of("inference")
     env = {**run_folder.environment(), **server.environment(adapter=adapter)}
@@ -193,6 +199,7 @@ def serving(
     max_seq_len: int,
     seed: int,
     adapter: AdapterRoom | None,
+    head_dtype: str | None = None,
 ) -> Iterator[VLLMRoutes]:
     """Serve the model of a run folder for as long as the block lasts; yield its routes.
 
@@ -211,6 +218,7 @@ def serving(
             max_seq_len=max_seq_len,
             seed=seed,
             adapter=adapter,
+            head_dtype=head_dtype,
         )
         stack.enter_context(child)
 

@@ -89,9 +89,9 @@ class ValueModule(nn.Module):
         super().__init__()
         # The head over the vocabulary, where it has weights of its own, is freed with the rest.
         self.body = cast("PreTrainedModel", model.base_model)
-        width = self.body.get_input_embeddings().weight.shape[-1]
-        # Zeros: at first every value is 0, the mean of whitened returns, and says nothing wrong.
-        self.head = nn.Linear(cast("int", width), 1, dtype=model.dtype, device=model.device)
+        width = cast("nn.Embedding", self.body.get_input_embeddings()).weight.shape[-1]
+        # Zeros: the noise of a drawn head would be the first thing that the policy learns.
+        self.head = nn.Linear(width, 1, dtype=model.dtype, device=model.device)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 

@@ -81,6 +81,8 @@ class Learner:
         self._settings: TrainerSettings = build(run.trainer)()
         self._temperature: float = build(run.sampler)().temperature
         self._dtype: torch.dtype = getattr(torch, run.model["dtype"])
+        head_dtype = run.model["head_dtype"]
+        self._head_dtype: torch.dtype | None = getattr(torch, head_dtype) if head_dtype else None
         self._kl: KLPenalty = build(run.kl)()
         self._beta = self._kl.beta
         self.policy = self._load_policy(run_folder.model())
@@ -110,6 +112,7 @@ class Learner:
             logprob_chunk=settings.logprob_chunk,
             temperature=self._temperature,
             entropy_gradient=run.entropy_bonus != 0,
+            head_dtype=self._head_dtype,
         )
 
     def _load_reference(self, folder: Path) -> Reference | None:
@@ -125,6 +128,7 @@ class Learner:
             seed=self._run.seed,
             vocabulary=self.policy.vocabulary,
             reads_candidates=compares_distributions(self._run.loss["_target_"]),
+            head_dtype=self._head_dtype,
         )
         return build(self._run.reference)().start(setting)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from rl.learner.candidates import candidate_logprobs, most_likely
+from rl.learner.candidates import most_likely
 from rl.learner.output_head import OutputHead
 from rl.model.lora import in_force
 
@@ -88,9 +88,11 @@ class PolicyModule(nn.Module):
         chosen = mask[:, 1:]
         before = hidden[:, :-1][chosen]  # [N, H] what each chosen token was predicted from
         targets = token_ids[:, 1:][chosen]  # [N]
+        if candidates is not None:
+            targets = torch.cat([targets.unsqueeze(-1), candidates], -1)  # [N, 1+K]
         # Not head(hidden): under ZeRO-3 a module call is a collective, and ranks differ in chunks.
         head, dtype = self.head, self._head_dtype or before.dtype
-        outputs = OutputHead.apply(
+        logprobs, entropy = OutputHead.apply(
             before,
             head.weight,
             head.bias,
@@ -101,9 +103,9 @@ class PolicyModule(nn.Module):
             entropies,
             self._entropy_gradient,
         )
-        common = temperature, self._chunk, dtype
         if candidates is not None:
-            outputs += (candidate_logprobs(head, before, candidates, *common),)
+            return logprobs[:, 0], entropy, logprobs[:, 1:]
         if top_k is not None:
-            outputs += most_likely(head, before, *top_k, *common)
-        return outputs
+            likeliest = most_likely(head, before, *top_k, temperature, self._chunk, dtype)
+            return logprobs, entropy, *likeliest
+        return logprobs, entropy

@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from losses.tokens import TokenLoss, Tokens
+from losses.tokens import TokenLoss, Tokens, log_ratio
 from rl.learner.kl import KLPenalty
 from rl.learner.value_credit import ValueTargets
 from rl.records import MicroBatch
@@ -148,7 +148,7 @@ class Objective:
         )
         result = self.token_loss(tokens)
         _check(result.loss, logprobs)
-        gap = logprobs.detach() - tokens.rollout_logprobs  # [N] log(pi / mu)
+        gap = log_ratio(tokens.rollout_logprobs, logprobs.detach())  # [N] log(pi / mu)
         metrics = {
             **result.metrics,
             "entropy": entropies.detach(),

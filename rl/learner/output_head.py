@@ -21,7 +21,7 @@ from rl.learner.weight_gradients import weight_gradient
 
 
 class OutputHead(torch.autograd.Function):
-    """`apply` returns logprobs [N] and entropies [N], which are None unless they are asked for."""
+    """`apply` returns logprobs, as many as targets, and entropies [N], or None in their place."""
 
     @staticmethod
     def forward(
@@ -43,7 +43,7 @@ class OutputHead(torch.autograd.Function):
             hidden: [N, H] what each token was predicted from.
             weight: [V, H].
             bias: [V].
-            targets: [N] the tokens.
+            targets: [N] the tokens, or [N, M] several at each place.
             temperature: logits are divided by it.
             chunk: tokens whose logits exist at once.
             dtype: hidden states and weight are multiplied in it.
@@ -57,10 +57,10 @@ class OutputHead(torch.autograd.Function):
         normalisers, logprobs, entropies = [], [], []
         # Without any token there still is one, empty, chunk.
         for h, t in zip(hidden.split(chunk), targets.split(chunk), strict=True):
-            logits = _logits(h, cast, bias, temperature)  # [C, V]
+            logits = chunk_logits(h, cast, bias, temperature)  # [C, V]
             normaliser = logits.logsumexp(-1)  # [C]
             normalisers.append(normaliser)
-            logprobs.append(logits.gather(-1, t.unsqueeze(-1)).squeeze(-1) - normaliser)
+            logprobs.append(logits.gather(-1, _columns(t)) - normaliser.unsqueeze(-1))
             if with_entropies:
                 p = (logits - normaliser.unsqueeze(-1)).exp_()
                 entropies.append(normaliser - p.mul_(logits).sum(-1))
@@ -68,13 +68,17 @@ class OutputHead(torch.autograd.Function):
         ctx.save_for_backward(hidden, weight, bias, targets, torch.cat(normalisers), entropy)
         if entropy is not None and not ctx.entropy_gradient:
             ctx.mark_non_differentiable(entropy)
-        return torch.cat(logprobs), entropy
+        return torch.cat(logprobs).view_as(targets), entropy
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, logprob_slopes: Tensor, entropy_slopes: Tensor) -> Any:
-        """Go through all chunks again; `*_slopes` are [N]. Autograd casts what is returned."""
+        """Go through all chunks again; the slopes are those of the outputs.
+
+        Autograd casts what is returned.
+        """
         hidden, weight, bias, targets, normalisers, entropies = ctx.saved_tensors
+        targets, logprob_slopes = map(_columns, (targets, logprob_slopes))  # [N, M]
         temperature, chunk, dtype = ctx.settings
         of_hidden, of_weight, of_bias = ctx.needs_input_grad[:3]
         cast, exact = weight.to(dtype), normalisers.dtype
@@ -83,15 +87,14 @@ class OutputHead(torch.autograd.Function):
         bias_grad = torch.zeros_like(bias, dtype=exact) if of_bias else None
         for begin in range(0, len(targets), chunk):
             part = slice(begin, begin + chunk)
-            logits = _logits(hidden[part], cast, bias, temperature)  # [C, V]
+            logits = chunk_logits(hidden[part], cast, bias, temperature)  # [C, V]
             log_p = logits.sub_(normalisers[part].unsqueeze(-1))
             p = log_p.exp()
-            slopes = p * -logprob_slopes[part].unsqueeze(-1)  # [C, V] in the logits
+            slopes = p * -logprob_slopes[part].sum(-1, keepdim=True)  # [C, V] in the logits
             if ctx.entropy_gradient:
                 surprise = log_p.add_(entropies[part].unsqueeze(-1))
                 slopes.sub_(p.mul_(surprise).mul_(entropy_slopes[part].unsqueeze(-1)))
-            of_targets = logprob_slopes[part].unsqueeze(-1)
-            slopes.scatter_add_(-1, targets[part].unsqueeze(-1), of_targets).div_(temperature)
+            slopes.scatter_add_(-1, targets[part], logprob_slopes[part]).div_(temperature)
             if hidden_grad is not None:
                 hidden_grad[part] = slopes.to(dtype) @ cast
             if weight_grad is not None:
@@ -101,7 +104,12 @@ class OutputHead(torch.autograd.Function):
         return hidden_grad, weight_grad, bias_grad, *[None] * 6
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
+def _columns(tensor: Tensor) -> Tensor:
+    """[N] as [N, 1]; [N, M] as it is."""
+    return tensor if tensor.dim() == 2 else tensor.unsqueeze(-1)
+
+
+def chunk_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
     """Of hidden states [C, H], at least in float32."""
     bias = None if bias is None else bias.to(weight)
     logits = nn.functional.linear(hidden.to(weight), weight, bias)

@@ -55,10 +55,16 @@ class Policy:
         logprob_chunk: int,
         temperature: float,
         entropy_gradient: bool = False,
+        head_dtype: torch.dtype | None = None,
     ) -> None:
         self.ranks, self._optim, self._max_steps = ranks, optim, max_steps
         self._temperature = temperature
-        module = PolicyModule(model, chunk=logprob_chunk, entropy_gradient=entropy_gradient)
+        module = PolicyModule(
+            model,
+            chunk=logprob_chunk,
+            entropy_gradient=entropy_gradient,
+            head_dtype=head_dtype,
+        )
         self.has_adapter = has_adapter(model)
         optimizer = optim.optimizer(module.parameters(), module.embeddings)
         half = model.dtype == torch.bfloat16
@@ -131,10 +137,9 @@ class Policy:
             if not idle:
                 # DeepSpeed averages gradients over ranks; the objective is a sum over them.
                 self.engine.backward(linearised(value, slopes, outputs) * self.ranks.world)
-            gap = (logprobs.detach() - batch.rollout_logprobs).abs()
-            metrics["zero_gradient_fraction"] = torch.full_like(gap, float(idle))
-            # Older tokens differ because the policy moved, which says nothing about vLLM.
-            sums.add(value, gap, batch.staleness == 0, metrics)
+            metrics["zero_gradient_fraction"] = torch.full_like(logprobs, float(idle))
+            fresh = batch.staleness == 0
+            sums.add(value, logprobs, batch.rollout_logprobs, fresh, metrics)
         return {**sums.means(self.ranks.device), **self._step(rate)}
 
     def _step(self, rate: float) -> dict[str, float]:

@@ -1,4 +1,14 @@
-"""Means over the tokens of a global batch, out of sums per micro-batch and rank."""
+"""Means over the tokens of a global batch, out of sums per micro-batch and rank.
+
+How far vLLM is off is told by tokens that the very weights in training have sampled:
+
+    w = pi / mu = exp(clamp(log pi - log mu))   pi: trainer, mu: vLLM, clamp: losses/tokens.py
+
+    mismatch/sampled_mean_abs, sampled_max_abs  |log pi - log mu|
+    mismatch/sampled_kl                         mean of w - 1 - log w, an estimate of KL(mu || pi)
+    mismatch/sampled_chi_square                 mean of w^2, less 1: the variance of the weights
+    mismatch/sampled_effective_sample_size      (sum w)^2 / (n * sum w^2); 1: all count alike
+"""
 
 from collections.abc import Mapping
 
@@ -6,29 +16,48 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from losses.tokens import log_ratio
+
 
 class TokenSums:
     """What one rank has seen of a batch. N: completion tokens of a micro-batch."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
+        self._largest = torch.zeros((), dtype=torch.float64)
 
-    def add(self, value: Tensor, gap: Tensor, fresh: Tensor, metrics: Mapping[str, Tensor]) -> None:
+    def add(
+        self,
+        value: Tensor,
+        logprobs: Tensor,
+        rollout_logprobs: Tensor,
+        fresh: Tensor,
+        metrics: Mapping[str, Tensor],
+    ) -> None:
         """Take in a micro-batch.
 
         Args:
             value: its share of the objective.
-            gap: [N] |trainer logprob - vLLM's logprob|.
+            logprobs: [N] the trainer's.
+            rollout_logprobs: [N] vLLM's.
             fresh: [N] True where the very weights that are training sampled the token.
             metrics: [N] each.
 
         """
         self._add("loss", value.detach())
-        self._add("tokens", torch.tensor(float(len(gap))))
-        self._add("fresh_tokens", fresh.sum())
-        self._add("fresh_gap", gap[fresh].sum())
+        self._add("tokens", torch.tensor(float(len(logprobs))))
         for name, values in metrics.items():
             self._add(f"mean/{name}", values.sum())
+        pi, mu = (each.detach()[fresh].double() for each in (logprobs, rollout_logprobs))
+        gap, log_w = (pi - mu).abs(), log_ratio(mu, pi)
+        w = log_w.exp()
+        self._add("fresh", fresh.sum())
+        self._add("gap", gap.sum())
+        self._add("k3", (log_w.expm1() - log_w).sum())
+        self._add("w", w.sum())
+        self._add("w squared", w.square().sum())
+        if len(gap):
+            self._largest = torch.maximum(self._largest, gap.max().cpu())
 
     def _add(self, name: str, value: Tensor) -> None:
         self._sums[name] = self._sums[name] + value if name in self._sums else value
@@ -37,7 +66,9 @@ class TokenSums:
         """Return the metrics of the global batch, the same on every rank. Collective."""
         names = sorted(self._sums)
         values = torch.stack([self._sums[name].double().cpu() for name in names]).to(device)
+        largest = self._largest.to(device)
         dist.all_reduce(values)
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
         totals = dict(zip(names, values.tolist(), strict=True))
         tokens = max(totals["tokens"], 1.0)
         metrics = {
@@ -45,7 +76,19 @@ class TokenSums:
             for name, total in totals.items()
             if name.startswith("mean/")
         }
-        metrics["train/loss"] = totals["loss"]
-        if totals["fresh_tokens"]:
-            metrics["mismatch/sampled_mean_abs"] = totals["fresh_gap"] / totals["fresh_tokens"]
-        return metrics
+        return {**metrics, "train/loss": totals["loss"], **_mismatch(totals, float(largest))}
+
+
+def _mismatch(totals: Mapping[str, float], largest: float) -> dict[str, float]:
+    """Nothing where no token is fresh: older ones differ because the policy moved."""
+    n = totals["fresh"]
+    if not n:
+        return {}
+    measures = {
+        "mean_abs": totals["gap"] / n,
+        "max_abs": largest,
+        "kl": totals["k3"] / n,
+        "chi_square": totals["w squared"] / n - 1,
+        "effective_sample_size": totals["w"] ** 2 / (n * totals["w squared"]),
+    }
+    return {f"mismatch/sampled_{name}": measure for name, measure in measures.items()}

@@ -34,6 +34,7 @@ class PretrainedModel:
     revision: str | None
     renderer: str
     dtype: Literal["bfloat16", "float32"]
+    head_dtype: Literal["float32"] | None
     max_seq_len: int
     max_tokens: int
     learning_rate: float

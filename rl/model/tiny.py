@@ -78,6 +78,7 @@ class TinyModel:
     num_kv_heads: int
     head_dim: int
     dtype: Literal["bfloat16", "float32"]
+    head_dtype: Literal["float32"] | None
     max_seq_len: int
     max_tokens: int
     learning_rate: float

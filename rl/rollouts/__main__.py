@@ -140,9 +140,7 @@ async def main(run_folder: RunFolder) -> None:
         )
         service = RolloutService(run, run_folder, dispatcher, status, tally, evaluator, waits)
         # Last: a rank that can connect finds everything else in place.
-        server = await asyncio.start_unix_server(service.serve, run_folder.rollouts_socket)
-        # Closed, not awaited: since Python 3.12.1 that waits for ranks which wait for us.
-        stack.callback(server.close)
+        await stack.enter_async_context(service.listening())
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(service.sample())
             tasks.create_task(service.report())

@@ -6,7 +6,8 @@ weights are live), `evaluation` (of the last ones that were due), `state` (what 
 
 import asyncio
 import time
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
 
 import msgspec
@@ -61,6 +62,16 @@ class RolloutService:
         self._broken = asyncio.Event()
         self._num_ranks = 0  # that listen
         dispatcher.on_rejected = self._rejected.append
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[None]:
+        """Serve ranks on the run's socket for as long as the block lasts."""
+        server = await asyncio.start_unix_server(self.serve, self._run_folder.rollouts_socket)
+        try:
+            yield
+        finally:
+            # Not awaited: since Python 3.12.1 that waits for ranks, which wait for us.
+            server.close()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one rank until it hangs up."""

@@ -193,6 +193,9 @@ class RunFolder:
         self.clear_sockets()
         for path in (self.failures, self.statuses, self.warnings, self.stop_request):
             _remove(path)
+        # A process that was killed while it wrote a checkpoint, or deleted one, cleared nothing.
+        for path in self.checkpoints.glob(".step_*"):
+            _remove(path)
 
     def clear_preparations(self, but: str | None) -> None:
         """Delete what a start that failed prepared, unless the model's folder `but` is in it."""

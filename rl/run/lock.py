@@ -4,6 +4,7 @@ The file stays behind, for removing it would let two processes lock two files of
 says (the holder's process id) means something only while it is locked.
 """
 
+import errno
 import fcntl
 import os
 import time
@@ -13,6 +14,8 @@ from typing import IO
 
 from rl.run.folder import RunFolder
 
+# What a full disk answers, a user's full share, a limit for one file (ulimit -f).
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _PATIENCE_S = 0.5  # whoever asks `ensure_free` has the lock for a moment
 _TICK_S = 0.02
 
@@ -47,17 +50,25 @@ def locked(run_folder: RunFolder) -> Iterator[None]:
     """
     try:
         run_folder.path.mkdir(parents=True, exist_ok=True)
-        file = run_folder.lock.open("a+b")  # "w" would empty what its holder has written
+        # "w" would empty what its holder has written; a buffer would write once more at the end.
+        file = run_folder.lock.open("a+b", buffering=0)
     except OSError as error:
-        raise FolderUnusable(
-            f"{run_folder} cannot be written ({error.strerror}): choose another output_dir"
-        ) from error
+        raise _unwritable(run_folder, error) from error
     with file:
         _take(run_folder, file, fcntl.LOCK_EX)
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n".encode())
-        file.flush()
+        try:
+            file.truncate(0)
+            file.write(f"{os.getpid()}\n".encode())
+        except OSError as error:
+            raise _unwritable(run_folder, error) from error
         yield
+
+
+def _unwritable(run_folder: RunFolder, error: OSError) -> FolderUnusable:
+    remedy = "make room, or " if error.errno in FULL else ""
+    return FolderUnusable(
+        f"{run_folder} cannot be written ({error.strerror}): {remedy}choose another output_dir"
+    )
 
 
 def _take(run_folder: RunFolder, file: IO[bytes], kind: int) -> None:

@@ -1,11 +1,18 @@
-"""The model that a run starts from: prepared once, and the same one whenever the run goes on."""
+"""The model that a run starts from: prepared once, and the same one whenever the run goes on.
 
-from collections.abc import Callable, Iterator
+And the models that it reads besides.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
 
+from rl.config.facts import needs_reference
 from rl.config.schema import ConfigError
 from rl.model.folder import fingerprint
+from rl.model.pretrained import local_folder
 from rl.run.folder import RunFolder
 
 
@@ -45,3 +52,48 @@ def model_of(run_folder: RunFolder, prepare: Callable[[], Path]) -> Path:
             ]
         )
     return model
+
+
+def make_cache(folder: Path) -> None:
+    """Make a folder for what is to be kept, before the work that goes into it is done.
+
+    Raises:
+        ConfigError: nothing can be kept there.
+
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            [
+                f"warm starts are kept in {folder}, which cannot be written ({error.strerror}): "
+                "set the environment variable OFFBYONE_CACHE to a folder that can"
+            ]
+        ) from error
+
+
+def fetch_references(config: Mapping[str, Any]) -> None:
+    """Have every reference that lies on the hub in the cache, before anything is started.
+
+    Raises:
+        ConfigError: there is no such model, or it cannot be had.
+
+    """
+    if needs_reference(config):
+        with refused():
+            for node in _on_a_path(config["reference"]):
+                local_folder(node["path"], node["revision"], "reference")
+
+
+def _on_a_path(value: Any) -> Iterator[Mapping[str, Any]]:
+    """Every node in a value, itself included, that names a model as conf/model/hf.yaml does."""
+    if isinstance(value, Mapping):
+        if value.get("path") and "revision" in value:
+            yield value
+        for item in value.values():
+            yield from _on_a_path(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _on_a_path(item)

@@ -1,5 +1,7 @@
 """The child processes of one run: started at once, watched until the trainer has finished."""
 
+import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -19,6 +21,8 @@ from rl.run.status import Status, read_statuses
 _TICK_S = 0.25
 _HEALTH_EVERY_S = 5.0
 _SAVING_S = 30.0  # after vLLM's end
+_FULL_BYTES = 1 << 16  # less than what anybody writes at once
+_KERNELS_KEPT = "64"  # all of one micro-batch, which every layer shares
 STOPPING = "stopping after this step; its checkpoint comes first (a second signal ends at once)"
 
 
@@ -52,6 +56,7 @@ class Children:
                 max_seq_len=run.max_seq_len,
                 seed=run.seed,
                 adapter=room,
+                head_dtype=run.model["head_dtype"],
             )
             child.start()
         self._start("rollouts", [sys.executable, "-m", "rl.rollouts", folder], {})
@@ -150,6 +155,9 @@ class Children:
 
     def _explain(self, name: str, what: str) -> NoReturn:
         log = self._run_folder.log_of(name)
+        # Whoever met a full disk could neither report it nor write it into the log.
+        if shutil.disk_usage(self._run_folder.path).free < _FULL_BYTES:
+            what = f"{what}, and no space is left at {self._run_folder.path}: make room there first"
         raise RunFailed(f"{name} {what}. The end of {log}:\n{last_lines(log)}")
 
     def end(self) -> None:
@@ -164,8 +172,12 @@ def _accelerator() -> dict[str, str]:
     """What the trainer needs to know of a machine without a GPU.
 
     DeepSpeed must be told so. Threads that wait for each other by spinning make a step up to ten
-    times slower as soon as anything else wants a core.
+    times slower as soon as anything else wants a core. oneDNN keeps a kernel for each shape that it
+    has multiplied, 1,024 of them twice, and the number of completion tokens is another one in each
+    micro-batch: more than a GiB that is hardly ever used again.
     """
     if has_gpu():
         return {}
-    return {"DS_ACCELERATOR": "cpu", "OMP_WAIT_POLICY": "PASSIVE"}
+    caches = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")  # its own, and PyTorch's
+    kept = {name: os.environ.get(name, _KERNELS_KEPT) for name in caches}
+    return {"DS_ACCELERATOR": "cpu", "OMP_WAIT_POLICY": "PASSIVE", **kept}

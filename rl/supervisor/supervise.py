@@ -13,8 +13,8 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -27,15 +27,15 @@ from rl.config.check import check
 from rl.config.resume_rules import has_steps, run_folder_problems
 from rl.config.schema import ConfigError, Run
 from rl.model.folder import fingerprint
-from rl.report.finished_runs import how_to_go_on, steps_done
+from rl.report.finished_runs import how_to_go_on, key_of, steps_done
 from rl.report.screen import Screen, final_summary
 from rl.run.child import Reaper, StopRequest, stopped_by_signals
 from rl.run.failure import RunFailed
 from rl.run.folder import RunFolder
-from rl.run.lock import ensure_free, locked
+from rl.run.lock import FULL, ensure_free, locked
 from rl.run.metrics import column, read_metrics
 from rl.run.status import progress_of, read_statuses
-from rl.supervisor.base_model import model_of, refused
+from rl.supervisor.base_model import fetch_references, make_cache, model_of, refused
 from rl.supervisor.children import Children
 from rl.supervisor.sources import check_imports
 from rl.supervisor.warm_start import keep_result, warm_start_key, warm_start_run
@@ -71,7 +71,7 @@ def supervise(
     """
     run_folder = RunFolder(Path(str(config.get("output_dir")), str(config.get("run_name"))))
     ensure_free(run_folder)  # first: the check would only say that the folder holds a run
-    check(config, choices=choices)
+    check(config, choices=_known_by_choice(choices, overrides))
     run = Run(**config)
     construct(run, CONSTRUCTED)  # only a constructor sees what no signature tells
     check_imports(config)
@@ -82,11 +82,14 @@ def supervise(
             run_folder.clear_preparations(but=run.model.get("path"))
         record = {"overrides": overrides, "choices": choices, "command": list(command)}
         record |= {"started_in": os.getcwd(), "run_name": run.run_name}
-        run_folder.overrides.write_text(yaml.safe_dump(record, sort_keys=False, allow_unicode=True))
+        fetch_references(config)
         try:
-            model = model_of(run_folder, lambda: _prepared(run, run_folder, reaper, compose))
-            _say_what_is_done_again(run_folder)
-            _execute(run, model, reaper, stop, waits=True)
+            with _disk_full_is_said():
+                text = yaml.safe_dump(record, sort_keys=False, allow_unicode=True)
+                run_folder.overrides.write_text(text)
+                model = model_of(run_folder, lambda: _prepared(run, run_folder, reaper, compose))
+                _say_what_is_done_again(run_folder)
+                _execute(run, model, reaper, stop, waits=True)
         except RunFailed as error:
             message = f"{error}\n{how_to_go_on(run_folder)}"
             if stop.asked:  # whoever asked for the end wants no further job of a sweep either
@@ -104,6 +107,23 @@ def supervise(
         sys.exit(0)  # nor does a sweep go on
     rewards = column(read_metrics(run_folder), "train/reward")[-10:]
     return sum(rewards) / len(rewards) if rewards else None
+
+
+@contextmanager
+def _disk_full_is_said() -> Iterator[None]:
+    """Of what this process writes itself; what the others meet, they report."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise RunFailed(f"{error}: make room there first") from error
+
+
+def _known_by_choice(choices: dict[str, str], overrides: list[str]) -> dict[str, str]:
+    """The choices less those whose callable the command line replaced: it is no longer theirs."""
+    replaced = {key_of(override) for override in overrides}
+    return {group: it for group, it in choices.items() if f"{group}._target_" not in replaced}
 
 
 def _check_folder(config: dict[str, Any]) -> None:
@@ -136,8 +156,8 @@ def _prepared(
     first = warm_start_run(run, compose(["loss=sft", "sampler=demonstrations"]), supervised.path)
     kept = cache_folder() / "warm" / warm_start_key(first)
     if not kept.is_dir():
+        make_cache(kept.parent)
         with refused():
-            kept.parent.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(supervised.path, ignore_errors=True)
             model = source.prepare(supervised.built_model)
         _say(f"warm start: {first.max_steps} supervised steps, once for this model and environment")

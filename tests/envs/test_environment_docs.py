@@ -1,7 +1,6 @@
 """Every Python snippet of docs/environments.md runs as it stands, imports and all."""
 
 import json
-import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -11,30 +10,21 @@ import pytest
 from envs.episode import Episode, Example, StopReason
 from envs.protocol import Environment, Pool
 from rl.records import Group, Rollout
+from tests.support import printed
 
-TEXT = (Path(__file__).parents[2] / "docs" / "environments.md").read_text()
-
-
-def snippets() -> dict[str, str]:
-    """Blocks that say which file they are, without their indentation."""
-    blocks = re.findall(r"(?:^    .*\n|^\n)+", TEXT, re.MULTILINE)
-    found = {}
-    for block in blocks:
-        for part in re.split(r"^(?=    # [\w/]+\.(?:py|yaml))", block, flags=re.MULTILINE):
-            lines = [line[4:] for line in part.splitlines()]
-            if lines and (name := re.match(r"# ([\w/]+\.py)", lines[0])):
-                found[name[1]] = "\n".join(lines)
-    return found
+PAGE = Path(__file__).parents[2] / "docs" / "environments.md"
 
 
 @pytest.fixture
 def modules(monkeypatch):
     made = {}
-    for path, source in snippets().items():
+    for path, source in printed.files(PAGE).items():
+        if path.endswith(".yaml"):
+            continue
         name = path.removesuffix(".py").replace("/", ".")
         made[name] = module = ModuleType(name)
         monkeypatch.setitem(sys.modules, name, module)
-        exec(compile(source.split("\n# conf/")[0], path, "exec"), module.__dict__)
+        exec(compile(source, path, "exec"), module.__dict__)
     return made
 
 

@@ -33,6 +33,9 @@ ALGORITHMS = {
     "masked_is": ("masked_is", "group_mean", "token_mean"),
     "dppo": ("dppo", "group_mean", "token_mean"),
     "distill": ("distill", "none", "token_mean"),
+    "forward_kl_topk": ("forward_kl_topk", "none", "token_mean"),
+    "reverse_kl_topk": ("reverse_kl_topk", "none", "token_mean"),
+    "jsd_topk": ("jsd_topk", "none", "token_mean"),
     "sft": ("cross_entropy", "none", "token_mean"),
 }
 

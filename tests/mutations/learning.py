@@ -101,17 +101,52 @@ LEARNING = (
     # logprobs
     mutation(
         "logprobs: the head's bias forgotten",
-        "rl/learner/logprobs.py",
-        "nn.functional.linear(hidden, head.weight, head.bias)",
-        "nn.functional.linear(hidden, head.weight)",
+        "rl/learner/output_head.py",
+        "nn.functional.linear(hidden.to(weight), weight, bias)",
+        "nn.functional.linear(hidden.to(weight), weight)",
         "rl/learner/test_mutants.py",
     ),
     mutation(
         "logprobs: temperature ignored",
-        "rl/learner/logprobs.py",
-        "torch.float32)) / temperature",
+        "rl/learner/output_head.py",
+        "torch.float32)).div_(temperature)",
         "torch.float32))",
         "rl/learner/test_logprobs.py",
+    ),
+    mutation(
+        "output head: its weight's gradient summed in bfloat16",
+        "rl/learner/output_head.py",
+        "torch.zeros_like(weight, dtype=exact)",
+        "torch.zeros_like(weight)",
+        "rl/learner/test_output_head.py",
+    ),
+    mutation(
+        "output head: the entropy's slope has the other sign",
+        "rl/learner/output_head.py",
+        "slopes.sub_(p.mul_(surprise)",
+        "slopes.add_(p.mul_(surprise)",
+        "rl/learner/test_output_head.py",
+    ),
+    mutation(
+        "linear layers: gradients of weights rounded",
+        "rl/learner/weight_gradients.py",
+        "return torch.mm(*factors, **how)",
+        "return torch.mm(*factors, **how).bfloat16()",
+        "rl/learner/test_weight_gradients.py",
+    ),
+    mutation(
+        "mismatch: the maximum of the last micro-batch",
+        "rl/learner/token_sums.py",
+        "torch.maximum(self._largest, gap.max().cpu())",
+        "gap.max().cpu()",
+        "rl/learner/test_token_sums.py",
+    ),
+    mutation(
+        "mismatch: stale tokens in the weights",
+        "rl/learner/token_sums.py",
+        "each.detach()[fresh].double()",
+        "each.detach().double()",
+        "rl/learner/test_token_sums.py",
     ),
     mutation(
         "logprobs: shifted by one",
@@ -131,8 +166,8 @@ LEARNING = (
     mutation(
         "policy: stale tokens pass for fresh",
         "rl/learner/policy.py",
-        "batch.staleness == 0",
-        "batch.staleness <= 1",
+        "fresh = batch.staleness == 0",
+        "fresh = batch.staleness <= 1",
         "rl/learner/test_mutants.py",
     ),
     mutation(
@@ -201,9 +236,9 @@ LEARNING = (
     mutation(
         "token_sums: mismatch over all tokens",
         "rl/learner/token_sums.py",
-        'totals["fresh_gap"] / totals["fresh_tokens"]',
-        'totals["fresh_gap"] / tokens',
-        "rl/learner/test_mutants.py",
+        'totals["gap"] / n',
+        'totals["gap"] / totals["tokens"]',
+        "rl/learner/test_token_sums.py",
     ),
     # weights
     mutation(

@@ -1,17 +1,14 @@
 """Evaluation on the real stack: during training, of a checkpoint, and of somebody else's server."""
 
 import json
-import socket
 import subprocess
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 
-from rl.run.child import Child, Reaper, last_lines
-from tests.support.launching import ROOT, wait_for
+from tests.support.launching import ROOT
+from tests.support.serving import serving
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
@@ -92,32 +89,9 @@ def test_a_run_by_the_servers_own_template_trains_exactly_what_was_sampled(launc
     assert all(line["rollout/forks"] == 0 for line in result.metrics)
 
 
-@contextmanager
-def serving(model: Path, log: Path):
-    """Stock vLLM on a port, with a key."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    flags = {"model": model, "served-model-name": "them", "host": "127.0.0.1", "port": port}
-    flags |= {"max-model-len": 256, "dtype": "bfloat16", "api-key": "secret"}
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager"]
-    command += [str(part) for name, value in flags.items() for part in (f"--{name}", value)]
-    env = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
-
-    def healthy() -> bool:
-        try:
-            return httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
-        except httpx.HTTPError:
-            return False
-
-    with Reaper() as reaper, Child("them", command, log=log, reaper=reaper, env=env):
-        assert wait_for(healthy, 300), last_lines(log)
-        yield f"http://127.0.0.1:{port}/v1"
-
-
 def test_somebody_elses_server_is_evaluated_in_words(trained, tmp_path, monkeypatch):
     model = trained.folder / "checkpoints" / "step_000003" / "hf"
-    with serving(model, tmp_path / "them.log") as url:
+    with serving(model, tmp_path / "them.log", **{"api-key": "secret"}) as url:
         remote = ["client=messages", f"client.url={url}", "client.api_key_variable=THEIR_KEY"]
         few = ["num_examples=6", "rollouts_per_example=4", "sampler.max_tokens=32", LETTERS]
         monkeypatch.setenv("THEIR_KEY", "secret")

@@ -56,6 +56,7 @@ def main(folder: Path) -> None:
             for dtype, mode, adapter in KEPT[ranks.world]
         },
         **{f"sums {mode}": cases.sums(mode) for mode in SUMS[ranks.world]},
+        "learner": cases.learner() if ranks.world == 1 else {},
     }
     if ranks.first:
         (folder / "measured.json").write_text(json.dumps(measured))
@@ -146,7 +147,7 @@ class CriticCases(Setup):
         batch, batches = self.shares(groups, split)
         return critic.credit(batch, batches, [])[0]
 
-    def everywhere(self, critic: Any) -> dict[str, Tensor]:
+    def weights(self, critic: Any) -> dict[str, Tensor]:
         """A copy of what is trained; every rank comes to it by itself."""
         from rl.learner.deepspeed_engine import whole
 
@@ -181,7 +182,7 @@ class CriticCases(Setup):
     ) -> dict[str, Any]:
         from tests.support.tiny_policy import relative_error
 
-        groups, before = self.groups[0], self.everywhere(critic)
+        groups, before = self.groups[0], self.weights(critic)
         twin.load(before)
         batch, batches = self.shares(groups, split)
         penalties = [0.1 * b.token_ids[b.mask].double().cos() for b in batches]
@@ -196,7 +197,7 @@ class CriticCases(Setup):
             )
         result: dict[str, Any] = {"advantages": self.furthest(credited, expected)}
         stats = critic.update(0, credited, updates)
-        after = self.everywhere(critic)
+        after = self.weights(critic)
         values, norms = [], []
         for old in [self.old_values(twin, groups)] * updates:
             value = plain_loss(twin, groups, expected, old, clip)
@@ -240,23 +241,23 @@ class CriticCases(Setup):
         critic = self.critic(dtype, mode, self.adamw(), adapter=adapter)
         for groups in self.groups:
             critic.update(0, self.credited(critic, groups), 1)
-        middle, folder = self.everywhere(critic), self.folder / f"critic {dtype} {mode}"
+        middle, folder = self.weights(critic), self.folder / f"critic {dtype} {mode}"
         folder.mkdir(exist_ok=True)
         critic.save(folder)
         stats = critic.update(2, self.credited(critic, self.groups[0]), 2)
-        end, values = self.everywhere(critic), self.largest(critic)
+        end, values = self.weights(critic), self.largest(critic)
         other = self.critic(dtype, mode, self.adamw(), seed=1, adapter=adapter)
-        differs = not all_same(self.everywhere(other), middle)
+        differs = not all_same(self.weights(other), middle)
         other.load(folder)
         result: dict[str, Any] = {
             "trained": sorted({name.partition(".")[0] for name in middle}),
             "adapter alone": all("lora_" in name or "head." in name for name in middle),
             "files": sorted(path.name for path in (folder / "critic").iterdir()),
-            "loaded": differs and all_same(self.everywhere(other), middle),
+            "loaded": differs and all_same(self.weights(other), middle),
         }
         result |= self.bad(other, middle)
         again = other.update(2, self.credited(other, self.groups[0]), 2)
-        result["next"] = all_same(self.everywhere(other), end) and again == stats
+        result["next"] = all_same(self.weights(other), end) and again == stats
         result["values"] = self.largest(other) == values > 0
         return result
 
@@ -270,7 +271,7 @@ class CriticCases(Setup):
         stats = critic.update(2, credited, 1)
         result = {
             "skipped": stats["train/critic_skipped"],
-            "unchanged": all_same(self.everywhere(critic), before),
+            "unchanged": all_same(self.weights(critic), before),
         }
         untrained = [
             replace(group, credits=tuple(replace(c, trains=False) for c in group.credits))
@@ -279,7 +280,7 @@ class CriticCases(Setup):
         nothing = {}
         for name, groups in {"untrained": untrained, "empty": []}.items():
             nothing[name] = critic.update(2, self.credited(critic, groups), 1)
-        unmoved = all_same(self.everywhere(critic), before)
+        unmoved = all_same(self.weights(critic), before)
         return {**result, "nothing": nothing, "still unchanged": unmoved}
 
     def sums(self, mode: str) -> dict[str, Any]:
@@ -309,6 +310,42 @@ class CriticCases(Setup):
             "micro_batches": len(credited) * self.ranks.world,
             "error": float((squares[0] / squares[1]).sqrt()),
         }
+
+    def learner(self) -> dict[str, Any]:
+        """Three steps of loss=ppo with a head start and a penalty, the last from a checkpoint."""
+        from rl.config.schema import Run
+        from rl.learner.learner import Learner
+        from rl.run.folder import RunFolder
+        from tests.support.composing import composed
+
+        run_folder = RunFolder(self.folder / "learner")
+        run_folder.path.mkdir()
+        run_folder.set_model(self.sources["float32"])
+
+        def start(*overrides: str) -> Learner:
+            common = ("model.dtype=float32", "optim.learning_rate=1e-3")
+            return Learner(Run(**composed(*common, *overrides)), run_folder, self.ranks)
+
+        batch, _ = self.shares(self.groups[0], "several")
+        bare = start("loss=ppo", "critic=none")
+        result: dict[str, Any] = {"none": sorted(bare.update(batch)), "bare": bare._critic is None}
+        ppo = ("loss=ppo", "critic.head_start=1", "kl=k1", "updates_per_batch=2")
+        one = start(*ppo)
+        before = self.everywhere(one.policy)
+        first = one.update(batch)
+        result["stood"] = all_same(self.everywhere(one.policy), before)
+        result["alone"] = [first["train/empty"], first["train/value_loss"]]
+        one.update(replace(batch, step=1))
+        result["moved"] = not all_same(self.everywhere(one.policy), before)
+        one.save(run_folder.path)
+        expected = one.update(replace(batch, step=2))
+        other = start(*ppo)
+        other.load(run_folder.path)
+        found = other.update(replace(batch, step=2))
+        different = {name for name in expected if expected[name] != found.get(name)}
+        result["different"] = sorted(expected.keys() ^ found.keys() | different)
+        result["metrics"] = sorted(expected)
+        return result
 
 
 def plain_loss(

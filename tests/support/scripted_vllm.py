@@ -46,6 +46,7 @@ class ScriptedVLLM:
         max_seq_len: int,
         seed: int = 0,
         adapter: Any | None,
+        head_dtype: str | None = None,
     ) -> list[str]:
         """Return the command line."""
         flags = [*("--model", model), *("--uds", socket), *("--max-model-len", max_seq_len)]

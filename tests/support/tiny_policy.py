@@ -42,6 +42,7 @@ def model_folder(folder: Path, dtype: str = "float32") -> Path:
         rope_theta=100.0,
         tokenizer=None,
         warm_start=None,
+        head_dtype=None,
     ).prepare(folder)
 
 

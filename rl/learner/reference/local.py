@@ -90,7 +90,8 @@ class _Copy(Unchanging):
         self, model: Any, setting: ReferenceSetting, top_k: int, every: int = 0, mix: float = 1.0
     ) -> None:
         device = setting.policy.ranks.device
-        self._module = PolicyModule(model, chunk=setting.logprob_chunk).to(device).eval()
+        module = PolicyModule(model, chunk=setting.logprob_chunk, head_dtype=setting.head_dtype)
+        self._module = module.to(device).eval()
         self._module.requires_grad_(False)
         self._setting, self._top_k = setting, top_k
         self._every, self._mix = every, mix

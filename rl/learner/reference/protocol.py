@@ -48,6 +48,7 @@ class ReferenceSetting:
     seed: int
     vocabulary: int  # tokens that the policy knows
     reads_candidates: bool = False  # the loss compares distributions
+    head_dtype: torch.dtype | None = None  # of the policy's output head, if not the model's
 
     def num_candidates(self, top_k: int) -> int:
         """`top_k`, or 0 where nobody looks at candidates.

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rl.config.build import _imported
 from rl.config.check import check
 from rl.config.schema import ConfigError, Run
 from rl.supervisor.warm_start import warm_start_key
@@ -152,3 +153,21 @@ def test_the_key_of_a_warm_start_does_not_change_the_run(mixture: dict[str, Any]
     run = Run(**deepcopy(mixture))
     warm_start_key(run)
     assert run == replace(run, **mixture)
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        ("x = 1\nclip = nothing * 2\n", "NameError: name 'nothing' is not defined"),
+        ("import torch_of_nobody\n", "ModuleNotFoundError: No module named 'torch_of_nobody'"),
+        ("def loss(tokens, *, clip: float):\n    retrun tokens\n", "SyntaxError: invalid syntax"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_named_with_the_line(source, sentence, modules):
+    name = f"knobs_{len(source)}"
+    (modules / f"{name}.py").write_text(source)
+    line = 1 if source.startswith("import") else 2
+    with pytest.raises(ValueError, match=sentence) as caught:
+        _imported(name, f"{name}.loss")
+    assert str(caught.value).startswith(f"{name}.loss cannot be imported: ")
+    assert str(caught.value).endswith(f"{name}.py:{line})")

@@ -7,8 +7,9 @@ import pytest
 import yaml
 
 from rl.config.check import check
+from rl.config.resume_rules import run_folder_problems
 from rl.config.schema import SAVED, ConfigError, Run
-from tests.support.composing import Changes, changed, chosen, only_problem
+from tests.support.composing import REPO, Changes, changed, chosen, only_problem
 
 
 def hf(path: Path | str) -> Changes:
@@ -61,6 +62,22 @@ def test_resuming_needs_a_run_and_names_those_there_are(config: dict[str, Any]) 
     (problem,) = caught.value.problems
     assert "here holds no run" in problem
     assert "outputs: yesterday>" in problem
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["then outside", "then inside"])
+def test_a_path_of_ours_is_the_same_wherever_a_run_is_started(
+    inside: bool, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """From our folder it is saved as models/tiny-wiki, from elsewhere as an absolute path."""
+    relative, absolute = "models/tiny-wiki", str(REPO / "models" / "tiny-wiki")
+    config = changed(config, hf(relative if inside else absolute))
+    monkeypatch.chdir(REPO if inside else tmp_path)
+    folder = Folder(changed(config, {"output_dir": str(tmp_path / "runs")}))
+    again = changed(config, {"output_dir": str(folder.path.parent), "resume": True})
+    monkeypatch.chdir(tmp_path if inside else REPO)
+    check(changed(again, {"model.path": absolute if inside else relative}))
+    (problem,) = run_folder_problems(changed(again, {"model.path": str(REPO / "tests")}))
+    assert "tiny-wiki and is " in problem
 
 
 def test_resuming_may_change_how_long_and_how_but_not_what_is_learned(

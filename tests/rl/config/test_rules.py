@@ -42,6 +42,10 @@ REFUSED: dict[str, tuple[Changes, str]] = {
         {"trainer.ranks": 8, "batch_size": 4, "group_size": 4},
         "batch_size=4 leaves some of trainer.ranks=8 idle: use at most 4",
     ),
+    "head and overrides": (
+        {"model.head_dtype": "float32", "inference.args": {"hf-overrides": "{}"}},
+        "model.head_dtype=float32 and inference.args.hf_overrides exclude each other",
+    ),
     "group of one": ({"group_size": 1}, "group_size=1 with losses.advantages.group_mean makes"),
     "negative seed": ({"seed": -1}, "seed=-1, but it must be >= 0"),
     "no steps": ({"max_steps": 0, "optim.warmup_steps": 0}, "max_steps=0, but it must be >= 1"),

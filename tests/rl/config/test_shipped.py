@@ -21,12 +21,22 @@ COMPANIONS = {
     "sampler=demonstrations": ["loss=sft"],
     "env=verifiers": ["env.id=owner/name"],
     "model=hf": ["model.path=Qwen/Qwen3-0.6B"],
-    "loss=distill": ["reference.path=Qwen/Qwen3-0.6B"],
+    **{
+        f"loss={loss}": ["reference.path=Qwen/Qwen3-0.6B"]
+        for loss in ("distill", "forward_kl_topk", "reverse_kl_topk", "jsd_topk")
+    },
     "reference=model": ["reference.path=Qwen/Qwen3-0.6B", "loss=distill"],
     "reference=endpoint": [
         "reference.url=http://localhost:8000/v1",
         "reference.model=teacher",
         "loss=distill",
+    ],
+    "reference=per_env": [
+        "loss=distill",
+        "env=mixture",
+        *(f"+reference@reference.teachers.{env}=model" for env in ("reverse-text", "arithmetic")),
+        "reference.teachers.reverse-text.path=Qwen/Qwen3-0.6B",
+        "reference.teachers.arithmetic.path=Qwen/Qwen3-0.6B",
     ],
     **{
         f"correction={path.stem}": ["updates_per_batch=2"]

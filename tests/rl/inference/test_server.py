@@ -116,6 +116,15 @@ def test_vllm_is_told_the_seed_of_the_run(tmp_path):
         assert command[-2:] == ["--max-num-seqs", "4"]
 
 
+def test_vllm_is_told_the_dtype_of_the_output_head_where_it_is_another(tmp_path):
+    vllm = VLLMServer(startup_timeout=1.0, cpu_kv_cache_gib=1, args={})
+    common = {"dtype": "bfloat16", "max_seq_len": 256, "seed": 0, "adapter": None}
+    plain = vllm.command(tmp_path, tmp_path / "s", **common)
+    other = vllm.command(tmp_path, tmp_path / "s", **common, head_dtype="float32")
+    assert "--hf-overrides" not in plain
+    assert other[other.index("--hf-overrides") + 1] == '{"head_dtype": "float32"}'
+
+
 @pytest.mark.parametrize(
     ("device", "visible", "expected"),
     [("nvidia0", None, True), ("nvidiactl", None, False), ("dxg", None, True), ("", None, False),

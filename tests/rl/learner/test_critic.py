@@ -75,3 +75,31 @@ def test_gradients_of_many_bfloat16_micro_batches_lose_nothing_in_their_sum(rank
     found = measured(ranks)[f"sums {mode}"]
     assert found["micro_batches"] > 30
     assert found["error"] < 1e-5
+
+
+def test_a_head_start_holds_the_policy_still_while_the_critic_learns():
+    found = measured(1)["learner"]
+    assert found["stood"]
+    assert found["moved"]
+    empty, value_loss = found["alone"]
+    assert empty == 1
+    assert value_loss > 0
+
+
+def test_a_resumed_run_with_a_critic_takes_the_same_step():
+    assert measured(1)["learner"]["different"] == []
+
+
+OWN = {
+    *("value_loss", "value_mean", "return_mean", "explained_variance"),
+    *("critic_grad_norm", "critic_skipped", "critic_learning_rate"),
+}
+
+
+def test_without_a_critic_none_is_loaded_and_no_metric_is_its_own():
+    found = measured(1)["learner"]
+    assert found["bare"]
+    own = {f"train/{name}" for name in OWN}
+    assert own <= set(found["metrics"])
+    reference = {"train/kl_beta", "train/kl_divergence", "train/kl_penalty", "train/correction"}
+    assert set(found["metrics"]) - set(found["none"]) - reference == own

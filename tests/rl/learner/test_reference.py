@@ -6,14 +6,21 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 
+from losses.kl import k1
+from rl.learner.kl import KLPenalty
+from rl.learner.preparation import Preparation
 from rl.learner.reference.endpoint import Endpoint
 from rl.learner.reference.local import FrozenModel, InitialPolicy
+from rl.learner.reference.per_env import PerEnvironment
 from rl.learner.reference.protocol import NoReference, ReferenceSetting
 from rl.learner.rows import Rows
+from rl.records import MicroBatch, RankBatch
 from rl.run.failure import RunFailed
 from tests.support import tiny_policy
 from tests.support.ranks import measurements
@@ -126,20 +133,22 @@ class Teacher(BaseHTTPRequestHandler):
     """vLLM's answer with prompt_logprobs=0; token t at position i has logprob -(t + i / 8)."""
 
     status, has_logprobs, failures = 200, True, 0
+    message = "broken"
+    likeliest: ClassVar[dict] = {}  # beside the given token, at each place
     seen: list  # requests, set by the fixture
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.seen.append((self.path, body))
         entries = [
-            {str(t): {"logprob": -(t + i / 8), "rank": 3, "decoded_token": "x"}}
+            {str(t): {"logprob": -(t + i / 8), "rank": 3, "decoded_token": "x"}, **self.likeliest}
             for i, t in enumerate(body["prompt"])
         ]
         logprobs = {"prompt_logprobs": [None, *entries[1:]]} if self.has_logprobs else {}
         choice = {"index": 0, "text": "y", "finish_reason": "length", **logprobs}
         answer = {"id": "cmpl-1", "object": "text_completion", "choices": [choice]}
         status = 503 if len(self.seen) <= self.failures else self.status
-        text = json.dumps(answer if status == 200 else {"error": {"message": "broken"}})
+        text = json.dumps(answer if status == 200 else {"error": {"message": self.message}})
         self.send_response(status)
         self.end_headers()
         self.wfile.write(text.encode())
@@ -216,6 +225,174 @@ def test_a_question_that_is_refused_is_not_asked_again(serve, folder):
     with pytest.raises(RunFailed, match="answered 404"):
         endpoint(url, folder, max_retries=9).score([batch()])
     assert len(seen) == 2  # one for each row
+
+
+def likely(*logprobs):
+    """Tokens 20, 21 and so on with these logprobs, as vLLM names them."""
+    return {str(20 + i): {"logprob": x, "rank": i + 1} for i, x in enumerate(logprobs)}
+
+
+def test_a_server_s_likeliest_tokens_are_those_with_the_highest_logprobs(serve, folder):
+    """Places 2 and 3 of one row and 1 of the other; the given tokens have -7.25, -8.375, -4.125."""
+    url, seen = serve(likeliest=likely(-0.5, -1.5, -7.5))
+    (found,) = endpoint(url, folder, top_k=3).score([batch()])
+    assert found.logprobs.tolist() == [-7.25, -8.375, -4.125]
+    # vLLM adds the given token to its three; where that is likelier than the third, it is one.
+    assert found.candidates.tolist() == [[20, 21, 7], [20, 21, 22], [20, 21, 4]]
+    assert found.candidate_logprobs.tolist() == [
+        [-0.5, -1.5, -7.25],
+        [-0.5, -1.5, -7.5],
+        [-0.5, -1.5, -4.125],
+    ]
+    assert {body["prompt_logprobs"] for _, body in seen} == {3}
+
+
+def test_a_batch_without_any_token_asks_nobody_and_has_no_candidates(serve, folder):
+    url, seen = serve()
+    empty = Rows(torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, 2, dtype=torch.bool), ("",))
+    (found,) = endpoint(url, folder, top_k=2).score([empty])
+    assert (found.logprobs.shape, found.candidates.shape) == ((0,), (0, 2))
+    assert found.candidates.dtype == torch.int64
+    (found,) = started(frozen(folder), folder).score([empty])
+    assert (found.logprobs.shape, found.candidates.shape) == ((0,), (0, 3))
+    assert not seen
+
+
+def started(reference, folder):
+    return reference.start(setting(folder, reads_candidates=True))
+
+
+def test_a_folder_s_likeliest_tokens_are_those_of_the_whole_distribution(folder):
+    (found,) = started(frozen(folder), folder).score([batch()])
+    model = tiny_policy.exact_model(folder, seed=5)
+    whole = []
+    for ids, at in (([5, 6, 7, 8], [2, 3]), ([9, 4], [1])):
+        logits = model(input_ids=torch.tensor([ids])).logits[0].detach()
+        whole += [torch.log_softmax(logits[i - 1], -1) for i in at]
+    best = torch.stack(whole).topk(3)
+    assert found.candidates.tolist() == best.indices.tolist()
+    torch.testing.assert_close(found.candidate_logprobs, best.values.float(), rtol=1e-5, atol=1e-5)
+    assert not found.candidate_logprobs.requires_grad
+
+
+def test_nobody_who_compares_no_distributions_gets_candidates(serve, folder):
+    url, seen = serve()
+    for reference in (endpoint(url, folder), frozen(folder).start(setting(folder))):
+        (found,) = reference.score([batch()])
+        assert found.candidates is None
+        assert found.candidate_logprobs is None
+    assert {body["prompt_logprobs"] for _, body in seen} == {0}
+
+
+def test_a_teacher_with_a_larger_vocabulary_names_only_tokens_that_the_policy_knows(folder):
+    given = replace(setting(folder, reads_candidates=True), vocabulary=100)
+    (found,) = frozen(folder).start(given).score([batch()])
+    assert found.candidates.max() < 100
+
+
+TOO_MANY = (
+    "Requested prompt logprobs of 32, which is greater than max allowed: 20",
+    " gives the 20 most likely tokens at most, and reference.top_k=32: lower it, or start the "
+    "server with --max-logprobs 32",
+)
+
+
+def test_more_candidates_than_the_server_gives_are_refused_in_one_sentence(serve, folder):
+    url, seen = serve(status=400, message=TOO_MANY[0])
+    with pytest.raises(RunFailed) as caught:
+        endpoint(url, folder, max_retries=3, top_k=32).score([batch()])
+    assert str(caught.value) == f"reference.url={url}{TOO_MANY[1]}"
+    assert len(seen) == 2  # it would be refused again
+
+
+def test_candidates_that_the_policy_does_not_know_are_refused_in_one_sentence(serve, folder):
+    url, _ = serve(likeliest={str(VOCABULARY): {"logprob": -0.1, "rank": 1}})
+    with pytest.raises(RunFailed, match=f"names the token {VOCABULARY} as likely, and the policy"):
+        endpoint(url, folder, top_k=1).score([batch()])
+    with pytest.raises(RunFailed, match=r"reference\.top_k=999 is more than the 320 tokens that"):
+        endpoint(url, folder, top_k=999)
+
+
+def test_each_environment_s_rows_are_scored_by_its_own_teacher(serve, folder):
+    """ "words" by the server, "maths" by the folder; then both the other way round."""
+    url, seen = serve(likeliest=likely(-0.5, -1.5, -2.5))
+    remote = Endpoint(
+        url=url, model="teacher", timeout=10.0, max_retries=0, top_k=3, sees_hint=False
+    )
+    alone = {
+        "remote": started(remote, folder).score([batch()])[0],
+        "local": started(frozen(folder), folder).score([batch()])[0],
+    }
+    seen.clear()
+    both = PerEnvironment(teachers={"words": remote, "maths": frozen(folder)})
+    reference = started(both, folder)
+    first, second = reference.score([batch(), batch()])
+    assert [body["prompt"] for _, body in seen] == [[5, 6, 7, 8], [5, 6, 7, 8]]
+    for field in ("logprobs", "candidates", "candidate_logprobs"):
+        remote_part, local_part = (getattr(alone[name], field) for name in ("remote", "local"))
+        expected = torch.cat([remote_part[:2], local_part[2:]])  # two tokens of "words", then one
+        torch.testing.assert_close(getattr(first, field), expected)
+        torch.testing.assert_close(getattr(second, field), expected)
+    swapped = PerEnvironment(teachers={"words": frozen(folder), "maths": remote})
+    (found,) = started(swapped, folder).score([batch()])
+    expected = torch.cat([alone["local"].logprobs[:2], alone["remote"].logprobs[2:]])
+    torch.testing.assert_close(found.logprobs, expected)
+    assert reference.metrics() == {"train/reference_retries": 0}
+
+
+def test_rows_of_environments_in_any_order_come_back_in_that_order(serve, folder):
+    """Rows words, maths, words: the token of the middle one is the folder's."""
+    url, _ = serve()
+    token_ids = torch.tensor([[1, 2, 3], [4, 5, 6], [7, 8, 9]])
+    mask = torch.tensor([[False, True, True], [False, True, False], [False, False, True]])
+    rows = Rows(token_ids, mask, ("words", "maths", "words"))
+    remote = Endpoint(
+        url=url, model="teacher", timeout=10.0, max_retries=0, top_k=3, sees_hint=False
+    )
+    teachers = {"maths": frozen(folder), "words": remote}
+    (found,) = PerEnvironment(teachers=teachers).start(setting(folder)).score([rows])
+    (local,) = frozen(folder).start(setting(folder)).score([rows])
+    expected = [-(2 + 1 / 8), -(3 + 2 / 8), float(local.logprobs[2]), -(9 + 2 / 8)]
+    assert found.logprobs.tolist() == pytest.approx(expected, rel=1e-5)
+    lone = replace(rows, envs=("words", "words", "words"))
+    (found,) = PerEnvironment(teachers=teachers).start(setting(folder)).score([lone])
+    assert found.logprobs.tolist() == [-2.125, -3.25, -5.125, -9.25]
+
+
+def test_an_environment_without_a_teacher_is_named(folder):
+    reference = PerEnvironment(teachers={"words": frozen(folder)}).start(setting(folder))
+    with pytest.raises(RunFailed, match="no teacher for the environment 'maths': name one, refe"):
+        reference.score([batch()])
+
+
+def test_a_reference_with_hints_scores_the_policy_s_choices_after_its_own_prompt(folder):
+    """The policy's row is 5 6 | 7 8 3 with a reply at 3; the hinted prompt is 9 4 6."""
+    micro = MicroBatch(
+        token_ids=np.array([[5, 6, 7, 8, 3]], np.int32),
+        completion_mask=np.array([[False, False, True, False, True]]),
+        rollout_logprobs=np.zeros((1, 5), np.float32),
+        advantages=np.zeros((1, 5), np.float32),
+        token_weights=np.ones((1, 5), np.float32),
+        token_versions=np.zeros((1, 5), np.int32),
+        turns=np.zeros((1, 5), np.int32),
+        rollout_ids=np.zeros(1, np.int32),
+        first_positions=np.zeros(1, np.int32),
+        envs=("words",),
+        hinted_token_ids=np.array([[9, 4, 6, 7, 8, 3]], np.int32),
+        hinted_mask=np.array([[False, False, False, True, False, True]]),
+    )
+    given = setting(folder)
+    kl = KLPenalty(estimator=k1, beta=0.0, place="loss", target_kl=None)
+    reference = frozen(folder).start(given)
+    prepare = Preparation(given.policy, reference, keeps_old=False, kl=kl, compared=True)
+    ((prepared,), _) = prepare(RankBatch(0, (micro,)), 0.0)
+    logits = tiny_policy.exact_model(folder, seed=5)(
+        input_ids=torch.tensor([[9, 4, 6, 7, 8, 3]])
+    ).logits[0]
+    logprobs = torch.log_softmax(logits.detach(), -1)
+    expected = torch.stack([logprobs[2, 7], logprobs[4, 3]]).float()
+    torch.testing.assert_close(prepared.ref_logprobs, expected, rtol=1e-5, atol=1e-5)
+    assert prepared.token_ids.tolist() == [[5, 6, 7, 8, 3]]  # what the policy trains on
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ REST = {
     "rope_theta": 100.0,
     "tokenizer": None,
     "warm_start": None,
+    "head_dtype": None,
 }
 
 

@@ -132,15 +132,27 @@ async def test_requests_retried_since_the_last_batch_are_logged_with_this_one(tm
 
 async def test_a_rank_is_answered_over_its_socket(tmp_path):
     served = service(tmp_path, [group(1.0)])
-    server = await asyncio.start_unix_server(served.serve, tmp_path / "s")
-    async with server:
-        reader, writer = await asyncio.open_unix_connection(tmp_path / "s")
+    RunFolder(tmp_path).make_sockets_folder()
+    async with served.listening():
+        reader, writer = await asyncio.open_unix_connection(RunFolder(tmp_path).rollouts_socket)
         data = pack(Call(what="next_batch", step=0))
         writer.write(HEADER.pack(len(data)) + data)
         size = HEADER.unpack(await reader.readexactly(HEADER.size))[0]
         answer = unpack(await reader.readexactly(size), Answer)
         assert unpack(answer.value, RankBatch).step == 0
         writer.close()
+
+
+async def test_this_process_ends_although_a_rank_is_still_connected(tmp_path, monkeypatch):
+    async def for_ever(_):  # as Python does since 3.12.1, while somebody is connected
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(asyncio.Server, "wait_closed", for_ever)
+    RunFolder(tmp_path).make_sockets_folder()
+    async with asyncio.timeout(5):
+        async with service(tmp_path, [group(1.0)]).listening():
+            _, writer = await asyncio.open_unix_connection(RunFolder(tmp_path).rollouts_socket)
+    writer.close()
 
 
 async def test_a_run_that_is_to_stop_does_so_before_the_same_batch_on_every_rank(tmp_path):

@@ -136,3 +136,12 @@ def test_what_a_failed_start_prepared_goes_but_never_the_model_that_was_asked_fo
     assert not folder.warm_start.exists()
     folder.clear_preparations(but=None)
     assert not folder.built_model.exists()
+
+
+def test_what_a_killed_process_left_of_a_checkpoint_goes_and_a_complete_one_stays(tmp_path):
+    folder = RunFolder(tmp_path)
+    for name in (".step_000004.incomplete", "step_000002", ".step_000001.deleted"):
+        (folder.checkpoints / name).mkdir(parents=True)
+        (folder.checkpoints / name / "optimizer").write_text("large")
+    folder.clear_processes()
+    assert [path.name for path in folder.checkpoints.iterdir()] == ["step_000002"]

@@ -89,3 +89,25 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path):
     ensure_free(run_folder)
     with pytest.raises(FolderUnusable, match=r"run cannot be written \(Not a directory\)"):
         locked(run_folder).__enter__()
+
+
+def test_where_no_byte_can_be_written_the_folder_is_named_and_what_to_do(tmp_path):
+    code = """
+import resource, sys
+from pathlib import Path
+from rl.run.folder import RunFolder
+from rl.run.lock import FolderUnusable, locked
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+try:
+    with locked(RunFolder(Path(sys.argv[1]))):
+        print("it is ours")
+except FolderUnusable as error:
+    print(error)
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "run")]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == (
+        f"{tmp_path}/run cannot be written (File too large): make room, or choose another "
+        "output_dir\n",
+        "",
+    )

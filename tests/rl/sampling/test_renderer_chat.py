@@ -74,7 +74,7 @@ def model(tmp_path: Path) -> Path:
     sizes = {"hidden_size": 8, "num_layers": 1, "num_heads": 1, "num_kv_heads": 1, "head_dim": 8}
     rest = {"max_seq_len": 256, "max_tokens": 32, "learning_rate": 1e-3, "warm_start": None}
     rest |= {"describe_tools": True, "rope_theta": 100.0, "tokenizer": None}
-    return TinyModel(**sizes, dtype="float32", **rest).prepare(tmp_path / "model")
+    return TinyModel(**sizes, dtype="float32", head_dtype=None, **rest).prepare(tmp_path / "model")
 
 
 def dropping(folder: Path) -> Path:

@@ -3,11 +3,14 @@
 import json
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from rl.config.schema import ConfigError
 from rl.model.folder import fingerprint
 from rl.run.folder import RunFolder
-from rl.supervisor.base_model import model_of, refused
+from rl.supervisor.base_model import fetch_references, model_of, refused
+from tests.support.composing import composed
 
 
 @pytest.fixture
@@ -61,6 +64,23 @@ def test_another_model_is_refused(deleted, run_folder, model):
         model.rmdir()
     with pytest.raises(ConfigError, match=r"run started from .*model, and .* holds something else"):
         model_of(run_folder, lambda: other)
+
+
+def of_distillation(*paths: str) -> dict:
+    """A run that learns from teachers; one that imitates reads none, whatever it names."""
+    teachers = [{"_target_": "x.Y", "path": path, "revision": None} for path in paths]
+    config = composed("loss=distill", "reference=model", "reference.path=/")
+    return {**config, "reference": {"_target_": "x.Many", "teachers": teachers}}
+
+
+def test_every_teacher_is_looked_for_before_anything_starts(model):
+    (model / "tokenizer.json").write_text("{}")
+    save_file({"weight": torch.zeros(1)}, model / "model.safetensors")
+    fetch_references(of_distillation(str(model)))
+    with pytest.raises(ConfigError, match=r"reference.path=/nobody/here: no such folder"):
+        fetch_references(of_distillation(str(model), "/nobody/here"))
+    without = {**composed("loss=cispo"), "reference": of_distillation("/nobody/here")["reference"]}
+    fetch_references(without)  # nothing reads it
 
 
 @pytest.mark.parametrize("error", [ValueError("no such model"), OSError("no such model")])

@@ -1,5 +1,7 @@
 """When the supervisor stops watching, and why: with little programs as the parts of a run."""
 
+import errno
+import os
 import time
 from types import SimpleNamespace
 
@@ -10,7 +12,9 @@ from rl.run.child import Reaper
 from rl.run.failure import RunFailed
 from rl.run.folder import RunFolder
 from rl.run.status import Status
+from rl.supervisor import children as module
 from rl.supervisor.children import Children
+from rl.supervisor.supervise import _disk_full_is_said
 from tests.support.composing import changed, composed
 
 SUPERVISED = ("loss=sft", "sampler=demonstrations", "model.warm_start=null")
@@ -114,3 +118,30 @@ def test_a_terminal_that_is_gone_does_not_keep_a_run_from_saving(watched, tmp_pa
     with pytest.raises(StillWatching):
         watched(*SUPERVISED, seconds=4.0, stop=AskedLater(status), **parts)
     assert RunFolder(tmp_path / "r").stop_request.exists()
+
+
+def test_on_a_cpu_the_trainer_keeps_few_kernels_unless_the_user_says_more(monkeypatch):
+    monkeypatch.setattr(module, "has_gpu", lambda: False)
+    monkeypatch.setenv("LRU_CACHE_CAPACITY", "1024")
+    monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", raising=False)
+    told = module._accelerator()
+    assert (told["ONEDNN_PRIMITIVE_CACHE_CAPACITY"], told["LRU_CACHE_CAPACITY"]) == ("64", "1024")
+    monkeypatch.setattr(module, "has_gpu", lambda: True)
+    assert module._accelerator() == {}
+
+
+def test_a_part_that_could_not_say_why_is_spoken_for_where_the_disk_is_full(watched, monkeypatch):
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda path: SimpleNamespace(free=4096))
+    with pytest.raises(
+        RunFailed, match=r"ended with status 1, and no space is left at .*make room"
+    ):
+        watched(*SUPERVISED, seconds=20.0, rollouts=["sleep", "30"], trainer_rank0=["false"])
+
+
+def test_the_supervisor_says_so_where_it_cannot_write_itself():
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "r/config.yaml")
+    sentence = r"No space left.*r/config.yaml'?: make room there first"
+    with pytest.raises(RunFailed, match=sentence), _disk_full_is_said():
+        raise full
+    with pytest.raises(PermissionError), _disk_full_is_said():
+        raise PermissionError

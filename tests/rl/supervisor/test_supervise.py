@@ -64,13 +64,16 @@ def my_loss(tokens, *, knob: float):
         ([*MODEL, "model.path=model"], "model holds no tokenizer.json: save the tokenizer there"),
         (["~loss.clip_low", "~loss.clip_high", "loss._target_=broken_loss.my_loss",
           "+loss.knob=1.0"], "loss: broken_loss.my_loss cannot be imported, for"),
+        (["~loss.clip_low", "~loss.clip_high", "loss._target_=imitation.my_loss"],
+         "imitation.my_loss imitates whatever it is given"),
     ],
-    ids=["no tokenizer", "own loss"],
+    ids=["no tokenizer", "own loss", "own loss in the place of another"],
 )  # fmt: skip
 def test_what_cannot_start_says_so_in_a_sentence(arguments, sentence, tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     (tmp_path / "broken_loss.py").write_text(BROKEN_LOSS)
+    (tmp_path / "imitation.py").write_text("def my_loss(tokens):\n    return -tokens.logprobs\n")
     result = train(*arguments, output_dir=tmp_path)
     assert sentence in result.stderr
     assert result.stderr.startswith("this run cannot start:\n- ")
@@ -81,6 +84,7 @@ def test_what_cannot_start_says_so_in_a_sentence(arguments, sentence, tmp_path):
 def test_a_cache_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").touch()
     result = train(output_dir=tmp_path, OFFBYONE_CACHE=str(tmp_path / "file"))
-    assert "file/warm" in result.stderr
-    assert "Traceback" not in result.stderr
+    assert result.stderr.startswith("this run cannot start:\n- warm starts are kept in ")
+    assert "file/warm, which cannot be written (Not a directory): set the" in result.stderr
+    assert "OFFBYONE_CACHE to a folder that can" in result.stderr
     assert result.returncode == 2

@@ -1,5 +1,6 @@
 """Checkpoints are complete or absent, and the newest few stay (policy_worker.py does the work)."""
 
+import errno
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from rl.run.failure import RunFailed
 from rl.run.folder import RunFolder
 from rl.trainer.checkpoint import publish, save_checkpoint
 from tests.support.ranks import measurements
@@ -78,6 +80,24 @@ def one_rank(tmp_path):
     torch.distributed.init_process_group("gloo", f"file://{path}", rank=0, world_size=1)
     yield
     torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_a_disk_that_is_found_full_at_the_sync_is_said_and_leaves_nothing(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def save(step):
+        return save_checkpoint(learner, folder, step=step, rollouts={}, model=tmp_path, keep=2)
+
+    folder = RunFolder(tmp_path)
+    policy = SimpleNamespace(ranks=SimpleNamespace(first=True), export=lambda path, source: None)
+    learner = SimpleNamespace(policy=policy, save=lambda path: (path / "optimizer").write_text("x"))
+    save(3)
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunFailed, match=r"step 4 could not be written \(.*No space left.*resume"):
+        save(4)
+    assert [path.name for path in folder.checkpoints.iterdir()] == ["step_000003"]
 
 
 @pytest.mark.usefixtures("one_rank")

@@ -65,8 +65,8 @@ class OnePolicy:
         return {recipe.name: recipe.make(*recipe.parts) for recipe in adapter_weights(self.model)}
 
 
-def pusher(transport, tmp_path):
-    return WeightPusher(SYNC, transport, tmp_path / "vllm.sock", timeout=5.0)
+def pusher(transport, tmp_path, **knobs):
+    return WeightPusher(SYNC, transport, tmp_path / "vllm.sock", timeout=5.0, **knobs)
 
 
 class Scorer:
@@ -110,6 +110,14 @@ def test_every_probe_is_bounded_and_the_first_most_closely(vllm, tmp_path):
         assert push.probe(Scorer(gap), two_rows(), version)["mismatch/mean_abs"] == gap
     with pytest.raises(RunFailed, match=r"version 3: mean .* 0.1250 > 0.1 .* doubled after"):
         push.probe(Scorer(0.125), two_rows(), 3)
+
+
+def test_a_run_that_goes_on_has_had_its_first_probe(vllm, tmp_path):
+    """Else a healthy run could be stopped and never go on."""
+    goes_on = pusher("shm", tmp_path, goes_on=True)
+    assert goes_on.probe(Scorer(0.0625), two_rows(), 7)["mismatch/mean_abs"] == 0.0625
+    with pytest.raises(RunFailed, match=r"version 8: mean .* 0.1250 > 0.1 .* doubled after"):
+        goes_on.probe(Scorer(0.125), two_rows(), 8)
 
 
 def test_a_batch_in_which_nothing_trains_is_not_compared(vllm, tmp_path):

@@ -1,0 +1,82 @@
+"""Means over all tokens, and how far vLLM is off, worked by hand."""
+
+import math
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from losses.tokens import MAX_LOG_RATIO
+from rl.learner.token_sums import TokenSums
+
+
+@pytest.fixture(scope="module", autouse=True)
+def alone():
+    """A world of one rank; two are in tests/support/update_cases.py."""
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    yield
+    dist.destroy_process_group()
+
+
+CPU = torch.device("cpu")
+# log(pi / mu) of four fresh tokens and a stale one in the middle.
+RATIOS = [2.0, 0.5, 1.0, 4.0]
+PI = torch.tensor([2.0, 0.5, 999.0, 1.0, 4.0]).log() - 3
+MU = torch.full((5,), -3.0)
+FRESH = torch.tensor([True, True, False, True, True])
+BY_HAND = {
+    "mean_abs": (math.log(2) + math.log(2) + 0 + math.log(4)) / 4,
+    "max_abs": math.log(4),
+    # w - 1 - log w of each
+    "kl": ((1 - math.log(2)) + (-0.5 + math.log(2)) + 0 + (3 - math.log(4))) / 4,
+    "chi_square": (4 + 0.25 + 1 + 16) / 4 - 1,
+    "effective_sample_size": 7.5**2 / (4 * 21.25),
+}
+
+
+def means(*parts):
+    sums = TokenSums()
+    for part in parts:
+        sums.add(torch.tensor(0.5), PI[part], MU[part], FRESH[part], {"entropy": PI[part]})
+    return sums.means(CPU)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [slice(0, 5)],
+        [slice(0, 2), slice(2, 5)],
+        [slice(4, 5), slice(0, 0), slice(2, 3), slice(3, 4), slice(0, 2)],
+    ],
+)
+def test_however_the_batch_is_split_the_mismatch_is_that_of_its_fresh_tokens(parts):
+    found = means(*parts)
+    for name, expected in BY_HAND.items():
+        assert found[f"mismatch/sampled_{name}"] == pytest.approx(expected, rel=1e-6)
+    assert found["train/loss"] == 0.5 * len(parts)
+    assert found["train/entropy"] == pytest.approx(float(PI.mean()), rel=1e-6)
+
+
+def test_of_stale_tokens_alone_nothing_is_said():
+    assert not [name for name in means(slice(2, 3)) if name.startswith("mismatch/")]
+
+
+def test_equal_logprobs_are_a_perfect_match():
+    sums = TokenSums()
+    sums.add(torch.tensor(0.0), MU, MU, FRESH, {})
+    found = sums.means(CPU)
+    assert found["mismatch/sampled_effective_sample_size"] == 1
+    assert {found[f"mismatch/sampled_{n}"] for n in BY_HAND if n[0] != "e"} == {0}
+
+
+def test_one_broken_token_shows_in_the_maximum_and_makes_nothing_infinite():
+    """Beyond e^20 the ratio is clamped, as it is for every loss."""
+    sums = TokenSums()
+    mu = torch.tensor([-800.0, -1.0])
+    sums.add(torch.tensor(0.0), torch.tensor([0.0, -1.0]), mu, torch.ones(2, dtype=torch.bool), {})
+    found = sums.means(CPU)
+    assert found["mismatch/sampled_max_abs"] == 800
+    clamped = math.exp(MAX_LOG_RATIO)
+    assert found["mismatch/sampled_kl"] == pytest.approx((clamped - 1 - MAX_LOG_RATIO) / 2)
+    assert found["mismatch/sampled_chi_square"] == pytest.approx((clamped**2 + 1) / 2 - 1)
+    assert found["mismatch/sampled_effective_sample_size"] == pytest.approx(0.5, rel=1e-6)

@@ -1,0 +1,89 @@
+"""docs/a-new-idea.md, done by somebody who copies what it prints."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import printed
+from tests.support.launching import ROOT
+
+PAGE = ROOT / "docs" / "a-new-idea.md"
+FILES, (_, TABLES, FIRST_LOOK, SWEEP) = printed.files(PAGE), printed.commands(PAGE)
+
+
+@pytest.fixture(scope="module")
+def relay(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("relay")
+    printed.write(PAGE, folder)
+    return folder
+
+
+def do(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command as printed, with this interpreter and this checkout."""
+    typed = command.replace("/path/to/offbyone", str(ROOT)).replace("python", sys.executable, 1)
+    return subprocess.run(
+        typed,
+        shell=True,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OFFBYONE_CACHE": str(folder / "cache")},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+
+
+def test_each_part_is_one_file_one_yaml_and_one_table():
+    parts = {"env": "relay", "loss": "patient", "advantage": "turn_median", "order": "short_first"}
+    expected = {
+        file
+        for group, name in parts.items()
+        for file in (f"{name}.py", f"test_{name}.py", f"conf/{group}/{name}.yaml")
+    }
+    assert set(FILES) == {*expected, "conf/does_patience_help.yaml"}
+
+
+def test_the_tables_hold(relay):
+    done = do(TABLES, relay)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "11 passed" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "wrong", "said"),
+    [
+        (FIRST_LOOK, "loss.patience=0", "loss.patience=0, but it must be > 0 and <= 1"),
+        (FIRST_LOOK, "order.stat=3", "order.stat"),
+        (FIRST_LOOK, "env.longest=1", "1 <= shortest <= longest, please"),
+        (FIRST_LOOK, "group_size=1", "group_size"),
+        (SWEEP, "batch_size=17", "batch_size=17 is no multiple"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_starts(command, wrong, said, relay):
+    done = do(f"{command} {wrong}", relay)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert said in done.stdout + done.stderr
+
+
+@pytest.mark.server
+@pytest.mark.timeout(600)
+def test_the_first_look_shows_what_the_page_says(relay):
+    done = do(FIRST_LOOK, relay)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    run = relay / "outputs" / "first-look"
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if "train/trust" in line]
+    assert len(steps) == 3
+    assert steps[0]["train/trust"] == 1.0  # nothing is stale in the first step
+    assert all(step["order/open"] >= 100 for step in steps)
+    assert all("reward/right/turn_0" in step for step in steps)
+    (first, *_) = (run / "rollouts" / "step_000000.jsonl").read_text().splitlines()
+    rollout = json.loads(first)
+    turns = max(1, rollout["turns"])
+    assert len(rollout["turn_rewards"]["right"]) == rollout["turns"]
+    assert turns == (1 if isinstance(rollout["advantage"], float) else len(rollout["advantage"]))

@@ -1,0 +1,124 @@
+"""A teacher behind the real vLLM, against the same teacher loaded here."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from rl.learner.reference.endpoint import Endpoint
+from rl.learner.reference.local import FrozenModel
+from rl.learner.reference.protocol import ReferenceSetting
+from rl.learner.rows import Rows
+from rl.model.tiny import TinyModel
+from rl.run.failure import RunFailed
+from tests.support import tiny_policy
+from tests.support.serving import serving
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A teacher with opinions: weights of an untrained model, three times as large."""
+    tiny = TinyModel(
+        hidden_size=64,
+        num_layers=2,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=32,  # the smallest that vLLM has a kernel for on CPU
+        dtype="float32",
+        max_seq_len=64,
+        max_tokens=16,
+        learning_rate=1e-3,
+        describe_tools=False,
+        rope_theta=100.0,
+        tokenizer=None,
+        warm_start=None,
+    )
+    folder = tiny.prepare(tmp_path_factory.mktemp("teacher") / "model")
+    model = tiny_policy.exact_model(folder, seed=5).float()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter *= 3
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def url(folder, tmp_path_factory):
+    log = tmp_path_factory.mktemp("teacher") / "vllm.log"
+    with serving(folder, log, dtype="float32", **{"max-model-len": "64"}) as url:
+        yield url
+
+
+@pytest.fixture
+def setting(folder):
+    ranks = SimpleNamespace(device=torch.device("cpu"), first=True)
+    return ReferenceSetting(
+        policy=SimpleNamespace(ranks=ranks, has_adapter=False),
+        model=folder,
+        dtype=torch.float32,
+        temperature=1.0,
+        logprob_chunk=7,
+        seed=0,
+        vocabulary=320,
+        reads_candidates=True,
+    )
+
+
+def remote(url: str, top_k: int) -> Endpoint:
+    return Endpoint(
+        url=url, model="them", timeout=60.0, max_retries=0, top_k=top_k, sees_hint=False
+    )
+
+
+def rows() -> list[Rows]:
+    """Two micro-batches of rows with turns, padded; the last row counts nothing."""
+    random = torch.Generator().manual_seed(0)
+    token_ids = torch.randint(0, 256, (6, 40), generator=random)
+    mask = torch.rand(6, 40, generator=random) < 0.4
+    mask[:, :3] = False
+    mask[1, 20:] = False
+    mask[5] = False
+    envs = ("words",) * 6
+    return [Rows(token_ids[:4], mask[:4], envs[:4]), Rows(token_ids[4:], mask[4:], envs[4:])]
+
+
+def test_the_server_s_likeliest_tokens_are_those_of_the_model_itself(url, folder, setting):
+    for top_k in (1, 5, 20):
+        local = FrozenModel(
+            path=str(folder), revision=None, dtype="float32", top_k=top_k, sees_hint=False
+        )
+        pairs = zip(
+            remote(url, top_k).start(setting).score(rows()),
+            local.start(setting).score(rows()),
+            strict=True,
+        )
+        for served, loaded in pairs:
+            close = {"rtol": 1e-3, "atol": 1e-3}
+            torch.testing.assert_close(served.logprobs, loaded.logprobs, **close)
+            torch.testing.assert_close(
+                served.candidate_logprobs, loaded.candidate_logprobs, **close
+            )
+            # Two tokens that are all but equally likely may change places.
+            same = (served.candidates == loaded.candidates).float().mean()
+            assert same > 0.95
+
+
+def test_without_a_comparison_only_the_given_tokens_are_asked_for(url, setting):
+    plain = replace(setting, reads_candidates=False)
+    given = remote(url, 999).start(plain).score(rows())
+    both = remote(url, 3).start(setting).score(rows())
+    assert given[0].candidates is None
+    for one, other in zip(given, both, strict=True):
+        torch.testing.assert_close(one.logprobs, other.logprobs, rtol=1e-4, atol=1e-4)
+
+
+def test_more_candidates_than_the_server_allows_are_refused_in_its_own_number(url, setting):
+    with pytest.raises(RunFailed) as caught:
+        remote(url, 21).start(setting).score(rows())
+    assert str(caught.value) == (
+        f"reference.url={url} gives the 20 most likely tokens at most, and reference.top_k=21: "
+        "lower it, or start the server with --max-logprobs 21"
+    )

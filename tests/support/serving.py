@@ -1,0 +1,35 @@
+"""Somebody else's vLLM: stock, on a port of the loopback interface."""
+
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+from rl.run.child import Child, Reaper, last_lines
+from tests.support.launching import wait_for
+
+
+@contextmanager
+def serving(model: Path, log: Path, **further: str) -> Iterator[str]:
+    """Stock vLLM on a port, with these further flags; the URL of its API."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    flags = {"model": model, "served-model-name": "them", "host": "127.0.0.1", "port": port}
+    flags |= {"max-model-len": 256, "dtype": "bfloat16", **further}
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager"]
+    command += [str(part) for name, value in flags.items() for part in (f"--{name}", value)]
+    env = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+
+    def healthy() -> bool:
+        try:
+            return httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    with Reaper() as reaper, Child("them", command, log=log, reaper=reaper, env=env):
+        assert wait_for(healthy, 300), last_lines(log)
+        yield f"http://127.0.0.1:{port}/v1"
