@@ -176,6 +176,7 @@ def test_a_toolset_is_left_out_by_its_name(config):
             {"one": {"fn": {"_target_": "parts_sets.one"}}},
             "rewards.one has fn: give it a _target_, or fn .with a _target_. and weight",
         ),
+        ("rewards", {"one": {}}, "rewards.one has nothing: give it a _target_, or fn"),
         (
             "rewards",
             {"one": {"fn": {"_target_": "parts_sets.one"}, "weight": "much"}},

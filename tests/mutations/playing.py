@@ -185,8 +185,8 @@ PLAYING = (
     mutation(
         "player: a second try begins with the first answer",
         "rl/sampling/player.py",
-        "retries + 1, replace(start, opening=None)",
-        "retries + 1, start",
+        "start = replace(start, opening=None, seeds=replace(start.seeds, attempt=retries))",
+        "start = replace(start, seeds=replace(start.seeds, attempt=retries))",
         "rl/sampling/test_player_failures.py",
     ),
     mutation(

@@ -182,6 +182,8 @@ def removals(config: dict[str, Any], group: str) -> Iterator[tuple[str, dict[str
             parent = spoilt
             if key in read(node["_target_"]).configured:
                 continue  # every environment has it, and does without
+            if path.startswith("env.rewards.") and key == "_target_":
+                continue  # fn and weight may stand there: the constructor says so
             for part in path.split("."):
                 parent = parent[part]
             del parent[key]
