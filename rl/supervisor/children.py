@@ -12,7 +12,7 @@ from rl.config.build import build
 from rl.config.schema import Run
 from rl.config.transport import transport
 from rl.inference.routes import closed, healthy
-from rl.inference.server import VLLMServer, adapter_room, has_gpu, vllm_child, with_seeds
+from rl.inference.server import adapter_room, has_gpu, vllm_child, with_seeds
 from rl.run.child import Child, Reaper, StopRequest, end_groups, last_lines
 from rl.run.failure import RunFailed, first_failure
 from rl.run.folder import RunFolder
