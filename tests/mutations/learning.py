@@ -173,7 +173,7 @@ LEARNING = (
     mutation(
         "policy: skipped steps unreported",
         "rl/learner/policy.py",
-        '"train/skipped": float(not _finite(norm))',
+        '"train/skipped": float(math.isnan(norm))',
         '"train/skipped": 0.0',
         "rl/learner/test_mutants.py",
     ),
