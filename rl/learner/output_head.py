@@ -72,7 +72,9 @@ class OutputHead(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, logprob_slopes: Tensor, entropy_slopes: Tensor) -> Any:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] its decorator's
+        ctx: Any, logprob_slopes: Tensor, entropy_slopes: Tensor
+    ) -> Any:
         """Go through all chunks again; the slopes are those of the outputs.
 
         Autograd casts what is returned.

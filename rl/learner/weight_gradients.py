@@ -31,6 +31,7 @@ def weight_gradient(slopes: Tensor, inputs: Tensor, total: Tensor | None = None)
     Added to `total` [O, I], in place, if there is one.
     """
     exact = torch.promote_types(inputs.dtype, torch.float32)
+    how: dict[str, Any]  # torch's annotations know no out_dtype
     if inputs.is_cuda and inputs.dtype != exact:
         # Its fast units take bfloat16 and give float32.
         factors, how = (slopes.to(inputs.dtype).T, inputs), {"out_dtype": exact}
@@ -49,7 +50,9 @@ class _LinearFunction(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slopes: Tensor) -> Any:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] its decorator's
+        ctx: Any, slopes: Tensor
+    ) -> Any:
         inputs, weight = ctx.saved_tensors
         of_inputs, of_weight, of_bias = ctx.needs_input_grad
         flat = slopes.flatten(0, -2)  # [N, O]
@@ -69,7 +72,9 @@ class _EmbeddingFunction(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slopes: Tensor) -> Any:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] its decorator's
+        ctx: Any, slopes: Tensor
+    ) -> Any:
         (token_ids,) = ctx.saved_tensors
         exact = slopes.to(torch.promote_types(slopes.dtype, torch.float32))  # [B, T, H]
         make = torch.ops.aten.embedding_dense_backward
