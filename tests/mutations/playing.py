@@ -84,8 +84,8 @@ PLAYING = (
     mutation(
         "plan: rollouts instead of prompts are aggregated",
         "rl/rollouts/plan.py",
-        "[position for _, _, position, _ in training]",
-        "[i for _, _, _, i in training]",
+        "[position for _, _, position, *_ in training]",
+        "[i for _, _, _, i, _ in training]",
         "rl/rollouts/test_plan.py",
     ),
     mutation(

@@ -88,7 +88,7 @@ class KilledRun(TrainingRun):
         self.status, self.logger = Status(run_folder, "trainer.rank0"), ConsoleLogger()
         self.metrics = MetricsFile(run_folder)
 
-    def _evaluation(self, rollouts, watch, version) -> dict[str, float]:
+    def _evaluation(self, rollouts, watch, version, *, last=False) -> dict[str, float]:
         return {}
 
     def _checkpoint(self, step: int, rollouts: object) -> None:
