@@ -4,10 +4,11 @@ load("reverse-text", max_length=8)    conf/env/reverse-text.yaml with one knob c
 load("my_package.MyEnv", size=3)      a class of yours with all its knobs
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -61,4 +62,16 @@ def _built(value: Any, path: str) -> Any:
         return knobs
     module, _, name = value["_target_"].rpartition(".")
     target = getattr(import_module(module), name)
-    return target(**knobs) if isinstance(target, type) else partial(target, **knobs)
+    if not isinstance(target, type):
+        return partial(target, **knobs)
+    # What every environment takes besides its constructor's own (Environment.configure).
+    common = _parameters(getattr(target, "configure", None)) - _parameters(target)
+    settings = {name: knobs.pop(name) for name in common & knobs.keys()}
+    made = target(**knobs)
+    if settings:
+        made.configure(**settings)
+    return made
+
+
+def _parameters(function: Callable[..., Any] | None) -> set[str]:
+    return set(signature(function).parameters) - {"self"} if function else set()
