@@ -19,7 +19,7 @@ from envs import threads
 from envs.episode import Episode, Example, Split, StopReason
 from envs.protocol import Environment
 from envs.verifiers.classic import our_message
-from offbyone.environments import load
+from offbyone.environments import load, whole_rewards
 
 EPISODE = "offbyone_episode"  # where a state keeps ours
 
@@ -35,8 +35,8 @@ class Exported(vf.MultiTurnEnv):
     def __init__(self, env: Environment) -> None:
         examples = cache(env.examples)
         super().__init__(
-            dataset=lambda: _dataset(examples, "train"),
-            eval_dataset=lambda: _dataset(examples, "eval"),
+            dataset=lambda: _dataset(env, examples, "train"),
+            eval_dataset=lambda: _dataset(env, examples, "eval"),
             tool_defs=env.tool_specs,
             rubric=ExportedRubric(env),
             max_turns=-1,  # ours are counted by env_response, which may still want the last turn
@@ -47,7 +47,8 @@ class Exported(vf.MultiTurnEnv):
         """Begin our episode of the row."""
         info = state["info"]
         example = self._examples(info["split"])[info["id"]]
-        state[EPISODE] = Episode(example=example, messages=list(example.messages))
+        env = self._ours.environment_of(example)
+        state[EPISODE] = Episode(example=example, messages=env.opened(example.messages))
 
     async def env_response(
         self,
@@ -92,7 +93,7 @@ class ExportedRubric(vf.Rubric):
         env = self._ours.environment_of(episode.example)
         try:
             scored = await threads.call(env.score, episode)
-            rewards = {name: float(value) for name, value in scored.items()}
+            rewards = whole_rewards(scored)
         except Exception as error:  # noqa: BLE001 (environment code; their loop has no catch here)
             state["error"] = vf.Error(f"{type(env).__name__}.score: {error}")
             return
@@ -119,10 +120,12 @@ class ExportedRubric(vf.Rubric):
             self._ours.environment_of(episode.example).close(episode)
 
 
-def _dataset(examples: Callable[[Split], Sequence[Example]], split: Split) -> Dataset:
+def _dataset(
+    env: Environment, examples: Callable[[Split], Sequence[Example]], split: Split
+) -> Dataset:
     rows = [
         {
-            "prompt": example.messages,
+            "prompt": env.environment_of(example).opened(example.messages),
             "answer": "",
             "info": json.dumps({"split": split, "id": i, "env": example.env}),
         }

@@ -4,7 +4,8 @@ load("reverse-text", max_length=8)    conf/env/reverse-text.yaml with one knob c
 load("my_package.MyEnv", size=3)      a class of yours with all its knobs
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
@@ -15,6 +16,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from envs.protocol import Environment
+from rl.config.signatures import read
 
 CONF = Path(__file__).parents[1] / "conf"
 # What an environment's YAML asks of the model: a full-grown one, which is told of the tools.
@@ -61,4 +63,18 @@ def _built(value: Any, path: str) -> Any:
         return knobs
     module, _, name = value["_target_"].rpartition(".")
     target = getattr(import_module(module), name)
-    return target(**knobs) if isinstance(target, type) else partial(target, **knobs)
+    if not isinstance(target, type):
+        return partial(target, **knobs)
+    settings = {key: knobs.pop(key) for key in read(value["_target_"]).configured & knobs.keys()}
+    made = target(**knobs)
+    if settings:  # what an environment takes beside its constructor's
+        made.configure(**settings)
+    return made
+
+
+def whole_rewards(scored: Mapping[str, Any]) -> dict[str, float]:
+    """Return what `score` returned as numbers; a reward that was given by turn is their sum."""
+    return {
+        name: math.fsum(value) if isinstance(value, Iterable) else float(value)
+        for name, value in scored.items()
+    }

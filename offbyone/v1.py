@@ -19,7 +19,7 @@ from envs import threads
 from envs.episode import Episode, Example, StopReason
 from envs.messages import Message
 from envs.protocol import Environment
-from offbyone.environments import load
+from offbyone.environments import load, whole_rewards
 
 
 class ExportedConfig(vf.TasksetConfig):
@@ -46,14 +46,15 @@ class ExportedTask(vf.Task[vf.TaskData, ExportedState, vf.TaskConfig]):
     async def setup(self, trace: vf.Trace) -> None:
         """Begin our episode."""
         trace.state.ours = self.ours
-        trace.state.episode = Episode(example=self.example, messages=list(self.example.messages))
+        opening = self.ours.opened(self.example.messages)
+        trace.state.episode = Episode(example=self.example, messages=opening)
 
     async def score(self, trace: vf.Trace, runtime: Any = None) -> None:
         """Record our named rewards with their weights; unweighted ones are metrics."""
         await super().score(trace, runtime)
         if self.scoring_deferred:
             return
-        scored = await threads.call(self.ours.score, trace.state.episode)
+        scored = whole_rewards(await threads.call(self.ours.score, trace.state.episode))
         if not all(math.isfinite(value) for value in scored.values()):
             raise ValueError(f"{type(self.ours).__name__}.score returned NaN or infinity: {scored}")
         for name, value in scored.items():
@@ -74,9 +75,11 @@ class ExportedTaskset(vf.Taskset[ExportedTask, ExportedConfig]):
     def load(self) -> Iterator[ExportedTask]:
         """Yield all examples of the split."""
         for example in self.ours.examples(self.config.split):
-            data = vf.TaskData(id=f"{example.env}-{example.id}", prompt=list(example.messages))
+            env = self.ours.environment_of(example)
+            prompt = env.opened(example.messages)
+            data = vf.TaskData(id=f"{example.env}-{example.id}", prompt=prompt)
             task = ExportedTask(data, self.config.task)
-            task.ours, task.example = self.ours.environment_of(example), example
+            task.ours, task.example = env, example
             yield task
 
 
