@@ -70,8 +70,12 @@ def needs_reference(config: Config) -> bool:
 
 
 def references(config: Config) -> dict[str, Mapping[str, Any]]:
-    """The references by dotted path: one, or one for each environment of a mixture."""
-    node = config["reference"]
+    """The references by dotted path: one, or one for each environment of a mixture.
+
+    None in an evaluation, which trains nothing.
+    """
+    if (node := config.get("reference")) is None:
+        return {}
     if not isinstance(teachers := node.get("teachers"), Mapping):
         return {"reference": node}
     return {f"reference.teachers.{name}": teacher for name, teacher in teachers.items()}
