@@ -61,7 +61,8 @@ class Mixture(Environment):
                 f"sampling names {sorted(unknown)}, but envs has {', '.join(self._envs)}"
             )
         for name, env in self._envs.items():
-            env.configure(system_prompt=system_prompt)
+            if system_prompt is not None:
+                env.configure(system_prompt=system_prompt)
             if sampling and name in sampling:
                 env.sampling = checked_limits(sampling[name], f"env.sampling.{name}")
 

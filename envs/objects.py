@@ -9,6 +9,7 @@ is called when the episode ends.
 """
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from copy import deepcopy
 from functools import cached_property, partial
 from typing import Any
@@ -45,10 +46,11 @@ class Objects:
         return own[name]
 
     def close(self, episode: Episode) -> None:
-        """Close what the episode holds."""
-        for value in episode.memory.pop(_MEMORY, {}).values():
-            if callable(close := getattr(value, "close", None)):
-                close()
+        """Close what the episode holds, the newest first; raises what one raised, after all."""
+        with ExitStack() as stack:
+            for value in episode.memory.pop(_MEMORY, {}).values():
+                if callable(close := getattr(value, "close", None)):
+                    stack.callback(close)
 
     async def _new(self, value: Any, episode: Episode) -> Any:
         if not isinstance(value, partial):

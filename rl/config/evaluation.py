@@ -12,7 +12,7 @@ from rl.config.annotations import Node
 from rl.config.check import check
 from rl.config.facts import fact, is_imitator
 from rl.config.limits import range_problems
-from rl.config.rules import data_files, lengths, model_folders, rewards
+from rl.config.rules import data_files, lengths, limits_of_parts, model_folders, rewards
 from rl.config.schema import SAVED
 from rl.config.secrets import secret_problems
 from rl.config.signatures import read
@@ -122,6 +122,7 @@ _RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     range_problems,
     secret_problems,
     lengths,
+    limits_of_parts,
     rewards,
     model_folders,
     data_files,

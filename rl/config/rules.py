@@ -107,6 +107,11 @@ def steps_and_waits(config: Config) -> Iterator[str]:
             f"one slow rollout (sampler.rollout_timeout={episode} s) would stop the run "
             f"(trainer.wait_timeout={wait} s): raise the latter above the former"
         )
+
+
+def limits_of_parts(config: Config) -> Iterator[str]:
+    """An environment of a mixture may take less time than the run allows, and not more."""
+    episode = value_of(config, "sampler.rollout_timeout")
     for name, limits in (value_of(config, "env.sampling") or {}).items():
         own = limits.get("rollout_timeout")
         if episode is not None and isinstance(own, int | float) and own > episode:
@@ -231,6 +236,7 @@ RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     critic,
     optimizer_and_sharding,
     steps_and_waits,
+    limits_of_parts,
     rewards,
     order_weights,
     adapter,

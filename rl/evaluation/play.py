@@ -89,6 +89,7 @@ def evaluated_line(played: Played, rollout: Rollout) -> dict[str, object]:
         "messages": rollout.messages,
         "reward": rollout.reward,
         "rewards": rollout.rewards,
+        **({"turn_rewards": rollout.turn_rewards} if rollout.turn_rewards else {}),
         "stop_reason": rollout.stop_reason,
         "turns": rollout.turns,
         "tool_calls": rollout.tool_calls,

@@ -83,7 +83,7 @@ def _setting(
 
 def _hinted(run: Run, env: Environment, pools: Sequence[Pool]) -> frozenset[str]:
     """Return the environments whose reference sees hints: each of their examples has one."""
-    names = (pool.examples[0].env for pool in pools)
+    names = (pool.examples[0].env for pool in pools if pool.examples)  # else the order says so
     hinted = frozenset(name for name in names if sees_hint(asdict(run), name))
     require_hints(env, pools, hinted)
     return hinted

@@ -40,6 +40,8 @@ def require_hints(env: Environment, pools: Sequence[Pool], hinted_envs: frozense
         ValueError: one has none.
 
     """
-    for pool in (pool for pool in pools if pool.examples[0].env in hinted_envs):
+    for pool in pools:
+        if not pool.examples or pool.examples[0].env not in hinted_envs:
+            continue
         for example in pool.examples:
             env.environment_of(example).teacher_messages(example, list(example.messages))

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from random import Random
+from typing import overload
 
 from envs.episode import Example
 from envs.protocol import Environment, Pool
@@ -94,7 +95,13 @@ class _Fitting(Sequence[Example]):
     def __len__(self) -> int:
         return len(self._examples)
 
-    def __getitem__(self, index: int) -> Example:  # pyright: ignore[reportIncompatibleMethodOverride]
+    @overload
+    def __getitem__(self, index: int) -> Example: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Example]: ...
+    def __getitem__(self, index: int | slice) -> Example | list[Example]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
         index = range(len(self))[index]
         if not self.is_long(index):
             return self._examples[index]

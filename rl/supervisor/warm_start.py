@@ -27,7 +27,6 @@ _LEARNING = (
     *("loss", "reward", "truncation", "advantage", "critic", "aggregation"),
     *("reference", "kl", "correction", "order", "sampler", "buffer"),
 )
-_LONGEST_PATH = 4096
 _LIBRARIES = ("torch", "transformers", "deepspeed", "renderers")
 
 
@@ -81,10 +80,13 @@ def _nodes(value: Any) -> Iterator[Node]:
 
 def _content(value: Any) -> str:
     """Return the hash of the file that a knob names; nothing where it names none."""
-    if not isinstance(value, str) or "\n" in value or not value or len(value) > _LONGEST_PATH:
+    if not isinstance(value, str) or "\n" in value or not value:
         return ""
-    path = Path(value).expanduser()
-    if not path.is_file():
+    try:
+        path = Path(value).expanduser()
+        if not path.is_file():
+            return ""
+    except (OSError, RuntimeError):  # a text: longer than a name can be, or a ~ that is nobody's
         return ""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -32,7 +32,9 @@ from rl.trainer.rollouts_link import RolloutsLink
 from rl.weights.pusher import WeightPusher
 from rl.wire import NoMoreBatches
 
-_NOTICED_S = 2.0  # after which the supervisor has seen that a process of the run is gone
+# After which the supervisor has seen that vLLM is gone, or that it only closed its socket: it looks
+# every 5 s, and ends it.
+_NOTICED_S = 10.0
 
 
 class Stopwatch:

@@ -6,7 +6,12 @@ import pytest
 import verifiers as vf
 from verifiers.types import ClientConfig
 
-from tests.support.bridges.serving import ScriptedEndpoint, reverse_half, use_the_adder
+from tests.support.bridges.serving import (
+    ScriptedEndpoint,
+    reverse_half,
+    sort_the_first,
+    use_the_adder,
+)
 
 
 def evaluate(endpoint, count, repeats=1, **knobs):
@@ -31,6 +36,16 @@ def test_reverse_text_is_evaluated_by_the_library(monkeypatch):
         assert 3 <= len(word) <= 4
         assert output["reward"] == output["metrics"]["exact"] == (word > "n" or word == word[::-1])
     assert results["metadata"]["avg_reward"] == sum(o["reward"] for o in outputs) / 40
+
+
+def test_rewards_by_turn_are_summed_and_a_system_prompt_is_said(monkeypatch):
+    monkeypatch.setenv("NO_KEY", "none")
+    knobs = {"env": "alphabet-sort", "min_turns": 2, "max_turns": 2, "system_prompt": "Be brief."}
+    with ScriptedEndpoint(sort_the_first).serving() as endpoint:
+        (output,) = evaluate(endpoint, 1, **knobs)["outputs"]
+    assert endpoint.bodies[0]["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert output["metrics"]["exact"] == 0.5
+    assert output["error"] is None
 
 
 def test_tools_are_described_called_and_counted(monkeypatch):

@@ -5,7 +5,12 @@ import json
 import pytest
 from verifiers.v1.cli.eval.main import main
 
-from tests.support.bridges.serving import ScriptedEndpoint, reverse_half, use_the_adder
+from tests.support.bridges.serving import (
+    ScriptedEndpoint,
+    reverse_half,
+    sort_the_first,
+    use_the_adder,
+)
 
 
 @pytest.fixture
@@ -48,6 +53,15 @@ def test_reverse_text_is_evaluated_by_the_library(evaluate):
         assert trace["rewards"]["similarity"]["weight"] == 0.0
         rewards.append(right)
     assert 0 < sum(rewards) < 40
+
+
+def test_rewards_by_turn_are_summed_and_a_system_prompt_is_said(evaluate):
+    knobs = {"num_eval": 1, "min_turns": 2, "max_turns": 2, "system_prompt": "Be brief."}
+    with ScriptedEndpoint(sort_the_first).serving() as endpoint:
+        (episode,) = evaluate(endpoint, "alphabet-sort", knobs)
+    assert endpoint.bodies[0]["messages"][0] == {"role": "system", "content": "Be brief."}
+    (trace,) = episode["traces"]
+    assert trace["rewards"]["exact"]["score"] == 0.5
 
 
 def test_tools_are_described_called_and_counted(evaluate):

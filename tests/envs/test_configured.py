@@ -7,6 +7,7 @@ import pytest
 
 from envs.episode import Example
 from envs.messages import user
+from envs.mixture import Mixture
 from envs.protocol import Environment
 from envs.turn_limits import checked_limits
 from rl.config.build import build
@@ -90,6 +91,17 @@ def test_a_mixture_gives_it_to_all_of_its_environments():
     env = told(make(), system_prompt="Be brief.")
     examples = [pool.examples[0] for pool in env.pools("train")]
     assert all(env.environment_of(e).opened(e.messages)[0] == SYSTEM for e in examples)
+
+
+def test_a_mixture_that_says_nothing_of_prompts_asks_no_part_to_take_one():
+    class Own(ScriptedEnv):
+        def configure(self, *, level):  # pyright: ignore[reportIncompatibleMethodOverride]
+            self.level = level  # a user's, with knobs of its own
+
+    env = told(
+        Mixture(envs={"own": Own()}, weights={"own": 1.0}), sampling={"own": {"stop": ["!"]}}
+    )
+    assert env.environment_of(Example(0, "own", [])).sampling == {"stop": ("!",)}
 
 
 def test_a_prompt_file_that_is_not_there_is_one_sentence(tmp_path):

@@ -12,6 +12,7 @@ import yaml
 from envs.composed import Composed
 from envs.episode import Episode, Example
 from envs.messages import tool_call
+from envs.objects import Objects
 from rl.config.build import build
 from rl.config.signatures import read, source
 
@@ -130,6 +131,26 @@ def test_objects_of_an_episode_are_its_own_and_closed_with_it(config):
         assert answers[-1] == "b in words, note 3"  # nothing is left of the episode before
     assert sys.modules["parts_sets"].made == ["web", "words"]  # those of the run, once
     assert sys.modules["parts_sets"].closed == [["-", "a", "b"]] * 2
+
+
+def test_an_object_that_raises_when_it_is_closed_keeps_no_other_open():
+    closed = []
+
+    class Broken:
+        def close(self):
+            raise OSError("gone")
+
+    class Whole:
+        def close(self):
+            closed.append(self)
+
+    objects = Objects({}, {"one": Whole(), "broken": Broken(), "other": Whole()})
+    episode = Episode(Example(0, "x", []), [])
+    for name in objects.names:
+        asyncio.run(objects.get(name, episode))
+    with pytest.raises(OSError, match="gone"):
+        objects.close(episode)
+    assert len(closed) == 2
 
 
 def test_a_reward_may_bring_its_weight(config):

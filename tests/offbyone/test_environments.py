@@ -2,8 +2,9 @@
 
 import pytest
 
+from envs.messages import user
 from envs.reverse_text import ReverseText
-from offbyone.environments import CONF, load
+from offbyone.environments import CONF, load, whole_rewards
 
 
 def test_a_name_is_its_yaml_file_with_knobs_changed():
@@ -13,6 +14,18 @@ def test_a_name_is_its_yaml_file_with_knobs_changed():
     assert len(words) == 7
     assert {len(word) for word in words} == {3}
     assert env.reward_weights == {"exact": 1.0, "similarity": 0.0}
+
+
+def test_a_system_prompt_is_taken_as_a_run_takes_it():
+    for name in ("reverse-text", "mixture"):
+        env = load(name, system_prompt="Be brief.")
+        example = env.pools("train")[0].examples[0]
+        opening = env.environment_of(example).opened([user("hi")])
+        assert opening == [{"role": "system", "content": "Be brief."}, user("hi")]
+
+
+def test_a_reward_that_was_given_by_turn_is_worth_the_sum_of_its_turns():
+    assert whole_rewards({"a": [0.5, 0.25], "b": 1, "c": []}) == {"a": 0.75, "b": 1.0, "c": 0.0}
 
 
 @pytest.mark.parametrize("file", sorted((CONF / "env").glob("*.yaml")), ids=lambda file: file.stem)

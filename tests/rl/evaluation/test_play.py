@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -179,3 +180,10 @@ def test_rollouts_are_written_one_a_line(tmp_path):
     lines = [json.loads(x) for x in (tmp_path / "rollouts.jsonl").read_text().splitlines()]
     assert [line["reward"] for line in lines] == [1.0, None]
     assert lines[0]["messages"] == [{"role": "assistant", "content": "x"}]
+
+
+def test_rewards_that_were_given_by_turn_are_written_as_in_training(tmp_path):
+    by_turn = replace(rollout(1.0), turn_rewards={"found": (0.5, 0.5)})
+    write_rollouts(tmp_path / "rollouts.jsonl", [played("a", by_turn, rollout(1.0))])
+    lines = [json.loads(x) for x in (tmp_path / "rollouts.jsonl").read_text().splitlines()]
+    assert [line.get("turn_rewards") for line in lines] == [{"found": [0.5, 0.5]}, None]

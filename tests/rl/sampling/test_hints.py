@@ -1,6 +1,7 @@
 """Prompts with hints: the reference's row is the policy's, but for what stood before its answer."""
 
 from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from envs.protocol import Environment, Pool
 from losses.aggregation import token_mean
 from rl.inference.live_version import LiveVersion
 from rl.records import Credit, Group, MicroBatch, Rollout
+from rl.rollouts.__main__ import _hinted
 from rl.rollouts.plan import plan, weigh
 from rl.sampling.hints import require_hints
 from rl.sampling.player import Player
@@ -170,6 +172,12 @@ def test_beside_hinted_rows_the_others_keep_their_own_prompt():
     assert micro.hinted_token_ids[0, :length].tolist() == plain.sequences[0].token_ids.tolist()
     chosen = micro.token_ids[micro.completion_mask]
     assert micro.hinted_token_ids[micro.hinted_mask].tolist() == chosen.tolist()
+
+
+def test_an_environment_without_examples_is_refused_by_its_order_and_not_by_an_index():
+    pools = [Pool(1.0, [])]
+    assert _hinted(cast("Any", None), ScriptedEnv(), pools) == frozenset()
+    require_hints(ScriptedEnv(), pools, frozenset({"scripted"}))
 
 
 def test_an_example_without_a_hint_is_refused_before_anything_is_played():

@@ -110,6 +110,12 @@ def test_a_place_has_the_same_example_however_far_anybody_had_measured():
     assert len(set(drawn[1::2])) > 5  # and not one example for all that do not
 
 
+def test_an_order_may_look_at_the_first_few_examples_as_in_any_list():
+    (pool,) = lengths(ScriptedEnv(), [Pool(1.0, examples(50, 60, 300))], 100).pools
+    assert [example.id for example in pool.examples[:2]] == [0, 1]
+    assert pool.examples[-1:] == [pool.examples[2]]
+
+
 def test_what_nobody_has_measured_is_measured_when_it_is_drawn():
     measured = lengths(ScriptedEnv(), [Pool(1.0, examples(300, 300))], 100)
     with pytest.raises(ValueError, match="all 2 prompts"):

@@ -39,6 +39,11 @@ def test_another_lesson_is_another_policy(change: str) -> None:
     assert warm_start_key(supervised(change)) != warm_start_key(supervised())
 
 
+@pytest.mark.parametrize("text", ["Be brief. " * 30, "~Be brief."])
+def test_a_system_prompt_that_can_be_no_path_is_another_lesson_too(text: str) -> None:
+    assert warm_start_key(supervised(f"env.system_prompt='{text}'")) != warm_start_key(supervised())
+
+
 @pytest.mark.parametrize("same", ["seed=5", "optim.learning_rate=0.1", "loss=grpo", "max_steps=9"])
 def test_every_run_after_the_same_lesson_starts_from_the_same_policy(same: str) -> None:
     assert warm_start_key(supervised(same)) == warm_start_key(supervised())

@@ -14,11 +14,14 @@ import pytest
 
 from rl.config.build import build
 from rl.config.schema import Run
+from rl.inference import routes
 from rl.records import MicroBatch, RankBatch
+from rl.run import child
 from rl.run.failure import RunFailed
 from rl.run.folder import RunFolder
 from rl.run.metrics import MetricsFile, read_metrics
 from rl.run.status import STOPPED, Status
+from rl.supervisor import children
 from rl.trainer import loop
 from rl.wire import HEADER, Answer, Call, pack, unpack
 from tests.support.composing import composed
@@ -177,6 +180,11 @@ class WithoutServer(Rehearsal):
         super().push(policy, version, must_differ=must_differ)
         if version > self.start:
             raise RunFailed("vLLM is out of reach")
+
+
+def test_a_failed_push_waits_until_the_supervisor_has_looked_at_the_socket_and_ended_vllm():
+    seen = children._HEALTH_EVERY_S + routes._HEALTH_TIMEOUT_S + 2 * child._GRACE_S
+    assert seen < loop._NOTICED_S
 
 
 @pytest.mark.parametrize("noticed", [True, False])

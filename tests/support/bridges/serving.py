@@ -63,6 +63,12 @@ def reverse_half(messages: list[Message]) -> Message:
     return {"role": "assistant", "content": word[::-1] if word > "n" else word}
 
 
+def sort_the_first(messages: list[Message]) -> Message:
+    """The right answer to `sort: ...`, and the same again for ever."""
+    names = next(m["content"] for m in messages if m["role"] == "user").removeprefix("sort: ")
+    return {"role": "assistant", "content": " ".join(sorted(names.split()))}
+
+
 def use_the_adder(messages: list[Message]) -> Message:
     """Calls `add` first, then says what it said."""
     if messages[-1]["role"] == "tool":
