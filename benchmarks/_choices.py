@@ -68,7 +68,14 @@ class Compositions:
             self._compose({name: files[i] for name, files in others.items() if i < len(files)})
         for file in self._files["model"]:
             self._compose({"model": file, "adapter": "none"})
-        self._env = {name: compose([f"env={name}", "model=tiny"])["env"] for name in ENVIRONMENTS}
+        # Some of the answers of a policy that was hardly taught must be better than others.
+        graded = ["env.reward_weights.similarity=1"]
+        self._env = {
+            name: compose(
+                [f"env={name}", "model=tiny", *(graded if name == "reverse-text" else [])]
+            )["env"]
+            for name in ENVIRONMENTS
+        }
 
     def _compose(self, choices: Mapping[str, str]) -> None:
         lines = [f"{group}={choice}" for group, choice in choices.items()]

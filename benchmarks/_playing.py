@@ -18,6 +18,7 @@ from renderers import Renderer
 from benchmarks._composing import compose
 from envs.episode import Episode, Example, StopReason
 from envs.protocol import Environment
+from envs.turn_rewards import by_name
 from rl.config.build import build
 from rl.config.facts import is_marked
 from rl.config.schema import Run
@@ -30,7 +31,6 @@ from rl.rollouts.credit import Crediting
 from rl.rollouts.plan import plan_batch
 from rl.run.folder import RunFolder
 from rl.sampling.renderer_chat import render
-from rl.sampling.reward_names import by_name
 from rl.sampling.rows import Rows
 
 _WARM_STEPS, _TEACHER_STEPS = 50, 60

@@ -9,6 +9,8 @@ mix tends to 0, loss / (1 - mix) to the reverse KL as it tends to 1: a mix near 
 learning rate to match.
 """
 
+import math
+
 import torch
 
 from losses.candidates import candidate_distributions
@@ -21,6 +23,7 @@ def jsd_topk(tokens: Tokens, *, mix: float) -> TokenLoss:
     """Generalised Jensen-Shannon divergence [N], at most ln 2."""
     log_p, log_q = candidate_distributions(tokens)  # [N, K+1]
     p, q = log_p.exp(), log_q.exp()
-    log_m = torch.log(mix * q + (1 - mix) * p)
+    # Not log(mix q + (1 - mix) p): in float32 both are 0 from -104 nats on, and 0 * infinity NaN.
+    log_m = torch.logaddexp(log_q + math.log(mix), log_p + math.log(1 - mix))  # [N, K+1]
     loss = (mix * q * (log_q - log_m) + (1 - mix) * p * (log_p - log_m)).sum(-1)  # [N]
     return TokenLoss(loss, {"jsd": loss.detach()})

@@ -5,7 +5,7 @@ vf.load_environment("offbyone", env="reverse-text", max_length=8)
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -18,8 +18,9 @@ from verifiers.utils.message_utils import (  # pyright: ignore[reportMissingImpo
 from envs import threads
 from envs.episode import Episode, Example, Split, StopReason
 from envs.protocol import Environment
+from envs.turn_rewards import by_name
 from envs.verifiers.classic import our_message
-from offbyone.environments import load, whole_rewards
+from offbyone.environments import load
 
 EPISODE = "offbyone_episode"  # where a state keeps ours
 
@@ -35,8 +36,8 @@ class Exported(vf.MultiTurnEnv):
     def __init__(self, env: Environment) -> None:
         examples = cache(env.examples)
         super().__init__(
-            dataset=lambda: _dataset(env, examples, "train"),
-            eval_dataset=lambda: _dataset(env, examples, "eval"),
+            dataset=lambda: _dataset(env, examples("train"), "train"),
+            eval_dataset=lambda: _dataset(env, examples("eval"), "eval"),
             tool_defs=env.tool_specs,
             rubric=ExportedRubric(env),
             max_turns=-1,  # ours are counted by env_response, which may still want the last turn
@@ -93,7 +94,7 @@ class ExportedRubric(vf.Rubric):
         env = self._ours.environment_of(episode.example)
         try:
             scored = await threads.call(env.score, episode)
-            rewards = whole_rewards(scored)
+            rewards, _ = by_name(scored, episode.turns)
         except Exception as error:  # noqa: BLE001 (environment code; their loop has no catch here)
             state["error"] = vf.Error(f"{type(env).__name__}.score: {error}")
             return
@@ -120,16 +121,14 @@ class ExportedRubric(vf.Rubric):
             self._ours.environment_of(episode.example).close(episode)
 
 
-def _dataset(
-    env: Environment, examples: Callable[[Split], Sequence[Example]], split: Split
-) -> Dataset:
+def _dataset(env: Environment, examples: Sequence[Example], split: Split) -> Dataset:
     rows = [
         {
             "prompt": env.environment_of(example).opened(example.messages),
             "answer": "",
             "info": json.dumps({"split": split, "id": i, "env": example.env}),
         }
-        for i, example in enumerate(examples(split))
+        for i, example in enumerate(examples)
     ]
     return Dataset.from_list(rows)
 

@@ -4,11 +4,11 @@ load("reverse-text", max_length=8)    conf/env/reverse-text.yaml with one knob c
 load("my_package.MyEnv", size=3)      a class of yours with all its knobs
 """
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from envs.protocol import Environment
-from rl.config.signatures import read
 
 CONF = Path(__file__).parents[1] / "conf"
 # What an environment's YAML asks of the model: a full-grown one, which is told of the tools.
@@ -65,16 +64,14 @@ def _built(value: Any, path: str) -> Any:
     target = getattr(import_module(module), name)
     if not isinstance(target, type):
         return partial(target, **knobs)
-    settings = {key: knobs.pop(key) for key in read(value["_target_"]).configured & knobs.keys()}
+    # What every environment takes besides its constructor's own (Environment.configure).
+    common = _parameters(getattr(target, "configure", None)) - _parameters(target)
+    settings = {name: knobs.pop(name) for name in common & knobs.keys()}
     made = target(**knobs)
-    if settings:  # what an environment takes beside its constructor's
+    if settings:
         made.configure(**settings)
     return made
 
 
-def whole_rewards(scored: Mapping[str, Any]) -> dict[str, float]:
-    """Return what `score` returned as numbers; a reward that was given by turn is their sum."""
-    return {
-        name: math.fsum(value) if isinstance(value, Iterable) else float(value)
-        for name, value in scored.items()
-    }
+def _parameters(function: Callable[..., Any] | None) -> set[str]:
+    return set(signature(function).parameters) - {"self"} if function else set()

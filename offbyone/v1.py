@@ -19,7 +19,8 @@ from envs import threads
 from envs.episode import Episode, Example, StopReason
 from envs.messages import Message
 from envs.protocol import Environment
-from offbyone.environments import load, whole_rewards
+from envs.turn_rewards import by_name
+from offbyone.environments import load
 
 
 class ExportedConfig(vf.TasksetConfig):
@@ -46,18 +47,21 @@ class ExportedTask(vf.Task[vf.TaskData, ExportedState, vf.TaskConfig]):
     async def setup(self, trace: vf.Trace) -> None:
         """Begin our episode."""
         trace.state.ours = self.ours
-        opening = self.ours.opened(self.example.messages)
-        trace.state.episode = Episode(example=self.example, messages=opening)
+        messages = self.ours.opened(self.example.messages)
+        trace.state.episode = Episode(example=self.example, messages=messages)
 
     async def score(self, trace: vf.Trace, runtime: Any = None) -> None:
         """Record our named rewards with their weights; unweighted ones are metrics."""
         await super().score(trace, runtime)
         if self.scoring_deferred:
             return
-        scored = whole_rewards(await threads.call(self.ours.score, trace.state.episode))
-        if not all(math.isfinite(value) for value in scored.values()):
-            raise ValueError(f"{type(self.ours).__name__}.score returned NaN or infinity: {scored}")
-        for name, value in scored.items():
+        episode: Episode = trace.state.episode
+        rewards, _ = by_name(await threads.call(self.ours.score, episode), episode.turns)
+        if not all(map(math.isfinite, rewards.values())):
+            raise ValueError(
+                f"{type(self.ours).__name__}.score returned NaN or infinity: {rewards}"
+            )
+        for name, value in rewards.items():
             if name in self.ours.reward_weights:
                 trace.record_reward(name, value, self.ours.reward_weights[name])
             else:

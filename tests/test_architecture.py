@@ -44,6 +44,7 @@ PROCESSES = {"rl.rollouts", "rl.trainer"}
 SHARED = {
     *("envs.cache", "envs.episode", "envs.messages", "envs.protocol", "envs.threads"),
     "envs.turn_limits",
+    "envs.turn_rewards",
     "losses.tokens",
 }
 AT_HOME = {

@@ -70,11 +70,8 @@ def needs_reference(config: Config) -> bool:
 
 
 def references(config: Config) -> dict[str, Mapping[str, Any]]:
-    """The references by dotted path: one, or one for each environment of a mixture.
-
-    None in an evaluation, which trains nothing.
-    """
-    if (node := config.get("reference")) is None:
+    """The references by dotted path: one, one for each environment of a mixture, or none."""
+    if (node := config.get("reference")) is None:  # an evaluation trains nothing
         return {}
     if not isinstance(teachers := node.get("teachers"), Mapping):
         return {"reference": node}

@@ -31,7 +31,7 @@ MAY_CHANGE = (
     "output_dir",
     *("sampler.rollout_timeout", "sampler.max_concurrent", "sampler.max_retries"),
     *("client.max_retries", "env.max_concurrent", "env.tool_timeout"),
-    *("reference.url", "reference.timeout"),
+    *("reference.url", "reference.timeout", "reference.max_retries"),
 )
 LEARNED = ("trainer.max_grad_norm",)  # though it stands among these
 # What a run did that is older than the group.

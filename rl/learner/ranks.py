@@ -51,6 +51,14 @@ class Ranks:
         dist.all_reduce(flags, op=dist.ReduceOp.MAX)
         return bool(flags)
 
+    def sum(self, value: float) -> float:
+        """The sum of what each rank has. Collective."""
+        if self.world == 1:
+            return value
+        total = torch.tensor(value, dtype=torch.float64, device=self.device)
+        dist.all_reduce(total)
+        return float(total)
+
     @property
     def first(self) -> bool:
         """True on the rank that talks to the outside."""

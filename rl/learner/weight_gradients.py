@@ -45,7 +45,9 @@ def weight_gradient(slopes: Tensor, inputs: Tensor, total: Tensor | None = None)
 class _LinearFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(inputs, weight)
+        of_inputs, of_weight, _ = ctx.needs_input_grad
+        # As torch's own layer: inputs of frozen weights (LoRA) would be memory for nothing.
+        ctx.save_for_backward(inputs if of_weight else None, weight if of_inputs else None)
         return nn.functional.linear(inputs, weight, bias)
 
     @staticmethod

@@ -115,19 +115,27 @@ class Crediting:
         What truncation and shaping changed is one more reward, with weight 1.
         """
         scorable = [standing.reward is not None for standing in standings]
+        # What an unscorable one was given may be NaN or infinite, and is no sum of anything.
         columns = [
-            (weight, [_earned(r, r.rewards.get(name, 0.0), {name: 1.0}) for r in rollouts])
+            (
+                weight,
+                [
+                    _earned(r, r.rewards.get(name, 0.0), {name: 1.0}) if ok else None
+                    for r, ok in zip(rollouts, scorable, strict=True)
+                ],
+            )
             for name, weight in weights.items()
             if weight  # 0 x NaN is NaN
         ]
         changes = [
-            _earned(rollout, (standing.reward or 0.0) - (rollout.reward or 0.0), {})
+            None
+            if standing.reward is None
+            else _earned(rollout, standing.reward - (rollout.reward or 0.0), {})
             for standing, rollout in zip(standings, rollouts, strict=True)
         ]
         totals: list[tuple[float, ...]] = []
         for weight, column in [*columns, (1.0, changes)]:
-            known = [e if ok else None for e, ok in zip(column, scorable, strict=True)]
-            shares = [tuple(weight * a for a in numbers) for numbers in self._compared(known)]
+            shares = [tuple(weight * a for a in numbers) for numbers in self._compared(column)]
             totals = [
                 tuple(t + s for t, s in zip(total, share, strict=True))
                 for total, share in zip(

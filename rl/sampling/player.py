@@ -24,13 +24,14 @@ from dataclasses import dataclass, field, replace
 from envs import threads
 from envs.episode import Episode, Example, StopReason
 from envs.protocol import ContextFull, Environment
+from envs.turn_rewards import by_name
 from rl.inference.client import Completion, RequestFailed
 from rl.records import Rollout
 from rl.sampling.chat import Chat, Prompt
 from rl.sampling.clock import Clock
 from rl.sampling.environment_errors import EnvironmentFailed, as_environment_error
 from rl.sampling.hints import Hints
-from rl.sampling.reward_names import by_name, check_names, weighted_sum
+from rl.sampling.reward_names import check_names, weighted_sum
 from rl.sampling.rows import Rows
 from rl.sampling.sampler import PolicySampler
 from rl.sampling.seeds import RequestSeeds

@@ -74,8 +74,9 @@ class Rows:
 
     async def hint(self, prompt: Prompt) -> None:
         """Keep what a reference with hints sees in the place of `prompt`, if that began a row."""
-        if self._hints is not None and self._rows[-1].hinted_prompt is None:
-            self._rows[-1].hinted_prompt = await self._hints(prompt)
+        row = self._rows[-1]  # now: another turn, asked for at once, may begin one meanwhile
+        if self._hints is not None and row.hinted_prompt is None:
+            row.hinted_prompt = await self._hints(prompt)
 
     @property
     def token_ids(self) -> list[int]:

@@ -25,7 +25,9 @@ def evaluate(endpoint, count, repeats=1, **knobs):
 def test_reverse_text_is_evaluated_by_the_library(monkeypatch):
     monkeypatch.setenv("NO_KEY", "none")
     with ScriptedEndpoint(reverse_half).serving() as endpoint:
-        results = evaluate(endpoint, 20, 2, env="reverse-text", num_eval=30, max_length=4)
+        knobs = {"num_eval": 30, "max_length": 4, "system_prompt": "Backwards, please."}
+        results = evaluate(endpoint, 20, 2, env="reverse-text", **knobs)
+    assert endpoint.bodies[0]["messages"][0]["content"] == "Backwards, please."
     outputs = results["outputs"]
     assert len(outputs) == len(endpoint.bodies) == 40
     assert {o["reward"] for o in outputs} == {0.0, 1.0}

@@ -39,7 +39,9 @@ def evaluate(tmp_path, monkeypatch):
 
 def test_reverse_text_is_evaluated_by_the_library(evaluate):
     with ScriptedEndpoint(reverse_half).serving() as endpoint:
-        episodes = evaluate(endpoint, "reverse-text", {"num_eval": 20}, repeats=2)
+        knobs = {"num_eval": 20, "system_prompt": "Backwards, please."}
+        episodes = evaluate(endpoint, "reverse-text", knobs, repeats=2)
+    assert endpoint.bodies[0]["messages"][0]["content"] == "Backwards, please."
     assert len(episodes) == len(endpoint.bodies) == 40
     assert all(episode["ok"] for episode in episodes)
     rewards = []

@@ -205,8 +205,9 @@ def test_no_token_is_no_loss(loss: str) -> None:
 
 @every_loss
 def test_in_float32_a_rest_of_nothing_stays_finite(loss: str) -> None:
-    log_p = torch.tensor([[0.0, -120.0], [-1e-9, -60.0]]).requires_grad_()
-    out = LOSSES[loss](given(log_p, torch.tensor([[-1e-9, -80.0], [-0.7, -0.7]])))
+    log_p = torch.tensor([[0.0, -120.0], [-1e-9, -60.0], [-0.7, -120.0]]).requires_grad_()
+    log_q = torch.tensor([[-1e-9, -80.0], [-0.7, -0.7], [-0.7, -110.0]])  # the last: 0 in both
+    out = LOSSES[loss](given(log_p, log_q))
     (gradient,) = torch.autograd.grad(out.loss.sum(), log_p)
     assert out.loss.isfinite().all()
     assert gradient.isfinite().all()

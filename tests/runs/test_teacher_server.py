@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from rl.learner.ranks import Ranks
 from rl.learner.reference.endpoint import Endpoint
 from rl.learner.reference.local import FrozenModel
 from rl.learner.reference.protocol import ReferenceSetting
@@ -56,7 +57,7 @@ def url(folder, tmp_path_factory):
 
 @pytest.fixture
 def setting(folder):
-    ranks = SimpleNamespace(device=torch.device("cpu"), first=True)
+    ranks = Ranks(0, 1, torch.device("cpu"))
     return ReferenceSetting(
         policy=SimpleNamespace(ranks=ranks, has_adapter=False),
         model=folder,

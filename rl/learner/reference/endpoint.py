@@ -19,6 +19,7 @@ import httpx
 import torch
 from torch import Tensor
 
+from rl.learner.ranks import Ranks
 from rl.learner.reference.protocol import Reference, ReferenceSetting, Unchanging
 from rl.learner.rows import Rows, Scores
 from rl.model.tokenizer import Tokenizer
@@ -56,14 +57,16 @@ class Endpoint:
     def start(self, setting: ReferenceSetting) -> Reference:
         """Ask for the server's tokens; what else is wrong shows at the first batch."""
         assert setting.temperature == 1, "refused by rl/config/reference_rules.py"
-        remote = _Remote(self, setting.num_candidates(self.top_k), setting.vocabulary)
+        top_k = setting.num_candidates(self.top_k)
+        remote = _Remote(self, top_k, setting.vocabulary, setting.policy.ranks)
         remote.require_same_tokens(setting.model)
         return remote
 
 
 class _Remote(Unchanging):
-    def __init__(self, endpoint: Endpoint, top_k: int, vocabulary: int) -> None:
+    def __init__(self, endpoint: Endpoint, top_k: int, vocabulary: int, ranks: Ranks) -> None:
         self._endpoint, self._top_k, self._vocabulary = endpoint, top_k, vocabulary
+        self._ranks = ranks
         self._where = f"reference.url={endpoint.url}"
         self._url = f"{endpoint.url.rstrip('/')}/completions"
         self._http = httpx.Client(timeout=endpoint.timeout)
@@ -89,7 +92,8 @@ class _Remote(Unchanging):
             )
 
     def metrics(self) -> dict[str, float]:
-        return {"train/reference_retries": float(len(self._retries))}
+        # Each rank asks for its own rows, and one of them logs.
+        return {"train/reference_retries": self._ranks.sum(float(len(self._retries)))}
 
     def score(self, batches: Sequence[Rows]) -> list[Scores]:
         """Ask for the rows of all micro-batches together: the server waits for none of ours."""

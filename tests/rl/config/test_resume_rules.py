@@ -135,6 +135,18 @@ def test_resuming_may_change_what_is_no_learning(changes: Changes, config: dict[
     check(changed(config, {"resume": True, **changes}))
 
 
+def test_resuming_may_change_where_a_teacher_is_and_how_often_it_is_asked(
+    config: dict[str, Any],
+) -> None:
+    teacher = {**chosen("reference", "endpoint"), "url": "http://there/v1", "model": "t"}
+    config = changed(config, {"loss": chosen("loss", "distill"), "reference": teacher})
+    Folder(config)
+    elsewhere = {"url": "http://here/v1", "timeout": 9.0, "max_retries": 99}
+    check(changed(config, {"resume": True, "reference": {**teacher, **elsewhere}}))
+    another = {"resume": True, "reference": {**teacher, "model": "another"}}
+    assert "reference.model was t and is another" in only_problem(changed(config, another))
+
+
 def test_resuming_may_not_change_the_longest_gradient(config: dict[str, Any]) -> None:
     Folder(config)
     problem = only_problem(changed(config, {"resume": True, "trainer.max_grad_norm": 9.0}))

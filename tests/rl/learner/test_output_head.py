@@ -103,7 +103,8 @@ def test_in_bfloat16_no_chunk_is_rounded_away_from_the_gradient_of_the_weight():
 
 def test_a_float32_head_computes_on_bfloat16_numbers_as_if_they_were_float32():
     (hidden, weight, bias), targets = inputs(torch.bfloat16, 300)
-    wide_hidden, wide_weight, wide_bias = (t.detach().float() for t in (hidden, weight, bias))
+    exact = [t.detach().float().requires_grad_() for t in (hidden, weight, bias)]
+    wide_hidden, wide_weight, wide_bias = exact
     found = head(hidden, weight, bias, targets, 7, dtype=torch.float32)
     expected = head(wide_hidden, wide_weight, wide_bias, targets, 7)
     for one, other in zip(found, expected, strict=True):

@@ -15,6 +15,7 @@ import torch
 from losses.kl import k1
 from rl.learner.kl import KLPenalty
 from rl.learner.preparation import Preparation
+from rl.learner.ranks import Ranks
 from rl.learner.reference import endpoint as endpoint_file
 from rl.learner.reference.endpoint import Endpoint
 from rl.learner.reference.local import FrozenModel, InitialPolicy
@@ -62,8 +63,7 @@ def test_a_moved_reference_is_the_same_after_save_and_load(ranks, mode):
 
 
 def setting(folder, temperature=1.0, *, reads_candidates=False):
-    ranks = SimpleNamespace(device=torch.device("cpu"), first=True)
-    policy = SimpleNamespace(ranks=ranks, has_adapter=False)
+    policy = SimpleNamespace(ranks=Ranks(0, 1, torch.device("cpu")), has_adapter=False)
     return ReferenceSetting(
         policy=policy,
         model=folder,
@@ -226,6 +226,14 @@ def test_a_server_that_fails_for_a_while_is_asked_again_and_counted(serve, folde
     ]
     assert teacher.metrics() == {"train/reference_retries": 1}
     assert len(seen) == 3
+
+
+def test_the_retries_of_all_ranks_are_counted(serve, folder, monkeypatch):
+    url, _ = serve(failures=1)
+    teacher = endpoint(url, folder, max_retries=1)
+    teacher.score([batch()])
+    monkeypatch.setattr(Ranks, "sum", lambda _, value: value + 2)  # of the others
+    assert teacher.metrics() == {"train/reference_retries": 3}
 
 
 def test_a_question_that_is_refused_is_not_asked_again(serve, folder):

@@ -74,6 +74,20 @@ def test_a_frozen_weight_costs_nothing():
     assert model[2].weight.grad is not None
 
 
+@pytest.mark.parametrize("frozen", [True, False])
+def test_inputs_are_kept_for_the_gradient_of_a_weight_and_a_frozen_one_has_none(frozen):
+    """Those of all layers are most of what a pass with LoRA would keep."""
+    model = layers(torch.bfloat16)
+    keep_weight_gradients(model)
+    model[1].requires_grad_(not frozen)
+    inputs = torch.randn(2, 5, 6, dtype=torch.bfloat16, requires_grad=True)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        model[1](inputs).sum().backward()
+    assert any(tensor.shape == inputs.shape for tensor in kept) != frozen
+    torch.testing.assert_close(inputs.grad, model[1].weight.sum(0).expand_as(inputs))
+
+
 def test_a_sum_takes_in_another_product_in_place():
     slopes, inputs = torch.randn(5, 3), torch.randn(5, 4)
     total = torch.ones(3, 4)

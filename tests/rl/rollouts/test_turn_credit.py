@@ -1,6 +1,8 @@
 """Credit by turn by hand: what each turn earned, and which tokens get its number."""
 
 import json
+import math
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -92,6 +94,15 @@ def test_an_unscorable_rollout_has_one_number_that_teaches_nothing():
     broken = Rollout((row(-1, 0),), [], None, {}, StopReason.ENV_ERROR, 1, 0.0, error="broken")
     made = credit([rollout([1.0, 0.0], 0.0), broken, rollout([0.0, 0.0], 0.0)])
     assert [c.advantages for c in made] == [(1.0, 0.0), (0.0,), (-1.0, 0.0)]
+
+
+def test_infinities_that_meet_in_a_rollout_cost_that_rollout_alone():
+    infinite = rollout([1.0, 0.0], 0.0)
+    both = {"step": (math.inf, -math.inf)}
+    rewards = {"step": math.nan, "final": 0.0}
+    infinite = replace(infinite, reward=None, rewards=rewards, turn_rewards=both)
+    made = credit([rollout([1.0], 0.0), infinite, rollout([0.0], 0.0)], shaping=EACH)
+    assert [c.advantages for c in made] == [(1.0,), (0.0,), (-1.0,)]
 
 
 def test_an_advantage_that_forgets_a_turn_is_told_so():

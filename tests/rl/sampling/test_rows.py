@@ -1,5 +1,7 @@
 """Rows: each is exactly what the engine saw and sampled, whatever the turns were."""
 
+import asyncio
+
 import numpy as np
 import pytest
 
@@ -78,3 +80,26 @@ def test_every_sampled_token_knows_its_turn_through_forks():
     assert first.turns.tolist() == [-1, -1, 0, 0, -1, 1]
     assert second.turns.tolist() == [-1, 2, 2]
     assert first.turns.dtype == np.int32
+
+
+def test_a_hint_belongs_to_the_row_that_it_was_asked_for_though_another_began_meanwhile():
+    """An environment may ask for two turns at once, and a server may render the hints."""
+
+    async def play():
+        asked = {1: asyncio.Event(), 9: asyncio.Event()}
+
+        async def hinted(prompt):
+            await asked[prompt].wait()
+            return [100 + prompt]
+
+        rows, hints = Rows(hinted), []
+        for prompt in asked:
+            rows.turn(Completion([2], [-0.5], [0], False, [prompt]))
+            hints.append(asyncio.create_task(rows.hint(prompt)))
+            await asyncio.sleep(0)
+        for event, hint in zip(asked.values(), hints, strict=True):
+            event.set()
+            await hint
+        return rows.freeze()
+
+    assert [row.hinted_prompt.tolist() for row in asyncio.run(play())] == [[101], [109]]

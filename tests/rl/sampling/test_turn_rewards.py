@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from envs.episode import StopReason
-from rl.sampling.reward_names import by_name
+from envs.turn_rewards import by_name
 from tests.support.scripted import ScriptedClient, ScriptedEnv, play
 
 
