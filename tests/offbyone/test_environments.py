@@ -4,7 +4,7 @@ import pytest
 
 from envs.messages import user
 from envs.reverse_text import ReverseText
-from offbyone.environments import CONF, load, whole_rewards
+from offbyone.environments import CONF, load
 
 
 def test_a_name_is_its_yaml_file_with_knobs_changed():
@@ -22,10 +22,6 @@ def test_a_system_prompt_is_taken_as_a_run_takes_it():
         example = env.pools("train")[0].examples[0]
         opening = env.environment_of(example).opened([user("hi")])
         assert opening == [{"role": "system", "content": "Be brief."}, user("hi")]
-
-
-def test_a_reward_that_was_given_by_turn_is_worth_the_sum_of_its_turns():
-    assert whole_rewards({"a": [0.5, 0.25], "b": 1, "c": []}) == {"a": 0.75, "b": 1.0, "c": 0.0}
 
 
 @pytest.mark.parametrize("file", sorted((CONF / "env").glob("*.yaml")), ids=lambda file: file.stem)
