@@ -120,6 +120,9 @@ def divergence(config: Config) -> Iterator[str]:
         )
     if place == "reward" and not is_marked(estimator, "FOR_REWARD"):
         yield f"kl.place=reward with {estimator} is no unbiased penalty: use kl=k1"
+    loss, sampled = config["loss"]["_target_"], not is_imitator(config["sampler"]["_target_"])
+    if place == "reward" and sampled and not reads(loss, ADVANTAGES):
+        yield f"kl.place=reward pulls by the advantages, and {loss} reads none: use kl=k3"
     if place == "reward" and config["reward"]["normalise_each"]:
         yield (
             "kl.place=reward is one penalty on the whole reward and reward.normalise_each=true "

@@ -38,6 +38,10 @@ def corrected(name: str, **knobs: float) -> Changes:
 
 
 REFUSED: dict[str, tuple[Changes, str]] = {
+    "a penalty in the reward that the loss does not read": (
+        {**DISTILL, **IN_REWARD},
+        "kl.place=reward pulls by the advantages, and losses.distill.distill reads none: use kl=k3",
+    ),
     "a teacher that nobody reads": (
         TEACHER,
         "nothing reads rl.learner.reference.local.FrozenModel: add kl.beta=0.01, or loss=distill",
