@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install train test lint bench verifiers lock-check clean
+.PHONY: help install train test lint bench verifiers browser lock-check clean
 
 # The first Python that is new enough; run, not just found, since a version manager's shim may answer to any name.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
@@ -52,6 +52,10 @@ verifiers: .venv/verifiers-v1 .venv/verifiers-classic ## the verifiers library f
 	@rm -rf $@ $@.part
 	@$(PIP) --no-cache-dir --target $@.part -r $< $(QUIET)
 	@mv $@.part $@
+
+browser: ## Chromium for the viewer's tests, where Debian's packages can be installed and none is there
+	@command -v chromium >/dev/null || { apt-get update -qq && \
+	    apt-get install -y -qq --no-install-recommends chromium >/dev/null; }
 
 # Wheels for the oldest glibc that llguidance has one for (2.31), but for the two packages that exist as source alone.
 DRY_RUN := uv pip install --dry-run --quiet --no-deps --target .venv/lock-check --no-python-downloads \
