@@ -244,14 +244,14 @@ LEARNING = (
     mutation(
         "pusher: must_differ ignored",
         "rl/weights/pusher.py",
-        "if must_differ and file.fingerprint == self._last:",
+        "if must_differ and written.fingerprint == self._last:",
         "if False:",
         "rl/weights/test_pusher.py",
     ),
     mutation(
         "pusher: the last fingerprint forgotten",
         "rl/weights/pusher.py",
-        "self._last = file.fingerprint",
+        "self._last = written.fingerprint",
         "pass",
         "rl/weights/test_pusher.py",
     ),
