@@ -153,9 +153,12 @@ class RolloutService:
         self._run_folder.rollouts_of(step).write_text("".join(lines))
 
     async def sample(self) -> None:
-        """Play groups, for ever. What ends that ends the run, once the ranks have saved."""
+        """Play groups and evaluate, for ever. What ends that ends the run, once the ranks saved."""
         try:
-            await self._dispatcher.run()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._dispatcher.run())
+                if self._evaluator:
+                    tasks.create_task(self._evaluator.run())
         except* Exception as failure:
             # Before anything else can fail because of it: the oldest report is the one shown.
             report_failure(self._run_folder, "rollouts", failure)
