@@ -5,8 +5,17 @@ import gc
 import pytest
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.get_closest_marker("server") is not None)  # stable
+    items.sort(key=_is_real)  # stable
+    for item in items:
+        # With several workers: a file stays together, for its fixtures are expensive, and real runs
+        # never share the cores, for some of them have to end within seconds.
+        item.add_marker(pytest.mark.xdist_group("real" if _is_real(item) else str(item.path)))
+
+
+def _is_real(item: pytest.Item) -> bool:
+    return item.get_closest_marker("server") is not None
 
 
 @pytest.hookimpl(tryfirst=True)
