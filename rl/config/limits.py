@@ -65,6 +65,7 @@ RANGES = {
     "evaluation.num_examples": ">= 1",
     "evaluation.rollouts_per_example": ">= 1",
     "evaluation.temperature": "> 0",
+    "record.num_groups": ">= 0",
     "num_examples": ">= 1",
     "rollouts_per_example": ">= 1",
     "client.max_retries": ">= 0",

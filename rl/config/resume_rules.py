@@ -28,6 +28,7 @@ MAY_CHANGE = (
     "sync",
     "logger",
     "evaluation",
+    "record",
     "output_dir",
     *("sampler.rollout_timeout", "sampler.max_concurrent", "sampler.max_retries"),
     *("client.max_retries", "env.max_concurrent", "env.tool_timeout"),

@@ -17,6 +17,7 @@ from rl.run.failure import RunFailed, first_failure
 from rl.run.folder import RunFolder
 from rl.run.status import Status
 from rl.wire import HEADER, Answer, Call, NoMoreBatches, pack, unpack
+from tests.support.composing import chosen
 
 TOKEN_MEAN = {"_target_": "losses.aggregation.token_mean"}
 
@@ -56,9 +57,10 @@ class Dispatcher:
         return "batch 0: nothing"
 
 
-def service(folder, groups, aggregation=TOKEN_MEAN, tally=None) -> RolloutService:
+def service(folder, groups, aggregation=TOKEN_MEAN, tally=None, record="none") -> RolloutService:
     run = SimpleNamespace(
         aggregation=aggregation,
+        record=chosen("record", record),
         trainer={"ranks": 2, "tokens_per_micro_batch": 64, "wait_timeout": 5.0},
     )
     run_folder = RunFolder(folder)
