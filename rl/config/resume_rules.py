@@ -65,7 +65,7 @@ def run_folder_problems(config: Config) -> Iterator[str]:
             f"{names}>, or leave resume out"
         )
     elif config["resume"]:
-        yield from _changes(config, yaml.safe_load(saved.read_text()), saved)
+        yield from changes(config, yaml.safe_load(saved.read_text()), saved)
 
 
 def has_steps(folder: Path) -> bool:
@@ -76,7 +76,7 @@ def has_steps(folder: Path) -> bool:
     return was_logged or was_evaluated or any(folder.glob("checkpoints/step_*"))
 
 
-def _changes(config: Config, before: Config, saved: Path) -> Iterator[str]:
+def changes(config: Config, before: Config, saved: Path) -> Iterator[str]:
     """What would make the rest of a run another experiment than its beginning."""
     now, then = dict(_leaves(config)), dict(_leaves(before))
     then = {key: value for key, value in IMPLIED.items() if key in now} | then

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from rl.config.build import build
-from rl.config.facts import compares_distributions, is_marked, needs_reference
+from rl.config.facts import compares_distributions, needs_reference, takes_turns
 from rl.config.schema import Run
 from rl.learner.critic import Critic, CriticSetting
 from rl.learner.kl import KLPenalty
@@ -50,7 +50,7 @@ def _weightless(batch: Batch) -> Batch:
 def _compares(run: Run) -> bool:
     """Whether the advantage has a baseline: then a reward by itself is worth nothing."""
     advantage, alone = build(run.advantage), [1.0]
-    if is_marked(run.advantage["_target_"], "PER_TURN"):
+    if takes_turns(run.advantage["_target_"]):
         return not any(advantage([alone])[0])
     return advantage(alone) == [0.0]
 

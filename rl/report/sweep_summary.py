@@ -7,16 +7,13 @@ one that had nothing left to learn.
 import atexit
 import json
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
-from hydra.types import RunMode
 from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
@@ -24,10 +21,10 @@ from rich.table import Table
 from rl.report.finished_runs import RunResult, meaningful, result_of
 from rl.run.folder import RunFolder
 from rl.run.metrics import mean_of, total_seconds
+from rl.run.sweep_folder import SWEEP_VARIABLE, sweep_of_this_process
 
 LAST_STEPS = 10  # whose mean reward a run is judged by
 COLUMNS = ("run", "seeds", "reward", "min..max", "steps", "minutes", "failed")
-SWEEP_VARIABLE = "OFFBYONE_SWEEP"  # environment: the sweep's folder, for jobs in other processes
 
 
 @dataclass
@@ -128,53 +125,30 @@ def cells(group: RunGroup) -> list[str]:
 
 
 class SweepSummary(Callback):
-    """Hydra callback: prints what a --multirun found and writes <output_dir>/sweeps/<time>/.
+    """Hydra callback: prints what a --multirun found and writes it into the sweep's folder.
 
-    Every job leaves a record there, so jobs may run in other processes (submitit, joblib) and a
-    sweep that dies half way still says what it had.
+    It goes by the records of the jobs, so a sweep that dies half way still says what it had.
     """
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:  # noqa: ARG002
-        """Open the sweep's folder."""
-        folder = Path(str(config.output_dir), "sweeps", time.strftime("%Y%m%d-%H%M%S")).absolute()
-        if folder.exists():
-            folder = folder.with_name(f"{folder.name}-{os.getpid()}")
-        folder.mkdir(parents=True)
-        os.environ[SWEEP_VARIABLE] = str(folder)
+        """Be there at the end."""
         # Hydra skips on_multirun_end when a job has failed; that sweep needs its table most.
         atexit.register(self.on_multirun_end, config)
 
-    def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:  # noqa: ARG002
-        """Note the job, so that one that is killed is not forgotten."""
-        self._record(config, list(config.hydra.overrides.task), None, "did not end")
-
-    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:  # noqa: ARG002
-        """Note where the job's run lies, and why it failed if it did."""
-        # The task's own config: in any other copy ${now:...} of the run name is another time.
-        settings = job_return.cfg
-        assert settings is not None
-        folder = Path(str(settings.output_dir), str(settings.run_name)).absolute()
-        error = None
-        if job_return.status is not JobStatus.COMPLETED:
-            cause = job_return._return_value  # the property would print it and raise
-            error = (str(cause).strip() or type(cause).__name__).splitlines()[0]
-        known = str(folder) if folder.is_dir() else None
-        self._record(config, list(job_return.overrides or []), known, error)
-
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:  # noqa: ARG002
         """Print the table and write it as summary.md and summary.json."""
-        if SWEEP_VARIABLE not in os.environ:
-            return  # refused before it began: Hydra 1.4 says so to every callback
-        folder = Path(os.environ.pop(SWEEP_VARIABLE))
         atexit.unregister(self.on_multirun_end)
-        jobs = [json.loads(path.read_text()) for path in sorted((folder / "jobs").glob("*.json"))]
+        if (sweep := sweep_of_this_process()) is None:
+            return  # refused before it began: Hydra 1.4 says so to every callback
+        del os.environ[SWEEP_VARIABLE]
+        folder = sweep.path
         runs = [
             RunResult(
-                meaningful(job["overrides"]),
-                RunFolder(Path(job["folder"])) if job["folder"] else None,
-                job["error"],
+                meaningful(job.overrides),
+                RunFolder(Path(job.folder)) if job.folder and Path(job.folder).is_dir() else None,
+                job.error,
             )
-            for job in jobs
+            for job in sweep.records().values()
         ]
         groups = compare(runs)
         (folder / "summary.md").write_text(as_markdown(groups))
@@ -183,12 +157,3 @@ class SweepSummary(Callback):
         console = Console()
         console.print(as_table(groups))
         console.print(f"[dim]{folder}/summary.md[/]", soft_wrap=True, highlight=False)
-
-    def _record(
-        self, config: DictConfig, overrides: list[str], folder: str | None, error: str | None
-    ) -> None:
-        if config.hydra.mode is not RunMode.MULTIRUN or SWEEP_VARIABLE not in os.environ:
-            return
-        path = Path(os.environ[SWEEP_VARIABLE], "jobs", f"{config.hydra.job.num:05d}.json")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"overrides": overrides, "folder": folder, "error": error}))

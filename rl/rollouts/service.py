@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 import msgspec
 
 from rl.config.build import build
-from rl.config.facts import is_marked
+from rl.config.facts import takes_turns
 from rl.config.schema import Run
 from rl.evaluation.periodic import Evaluator
 from rl.inference.client import RequestTally
@@ -57,7 +57,7 @@ class RolloutService:
         self._evaluator, self._tally, self._num_retried = evaluator, tally, tally.num_retried
         self._aggregation = build(run.aggregation)
         self._record: TokenRecord = build(run.record)()
-        self._weighs_turns = is_marked(run.aggregation["_target_"], "PER_TURN")
+        self._weighs_turns = takes_turns(run.aggregation["_target_"])
         self._plans: dict[int, asyncio.Task[list[RankBatch]]] = {}
         self._rejected: list[Group] = []
         self._error: Exception | None = None
