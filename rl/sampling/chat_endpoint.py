@@ -19,6 +19,7 @@ from rl.inference.client import GenerationError, may_pass
 
 _LONGEST_PAUSE_S = 60.0
 _LARGEST_ANSWER = 32 << 20  # bytes
+_LOOK = aiohttp.ClientTimeout(total=20.0)
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,23 @@ class ChatEndpoint:
             timeout=aiohttp.ClientTimeout(total=timeout),
         ) as session:
             yield session
+
+    async def look(self, session: aiohttp.ClientSession) -> None:
+        """Ask which models there are, which costs nothing: is it up, and does it take the key?
+
+        Raises:
+            GenerationError: it is not, or does not. Any other answer is none of our business.
+
+        """
+        try:
+            url = f"{self.url.rstrip('/')}/models"
+            async with session.get(url, allow_redirects=False, timeout=_LOOK) as response:
+                if response.status in (401, 403):
+                    text = await _text(response, self.where)
+                    raise GenerationError(self._problem(response.status, text))
+        except (aiohttp.ClientError, TimeoutError) as error:
+            why = f"is out of reach ({error or type(error).__name__})"
+            raise GenerationError(self._problem(0, why)) from error
 
     async def post(self, session: aiohttp.ClientSession, body: dict[str, Any]) -> Any:
         """Return the answer; None where the conversation is longer than the model can read.
