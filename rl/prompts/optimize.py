@@ -73,7 +73,7 @@ def optimize_prompt(
     console = Console()
     env: Environment = build(settings.env)()
     with stopped_by_signals(), locked(run_folder):
-        if problems := list(run_folder_problems(asdict(settings))):  # another came and went meanwhile
+        if problems := list(run_folder_problems(asdict(settings))):  # another came meanwhile
             raise ConfigError(problems)
         with refused():
             train, validation = _examples(settings, env)

@@ -7,7 +7,7 @@ prompt says "backwards", a short one alone if it says "short", and repeats it ot
 import json
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -20,30 +20,35 @@ class PromptedEndpoint:
 
     Attributes:
         proposals: what the teacher says, one after the other; the last for ever after.
-        failing: words at which the policy's answer is status 500.
+        hold_at: request of the policy at which it stops answering anybody, from 1; 0: never.
 
     """
 
     proposals: Sequence[str] = ("```\nWrite the word backwards.\n```",)
-    failing: frozenset[str] = frozenset()
+    hold_at: int = 0
     key: str = ""  # what it wants as a key; "": none
+    port: int = 0  # where it listens; 0: anywhere
     url: str = ""
     policy_asked: list[tuple[str, str]] = field(default_factory=list)  # system prompt, word
     teacher_asked: list[str] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    held: threading.Event = field(default_factory=threading.Event)
+    released: threading.Event = field(default_factory=threading.Event)
 
     def answer(self, body: dict) -> tuple[int, str]:
         """Status and content of a completion."""
         messages = {message["role"]: message["content"] for message in body["messages"]}
         with self.lock:
-            if body["model"] == "teacher":
+            if body["model"] == "teacher" or "feedback" in messages["user"]:
                 self.teacher_asked.append(messages["user"])
                 index = min(len(self.teacher_asked), len(self.proposals)) - 1
                 return 200, self.proposals[index]
             system, word = messages.get("system", ""), messages["user"].removeprefix("reverse: ")
             self.policy_asked.append((system, word))
-        if word in self.failing:
-            return 500, "broken"
+            is_held = self.hold_at and len(self.policy_asked) >= self.hold_at
+        if is_held:
+            self.held.set()
+            self.released.wait(60)
         obeys = "backwards" in system and (len(word) <= SHORT or "short" not in system)
         return 200, word[::-1] if obeys else word
 
@@ -69,18 +74,20 @@ class PromptedEndpoint:
                 data = json.dumps(body).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
+                with suppress(OSError):  # whoever asked was killed
+                    self.end_headers()
+                    self.wfile.write(data)
 
             def log_message(self, *args):
                 pass
 
-        with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        with ThreadingHTTPServer(("127.0.0.1", self.port), Handler) as server:
             self.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
             threading.Thread(target=server.serve_forever, daemon=True).start()
             try:
                 yield self
             finally:
+                self.released.set()
                 server.shutdown()
 
     @property
