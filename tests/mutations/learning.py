@@ -86,8 +86,8 @@ LEARNING = (
     mutation(
         "objective: a mean of the micro-batch",
         "rl/learner/objective.py",
-        "(batch.token_weights.to(logprobs.dtype) * loss).sum()",
-        "(batch.token_weights.to(logprobs.dtype) * loss).mean()",
+        "(self.token_weights.to(loss.dtype) * loss).sum()",
+        "(self.token_weights.to(loss.dtype) * loss).mean()",
         "rl/learner/test_objective_by_hand.py",
     ),
     mutation(
