@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "rl.learner": "rl.records rl.config rl.run rl.model losses",
     "rl.weights": "rl.records rl.config rl.run rl.model rl.inference rl.learner",
     "rl.trainer": "rl.records rl.wire rl.config rl.run rl.inference rl.learner rl.weights",
-    "rl.report": "rl.run",
+    "rl.report": "rl.run envs",
     "rl.prompts": "rl.records rl.config rl.run rl.model rl.inference rl.sampling rl.evaluation "
     "rl.report envs",
     "rl.supervisor": "rl.config rl.run rl.model rl.inference rl.report envs",
