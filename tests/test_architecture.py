@@ -33,6 +33,7 @@ MAY_IMPORT = {
     "rl.weights": "rl.records rl.config rl.run rl.model rl.inference rl.learner",
     "rl.trainer": "rl.records rl.wire rl.config rl.run rl.inference rl.learner rl.weights",
     "rl.report": "rl.run",
+    "rl.viewer": "rl.run",
     "rl.supervisor": "rl.config rl.run rl.model rl.inference rl.report envs",
     "rl.cli": "rl.config rl.run",
     "envs": "",
