@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import Progress
 
 from rl.viewer.runs import NoRun, runs_in, runs_of
 
@@ -25,7 +24,6 @@ Look at what a run said, and at what training did with every token:
                  stop, used, error: where="source = 'evaluation' AND reward < 0.5"
 """
 KEYS = ("port", "export", "where")
-LARGE = 50_000_000  # bytes from which reading is worth a bar
 
 
 @dataclass
@@ -103,12 +101,11 @@ def _view(arguments: Arguments, console: Console) -> int:
 
     indexes = [RunIndex(run) for run in runs.values()]
     try:
-        with Progress(console=console, transient=True) as progress:
+        with console.status("reading") as status:
             for name, index in zip(runs, indexes, strict=True):
-                task = progress.add_task(f"reading {name}", total=None, visible=False)
                 index.refresh(
-                    lambda read, total, task=task: progress.update(
-                        task, completed=read, total=total, visible=total > LARGE
+                    lambda read, total, name=name: status.update(
+                        f"reading {name}: {read / 1e6:.0f} of {total / 1e6:.0f} MB"
                     )
                 )
         for index in indexes:
@@ -168,6 +165,7 @@ def _listener(port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(("127.0.0.1", port))
+        listener.listen()  # who follows the address at once waits a moment, and is not refused
     except OSError as error:
         listener.close()
         raise ValueError(

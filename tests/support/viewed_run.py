@@ -18,6 +18,7 @@ import tokenizers
 TOKENIZER = Path(__file__).parents[2] / "models" / "tiny-wiki"
 HOSTILE = '<img src=x onerror="window.broken = true"><script>window.broken = true</script>'
 CLIP = 0.2
+FORK = (1, 1)  # the group of a step, and the rollout of it, whose history is rewritten
 COUNTRIES = ("Norland", "Estavia", "Quill", "Marrow", "Tessel", "Ostrand", "Velia", "Harrow")
 CAPITALS = ("Vik", "Sorn", "Penna", "Dunmere", "Alba", "Kestrel", "Ombra", "Tarn")
 
@@ -75,14 +76,21 @@ class Viewed:
             used = not (step % 2 and place == self.groups - 1)
             question = random.randrange(len(COUNTRIES))
             episodes = [
-                _episode(random, question, step, self.steps, hostile=group == 1 and k == 0)
+                _episode(
+                    random,
+                    question,
+                    step,
+                    self.steps,
+                    hostile=group == 1 and k == 0,
+                    forked=(place, k) == FORK,
+                )
                 for k in range(self.group_size)
             ]
             mean = float(np.mean([e["reward"] for e in episodes]))
             for k, episode in enumerate(episodes):
                 identity = f"{group:06d}.{k}"
                 advantage = episode["reward"] - mean
-                rows = _rows(random, episode, step, fork=place == 1 and k == 1)
+                rows = _rows(random, episode, step, fork=(place, k) == FORK)
                 lines.append(
                     _line(
                         episode,
@@ -110,13 +118,19 @@ class Viewed:
 
 
 def _episode(
-    random: Random, question: int, version: int, last: int, *, hostile: bool = False
+    random: Random,
+    question: int,
+    version: int,
+    last: int,
+    *,
+    hostile: bool = False,
+    forked: bool = False,
 ) -> dict[str, Any]:
     """One attempt: look a country up, then answer; the later the better."""
     country, capital = COUNTRIES[question], CAPITALS[question]
     right = random.random() < 0.25 + 0.6 * version / max(1, last)
     answer = capital if right else random.choice([c for c in CAPITALS if c != capital])
-    hasty = random.random() < 0.2  # answers without looking
+    hasty = random.random() < 0.2 and not forked  # answers without looking
     search = {"name": "search", "arguments": {"query": country}}
     page = f"{country} lies on the northern coast. Its capital is {capital}, its river the Ane."
     call: dict[str, Any] = {

@@ -44,17 +44,19 @@ export const COLOURS = [
 // A dot's colour by the reward, from the worst to the best of the run.
 export function rewardStyle(reward, table) {
   if (reward === null || reward === undefined) return {};
-  const [low, high] = (table.rewardEnds ??= ends(table.columns.reward));
+  const [low, high] = rewardEnds(table);
   const share = high > low ? (reward - low) / (high - low) : reward > 0 ? 1 : 0;
   return { "--share": `${Math.round(100 * share)}%` };
 }
 
-function ends(rewards) {
+// The worst and the best reward of a run.
+export function rewardEnds(table) {
+  if (table.rewardEnds) return table.rewardEnds;
   let low = Infinity, high = -Infinity;
-  for (const reward of rewards) {
+  for (const reward of table.columns.reward) {
     if (reward === null) continue;
     if (reward < low) low = reward;
     if (reward > high) high = reward;
   }
-  return [low, high];
+  return (table.rewardEnds = [low, high]);
 }

@@ -5,7 +5,7 @@
 
 import { h, number, plural, svg } from "./dom.js";
 import { asText } from "./conversation.js";
-import { rewardStyle } from "./colours.js";
+import { rewardEnds, rewardStyle } from "./colours.js";
 import { set, state } from "./state.js";
 
 const TABS = [["group", "g", "Group"], ["versions", "v", "Over versions"], ["runs", "r", "Other runs"]];
@@ -71,7 +71,7 @@ export function compare({ data, tables, open }) {
     const mean = rewards.length ? rewards.reduce((a, b) => a + b, 0) / rewards.length : null;
     const more = section.rows.length > lines.length ? `, ${lines.length} of them here` : "";
     return h("section", {},
-      h("h3", {}, h("span", {}, section.title), h("span", { class: "sum" }, `${number(mean, 2)} mean of ${section.rows.length}${more} · ${plural(answers.size, "answer")}`)),
+      h("h3", {}, h("span", {}, section.title), h("span", { class: "sum" }, `mean ${number(mean, 2)} · ${plural(answers.size, "answer")} of ${section.rows.length}${more}`)),
       cards);
   }
 
@@ -132,7 +132,7 @@ function means(sections, tables) {
     const rewards = section.rows.map((row) => tables[section.run].columns.reward[row]).filter((x) => x !== null);
     return rewards.length ? rewards.reduce((a, b) => a + b, 0) / rewards.length : 0;
   });
-  const most = Math.max(...bars, 1e-9);
+  const most = Math.max(...bars, ...sections.map((section) => rewardEnds(tables[section.run])[1]), 1e-9);
   const picture = svg("svg", { class: "means", viewBox: `0 0 ${Math.max(bars.length, 6)} 30`, preserveAspectRatio: "none" });
   bars.forEach((mean, i) => {
     const height = Math.max(1, (28 * Math.max(0, mean)) / most);
@@ -146,7 +146,6 @@ function parted(text, opened) {
   let at = 0;
   while (at < text.length && at < opened.length && text[at] === opened[at]) at++;
   if (at === text.length && at === opened.length) return h("p", { class: "text same" }, text);
-  while (at > 0 && /[\p{L}\p{N}]/u.test(text[at - 1])) at--; // whole words
   const shared = text.slice(0, at), rest = text.slice(at);
   const [word] = /^\s*[\p{L}\p{N}]*[^\p{L}\p{N}\s]*/u.exec(rest);
   return h("p", { class: "text" },

@@ -52,6 +52,7 @@ export function curve() {
     const quiet = state.source === "evaluation" ? " quiet" : "";
     const path = lines.training.map(([s, r], i) => `${i ? "L" : "M"}${x(s).toFixed(1)} ${y(r).toFixed(1)}`);
     picture.append(svg("path", { d: path.join(""), class: "line" + quiet }));
+    if (lines.training.length === 1) picture.append(svg("circle", { cx: x(steps[0]), cy: y(lines.training[0][1]), r: 3.2, class: "alone" }));
     for (const [step, reward] of lines.evaluation) {
       const dot = { cx: x(step), cy: y(reward), r: 3.2, class: "dot" + (quiet ? "" : " quiet") };
       picture.append(svg("circle", dot));

@@ -59,12 +59,12 @@ function drawTop() {
     ? h("span", { class: "status going" }, h("i"), "training") : h("span", { class: "status" }, "ended");
   const problems = facts.problems.length
     ? h("details", { class: "problems" }, h("summary", {}, `${facts.problems.length} to know`), h("ul", {}, facts.problems.map((p) => h("li", {}, p)))) : null;
-  document.getElementById("top").replaceChildren(
-    h("span", { class: "brand" }, "offbyone"), data.runs.length > 1 ? chosen : h("b", { class: "runname", title: facts.path }, data.runs[0]), status, ...(problems ? [problems] : []),
+  document.getElementById("top").replaceChildren(...[
+    h("span", { class: "brand" }, "offbyone"), data.runs.length > 1 ? chosen : h("b", { class: "runname", title: facts.path }, data.runs[0]), status, problems,
     h("span", { class: "space" }), h("span", { class: "total" }, `${number(tables[run()].size)} rollouts`),
     data.live ? h("button", { class: "quiet", title: "one file that opens anywhere (e)", onclick: exportPage }, "Export") : null,
     h("button", { class: "quiet", title: "keys (?)", onclick: () => document.getElementById("help").showModal() }, "Keys ?"),
-  );
+  ].filter(Boolean));
   document.title = `${data.runs[run()]} · offbyone`;
 }
 
