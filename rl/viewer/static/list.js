@@ -75,17 +75,17 @@ export function list({ open }) {
   }
 
   // The rollout `by` places further on among those that pass; null at the end.
-  function neighbour(by) {
+  function neighbour(by, from) {
     const passing = [];
     for (const group of groups) {
       for (let row = group.start; row < group.end; row++) if (table.passes(row)) passing.push(row);
     }
-    const at = passing.indexOf(opened);
+    const at = passing.indexOf(from);
     return (at < 0 ? passing[0] : passing[at + by]) ?? null;
   }
 
-  function nextQuestion(by) {
-    const at = groups.findIndex((group) => opened >= group.start && opened < group.end);
+  function nextQuestion(by, from) {
+    const at = groups.findIndex((group) => from >= group.start && from < group.end);
     const group = at < 0 ? groups[0] : groups[at + by];
     return group ? first(group) : null;
   }

@@ -39,7 +39,8 @@ function opened() {
 
 function open(number_, row) {
   const table = tables[number_];
-  const changes = { open: table.address(row), run: number_ ? data.runs[number_] : "" };
+  const changes = { open: table.address(row) };
+  if (number_ !== run()) changes.run = number_ ? data.runs[number_] : "";
   const source = table.columns.source[row];
   if (source !== state.source) Object.assign(changes, { source, ranges: {} });
   set(changes, { kept: false });
@@ -54,7 +55,7 @@ async function load(number_) {
 function drawTop() {
   const facts = tables[run()].facts;
   const names = data.runs.map((name, i) => h("option", { value: name, selected: i === run() }, name));
-  const chosen = h("select", { "aria-label": "Run", onchange: (event) => set({ run: event.target.value === data.runs[0] ? "" : event.target.value, open: "", ranges: {} }) }, names);
+  const chosen = h("select", { "aria-label": "Run", onchange: (event) => set({ run: event.target.value === data.runs[0] ? "" : event.target.value, source: "", open: "", ranges: {} }) }, names);
   const status = !data.live ? h("span", { class: "status", title: data.note }, data.note || "exported") : facts.going
     ? h("span", { class: "status going" }, h("i"), "training") : h("span", { class: "status" }, "ended");
   const problems = facts.problems.length
@@ -92,11 +93,11 @@ async function searchText() {
   table.found = state.q ? new Set(await data.search(run(), state.q)) : null;
 }
 
-// Where nothing was chosen yet: training if there is any, and the first rollout of its last step.
+// Where nothing was chosen: training if there is any, and the first rollout that passes.
 function choose() {
   const table = tables[run()];
   const sources = new Set(table.columns.source ?? []);
-  if (!sources.has(state.source)) state.source = sources.has("training") || !sources.size ? "training" : "evaluation";
+  if (!state.source) state.source = sources.has("training") || !sources.size ? "training" : "evaluation";
   if (!state.open && table.size) {
     table.source = state.source;
     table.filter(state);
@@ -132,8 +133,8 @@ function say(sentence) {
 async function changed(names) {
   if (names.includes("run")) {
     await load(run());
-    choose();
   }
+  if (!state.open) choose();
   if (names.includes("run") || names.includes("q")) await searchText();
   if (names.some((name) => ["run", "q", "source", "ranges", "env", "stop", "used"].includes(name))) {
     drawTop();
@@ -164,7 +165,8 @@ async function poll() {
   }
 }
 
-function move(row) {
+function move(next, by) {
+  const row = next(by, opened());
   if (row !== null) open(run(), row);
 }
 
@@ -178,8 +180,8 @@ find.list.reveal();
 onChange(changed);
 await Promise.all([drawMiddle(), beside.show(run(), opened())]);
 keyboard({
-  j: () => move(find.list.neighbour(1)), k: () => move(find.list.neighbour(-1)),
-  J: () => move(find.list.nextQuestion(1)), K: () => move(find.list.nextQuestion(-1)),
+  j: () => move(find.list.neighbour, 1), k: () => move(find.list.neighbour, -1),
+  J: () => move(find.list.nextQuestion, 1), K: () => move(find.list.nextQuestion, -1),
   "[": () => find.step(-1), "]": () => find.step(1),
   ...Object.fromEntries([0, 1, 2, 3, 4, 5, 6].map((i) => [String(i), () => set({ colour: String(i) })])),
   t: () => set({ raw: state.raw ? "" : "1" }),

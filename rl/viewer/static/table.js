@@ -16,6 +16,7 @@ export class Table {
 
   clear() {
     this.size = 0;
+    this.bins = {};
     this.columns = {};
     this.groups = []; // runs of rows of one question in one step
     this.groupOf = []; // row -> its place in groups
