@@ -35,6 +35,7 @@ MAY_IMPORT = {
     "rl.report": "rl.run envs",
     "rl.prompts": "rl.records rl.config rl.run rl.model rl.inference rl.sampling rl.evaluation "
     "rl.report envs",
+    "rl.viewer": "rl.run",
     "rl.supervisor": "rl.config rl.run rl.model rl.inference rl.report envs",
     "rl.sweeps": "rl.config rl.run rl.report",
     "rl.cli": "rl.config rl.run rl.sweeps",

@@ -140,9 +140,29 @@ class RunFolder:
 
     def evaluation_of(self, version: int) -> Path:
         """Every rollout of the evaluation of a policy version, one JSON object a line."""
-        path = self.path / "evaluations" / f"version_{version:06d}.jsonl"
+        path = self.evaluations / f"version_{version:06d}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
+
+    @property
+    def rollouts(self) -> Path:
+        """The rollouts of every step."""
+        return self.path / "rollouts"
+
+    @property
+    def evaluations(self) -> Path:
+        """The rollouts of every evaluation."""
+        return self.path / "evaluations"
+
+    @property
+    def evaluated(self) -> Path:
+        """The rollouts of an evaluation that is a run of its own."""
+        return self.path / "rollouts.jsonl"
+
+    @property
+    def viewer_index(self) -> Path:
+        """What view.py remembers of the run, alone in its folder."""
+        return self.path / "viewer" / "index.duckdb"
 
     @property
     def vllm_socket(self) -> Path:
