@@ -145,11 +145,6 @@ class RunFolder:
         return path
 
     @property
-    def rollouts(self) -> Path:
-        """The rollouts of every step."""
-        return self.path / "rollouts"
-
-    @property
     def evaluations(self) -> Path:
         """The rollouts of every evaluation."""
         return self.path / "evaluations"

@@ -147,7 +147,7 @@ def _serve(indexes: Sequence, names: Sequence[str], port: int, console: Console)
     from rl.viewer.server import application, new_key
 
     key = new_key()
-    listener = _listener(port)
+    listener = loopback(port)
     address = f"http://127.0.0.1:{listener.getsockname()[1]}/{key}/"
     config = uvicorn.Config(
         application(indexes, names, key),
@@ -160,7 +160,8 @@ def _serve(indexes: Sequence, names: Sequence[str], port: int, console: Console)
     uvicorn.Server(config).run(sockets=[listener])
 
 
-def _listener(port: int) -> socket.socket:
+def loopback(port: int) -> socket.socket:
+    """Return a socket that listens on the loopback interface, 0 for any free port."""
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

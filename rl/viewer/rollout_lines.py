@@ -73,7 +73,8 @@ def rows_of(
 
 def _row(line: RolloutLine, offset: int, size: int, step: int, places: Counter[int]) -> Row:
     """In the order of the index's columns (rl/viewer/index.py)."""
-    opening = _opening(line.messages)
+    texts = [message_text(message) for message in line.messages]
+    opening = _opening(line.messages, texts)
     question = _question(line.env, opening)
     group = question if line.group is None else line.group
     place = places[group]
@@ -101,20 +102,20 @@ def _row(line: RolloutLine, offset: int, size: int, step: int, places: Counter[i
         bool(line.error),
         question,
         _title(opening),
-        "\n".join(map(message_text, line.messages)).lower(),
+        "\n".join(texts).lower(),
     )
 
 
-def _opening(messages: list[Any]) -> list[str]:
+def _opening(messages: list[Any], texts: list[str]) -> list[str]:
     """What was asked: all that stands before the first answer, but for system messages."""
-    texts = []
-    for message in messages:
+    opening = []
+    for message, text in zip(messages, texts, strict=True):
         role = message.get("role") if isinstance(message, dict) else None
         if role == "assistant":
             break
         if role != "system":  # another prompt leaves the question the same
-            texts.append(message_text(message))
-    return texts
+            opening.append(text)
+    return opening
 
 
 def _question(env: str, opening: list[str]) -> int:
@@ -132,7 +133,10 @@ def message_text(message: Any) -> str:
     """Return all that a message says, whatever its shape."""
     if not isinstance(message, dict):
         return _text(message)
-    parts = [message.get("reasoning_content"), message.get("content")]
+    content = message.get("content")
+    if len(message) == 2 and isinstance(content, str):  # nearly all: spare them the rest
+        return content
+    parts = [message.get("reasoning_content"), content]
     calls = message.get("tool_calls")
     for call in calls if isinstance(calls, list) else []:
         function = call.get("function") if isinstance(call, dict) else call

@@ -34,10 +34,10 @@ export const COLOURS = [
   },
   {
     name: "slope", reads: "slope", ends: ["pushed down", "pushed up"], scale: ["down", "up"],
-    means: "what training did with it; hatched: it was clipped or left out",
+    means: "what training did with it; hatched: clipped or left out",
     // The objective falls along the slope: a negative one makes the token more probable.
     paint: (token, scales) => both(-token.slope, scales.slope),
-    hatched: (token) => token.slope === 0 && token.reason !== null,
+    hatched: (token) => token.slope === 0 && token.reason !== null && token.advantage !== 0,
   },
 ];
 

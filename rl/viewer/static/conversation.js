@@ -14,7 +14,7 @@ export function conversation() {
   const body = h("div", { class: "body" });
   const element = h("div", { class: "conversation" }, head, bar, legend, body);
   let line = null, answer = null, spans = [], scales = {};
-  cardOf(body, (span) => (span ? spans[Number(span.dataset.token)] : null));
+  cardOf(body, (span) => (span ? spans[Number(span.dataset.token)] : null), () => line.step);
 
   function show(newLine, newAnswer, table, row) {
     line = newLine;

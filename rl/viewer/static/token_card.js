@@ -10,7 +10,7 @@ const FIELDS = [
   ["advantage", "advantage"], ["weight", "weight"], ["correction", "correction"], ["slope", "slope"],
 ];
 
-export function cardOf(body, tokenAt) {
+export function cardOf(body, tokenAt, stepNow) {
   const card = document.getElementById("card");
   let current = null;
   body.addEventListener("pointermove", (event) => {
@@ -19,7 +19,7 @@ export function cardOf(body, tokenAt) {
     if (token !== current) {
       current = token;
       card.hidden = !token;
-      if (token) card.replaceChildren(...about(token));
+      if (token) card.replaceChildren(...about(token, stepNow()));
     }
     if (token) place(card, span.getBoundingClientRect());
   });
@@ -32,16 +32,18 @@ export function cardOf(body, tokenAt) {
   window.addEventListener("keydown", hide);
 }
 
-function about(token) {
+function about(token, step) {
   const title = h("div", { class: "tokentitle" }, h("code", {}, JSON.stringify(token.piece)), h("span", {}, `token ${token.id}`));
   const rows = FIELDS.filter(([, name]) => token[name] !== null && token[name] !== undefined).map(([label, name]) =>
     h("div", {}, h("dt", {}, label), h("dd", {}, name === "version" || name === "ratio" || name === "entropy" || name === "weight" ? number(token[name], 4) : signed(token[name], 4))),
   );
+  const behind = token.version === null ? 0 : step - token.version;
   const metrics = Object.entries(token.metrics).filter(([, value]) => value);
   const parts = [title];
   if (!token.sampled) parts.push(h("p", {}, "given, not sampled: no gradient"));
   else parts.push(h("dl", {}, rows));
   if (metrics.length) parts.push(h("p", { class: "flags" }, metrics.map(([name, value]) => (value === 1 ? name : `${name} ${number(value)}`)).join(" · ")));
+  if (behind > 0 && token.mismatch !== null) parts.push(h("p", {}, `Its version is ${behind} behind, so the mismatch holds what training changed since.`));
   if (token.reason) parts.push(h("p", { class: "reason" }, `No gradient: ${token.reason}.`));
   else if (token.slope) parts.push(h("p", { class: "effect" }, token.slope < 0 ? "Training made it more probable." : "Training made it less probable."));
   return parts;
