@@ -16,7 +16,7 @@ import yaml
 from rl.run.folder import RunFolder
 from rl.run.lock import FolderInUse, FolderUnusable, ensure_free
 from rl.viewer.index import RunIndex
-from rl.viewer.token_record import read_record
+from rl.viewer.token_record import tokens_of
 
 COLUMNS = (
     *("step", "source", "group_id", "place", "env", "reward", "advantage", "length", "turns"),
@@ -127,7 +127,7 @@ def tokens(index: RunIndex, number: int) -> dict[str, Any]:
     identity, step, source, used = found[0]
     if source == "evaluation":
         return {"rows": [], "why": "evaluations are not trained on, so they have no token record"}
-    return read_record(index.run_folder, step, identity, used=used, knobs=_loss_knobs(index))
+    return tokens_of(index.run_folder, step, identity, used=used, knobs=_loss_knobs(index))
 
 
 def _loss_knobs(index: RunIndex) -> dict[str, Any]:

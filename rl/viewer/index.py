@@ -221,7 +221,7 @@ class RunIndex:
         known = {path: when for path, _, when in self.rows("FROM records")}
         files = [
             (str(path), _step_of(path), path.stat().st_mtime_ns)
-            for path in sorted((self.run_folder.path / "tokens").glob("*.trainer.rank*.parquet"))
+            for path in sorted(self.run_folder.tokens.glob("step_*.trainer.rank*.parquet"))
         ]
         steps = {step for path, step, modified in files if known.get(path) != modified}
         if not steps:

@@ -1,11 +1,8 @@
 """The tokens of one rollout: what was sampled, what training noted, why one has no gradient.
 
-    tokens/step_000012.rollouts.parquet       token_ids mask mu version turns, of every token
-    tokens/step_000012.trainer.rank*.parquet  pi old ref ... slope kept, of the sampled ones
-
 `ratio` is pi / old where the step has old logprobs, else pi / mu, as the losses take it. `mismatch`
 is what trainer and server differ by before the update: log old (or pi) - log mu. For tokens of an
-earlier version it holds what training changed since, too.
+earlier version it holds what training changed since, too. The rest is rl/run/token_files.py's.
 """
 
 import math
@@ -13,35 +10,24 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import tokenizers
 from tokenizers.decoders import DecodeStream
 
 from rl.run.folder import RunFolder
+from rl.run.token_files import SAMPLED, RecordedRow, read_rows
 
 _MAX_LOG_RATIO = 20.0  # where losses clamp it, and a double still holds its exponential
 _METRIC = "metric_"
-_NAMED = (
-    "pi",
-    "old",
-    "ref",
-    "entropy",
-    "correction",
-    "advantage",
-    "weight",
-    "loss",
-    "slope",
-    "kept",
-)
-NO_RECORD = "this step has no token record: train with record=all, or see docs/viewer.md"
+NO_RECORD = "this step has no token record: train with record=all or record=sample"
 REJECTED = "the rollout was rejected or left out, so nothing of it was trained on"
 
 
-def read_record(
+def tokens_of(
     run_folder: RunFolder, step: int, identity: str, *, used: bool, knobs: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return {rows, why}: `why` says what is missing, where something is.
+    """Return {rows, why} for JSON: `why` says what is missing, where something is.
 
     Args:
         run_folder: the run.
@@ -51,97 +37,74 @@ def read_record(
         knobs: the loss's numbers, to be quoted.
 
     """
-    folder, name = run_folder.path / "tokens", f"step_{step:06d}"
-    path = folder / f"{name}.rollouts.parquet"
-    if not path.is_file() or not identity:
+    if not identity or not run_folder.tokens_of(step, "rollouts").is_file():
         return {"rows": [], "why": NO_RECORD}
     try:
-        sampled = _lines(path, identity)
-        trained = {
-            line["row"]: line
-            for rank in sorted(folder.glob(f"{name}.trainer.rank*.parquet"))
-            for line in _lines(rank, identity)
-        }
-    except (OSError, pa.ArrowException) as error:
-        return {"rows": [], "why": f"{name}: its token record cannot be read: {error}"}
-    if not sampled:
-        return {"rows": [], "why": "this rollout is not in the token record (record=sample?)"}
+        recorded = read_rows(run_folder, step, identity)
+    except (OSError, ValueError, pa.ArrowException) as error:
+        return {"rows": [], "why": f"the record of step {step} cannot be read: {error}"}
+    if not recorded:
+        return {"rows": [], "why": "this group is not in the token record (record=sample)"}
     why = ""
     if not used:
         why = REJECTED
-    elif not trained:
+    elif not any(row.trained for row in recorded):
         why = "the ranks have not written this step's record"
     tokenizer, problem = _tokenizer(run_folder)
-    rows = []
-    for line in sampled:
-        row = _sampled_row(line, tokenizer)
-        why = _add_training(row, trained.get(line["row"]), used, knobs) or why
-        rows.append(row)
+    rows = [_row(row, tokenizer, used, knobs) for row in recorded]
     return {"rows": rows, "why": "; ".join(filter(None, [why, problem]))}
 
 
-def _lines(path: Path, identity: str) -> list[dict[str, Any]]:
-    table = pq.read_table(path, filters=[("id", "=", identity)])
-    return sorted(table.to_pylist(), key=lambda line: line["row"])
+def _row(
+    recorded: RecordedRow,
+    tokenizer: tokenizers.Tokenizer | None,
+    used: bool,
+    knobs: dict[str, Any],
+) -> dict[str, Any]:
+    """One row by column: an entry for each token, None where there is nothing to say."""
+    given = recorded.columns
+    ids, mask = given["token_ids"].tolist(), given["mask"]
+    metrics = {n.removeprefix(_METRIC): x for n, x in given.items() if n.startswith(_METRIC)}
+    numbers = {
+        name: values
+        for name, values in given.items()
+        if name not in SAMPLED and not name.startswith(_METRIC)
+    }
+    if "pi" in numbers:
+        before = numbers.get("old", numbers["pi"])
+        change = numbers["pi"] - numbers.get("old", given["mu"])
+        limited = np.clip(change, -_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+        numbers |= {"ratio": np.exp(limited), "mismatch": before - given["mu"]}
 
+    def reason(i: int) -> str | None:
+        if not mask[i]:
+            return None
+        if not recorded.trained:
+            return None if used else REJECTED
+        flagged = [name for name, values in metrics.items() if values[i]]
+        return no_gradient({name: float(x[i]) for name, x in numbers.items()}, flagged, knobs)
 
-def _sampled_row(line: dict[str, Any], tokenizer: tokenizers.Tokenizer | None) -> dict[str, Any]:
-    ids, mask = line["token_ids"], line["mask"]
     return {
-        "row": line["row"],
+        "row": recorded.row,
         "ids": ids,
         "pieces": pieces(tokenizer, ids),
         "special": _special(tokenizer, ids),
-        "mask": mask,
-        "turns": line["turns"],
-        "version": [v if m else None for v, m in zip(line["version"], mask, strict=True)],
-        "mu": [_finite(x) if m else None for x, m in zip(line["mu"], mask, strict=True)],
+        "mask": mask.tolist(),
+        "turns": given["turns"].tolist(),
+        "version": [v if m else None for v, m in zip(given["version"].tolist(), mask, strict=True)],
+        "mu": _listed(given["mu"], mask),
+        **{name: _listed(values, mask) for name, values in numbers.items()},
+        "metrics": {name: _listed(values, mask) for name, values in metrics.items()},
+        "reason": [reason(i) for i in range(len(ids))],
     }
 
 
-def _add_training(
-    row: dict[str, Any], line: dict[str, Any] | None, used: bool, knobs: dict[str, Any]
-) -> str:
-    """Spread the ranks' numbers over the row's places; say what does not fit."""
-    places = [i for i, sampled in enumerate(row["mask"]) if sampled]
-    if line is None:
-        row["reason"] = [REJECTED if m and not used else None for m in row["mask"]]
-        return ""
-    lengths = {len(values) for name, values in line.items() if isinstance(values, list)}
-    if lengths - {len(places)}:
-        return f"row {row['row']} has {len(places)} sampled tokens, its record {sorted(lengths)}"
-    size = len(row["mask"])
-
-    def spread(values: list[Any]) -> list[Any]:
-        whole: list[Any] = [None] * size
-        for place, value in zip(places, values, strict=True):
-            whole[place] = value if isinstance(value, str) else _finite(value)
-        return whole
-
-    numbers = {name: line[name] for name in _NAMED if line.get(name) is not None}
-    metrics = {
-        name.removeprefix(_METRIC): values
-        for name, values in line.items()
-        if name.startswith(_METRIC) and values is not None
-    }
-    mu = [row["mu"][i] for i in places]
-    pi, before = numbers.get("pi"), numbers.get("old", numbers.get("pi"))
-    if pi is not None and before is not None:
-        anchor = numbers.get("old", mu)
-        numbers["ratio"] = [_ratio(a, b) for a, b in zip(pi, anchor, strict=True)]
-        numbers["mismatch"] = [_difference(a, b) for a, b in zip(before, mu, strict=True)]
-    row |= {name: spread(values) for name, values in numbers.items()}
-    row["metrics"] = {name: spread(values) for name, values in metrics.items()}
-    reasons: list[Any] = [
-        no_gradient(
-            {name: values[i] for name, values in numbers.items()},
-            [name for name, values in metrics.items() if values[i]],
-            knobs,
-        )
-        for i in range(len(places))
+def _listed(values: np.ndarray, mask: np.ndarray) -> list[float | None]:
+    """Numbers that JSON can hold, to six digits; None outside the mask."""
+    return [
+        float(f"{x:.6g}") if m and math.isfinite(x) else None
+        for x, m in zip(values.tolist(), mask, strict=True)
     ]
-    row["reason"] = spread(reasons)
-    return ""
 
 
 def no_gradient(token: dict[str, Any], flagged: list[str], knobs: dict[str, Any]) -> str | None:
@@ -174,25 +137,6 @@ def no_gradient(token: dict[str, Any], flagged: list[str], knobs: dict[str, Any]
         why = f"ratio {ratio:.2f} and A {sign} 0: clipped ({', '.join(clips)}"
         return f"{why}; loss: {bounds})" if bounds else f"{why})"
     return "the objective does not change with its probability"
-
-
-def _ratio(pi: float | None, anchor: float | None) -> float | None:
-    difference = _difference(pi, anchor)
-    if difference is None:
-        return None
-    return math.exp(max(-_MAX_LOG_RATIO, min(_MAX_LOG_RATIO, difference)))
-
-
-def _difference(a: float | None, b: float | None) -> float | None:
-    if a is None or b is None or not (math.isfinite(a) and math.isfinite(b)):
-        return None
-    return a - b
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return float(f"{value:.6g}") if math.isfinite(value) else None
-    return value
 
 
 def pieces(tokenizer: tokenizers.Tokenizer | None, ids: list[int]) -> list[str]:

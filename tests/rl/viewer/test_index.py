@@ -212,7 +212,7 @@ def test_a_broken_token_record_is_said_and_the_rollouts_are_there(run: Path):
     (problem,) = answers.table(index)["problems"]
     assert problem.startswith("the token record cannot be read: ")
     (n, *_) = answers.where(index, "step = 1 AND used")
-    assert "cannot be read" in answers.tokens(index, n)["why"]
+    assert "step 1 cannot be read" in answers.tokens(index, n)["why"]
 
 
 def test_a_condition_that_is_none_is_refused_with_the_columns(run: Path):

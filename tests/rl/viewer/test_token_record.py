@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 
 from rl.run.folder import RunFolder
-from rl.viewer.token_record import NO_RECORD, REJECTED, no_gradient, pieces, read_record
+from rl.viewer.token_record import NO_RECORD, REJECTED, no_gradient, pieces, tokens_of
 from tests.support.viewed_run import TOKENIZER, Viewed
 
 TOKEN = {"slope": 0.0, "advantage": 0.5, "ratio": 1.3125, "weight": 0.1, "correction": 1.0}
@@ -21,7 +21,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 
 def read(run: RunFolder, identity: str, step: int = 0, *, used: bool = True):
-    return read_record(run, step, identity, used=used, knobs={"clip_low": 0.2})
+    return tokens_of(run, step, identity, used=used, knobs={"clip_low": 0.2})
 
 
 @pytest.mark.parametrize(
@@ -101,12 +101,13 @@ def test_a_rejected_rollout_has_tokens_and_a_reason_for_each(run: RunFolder):
     (row, *_) = answer["rows"]
     assert {r for r, m in zip(row["reason"], row["mask"], strict=True) if m} == {REJECTED}
     assert "slope" not in row
+    assert all(x is None for x in row["reason"][: row["mask"].index(True)])
 
 
 def test_what_is_missing_is_said(run: RunFolder, tmp_path: Path):
     assert read(run, "000000.0", step=77) == {"rows": [], "why": NO_RECORD}
     assert read(run, "") == {"rows": [], "why": NO_RECORD}
-    assert read(run, "000099.0")["why"].startswith("this rollout is not in the token record")
+    assert read(run, "000099.0")["why"].startswith("this group is not in the token record")
     moved = RunFolder(Viewed(steps=1, evaluations=()).write(tmp_path / "run"))
     for path in (tmp_path / "run" / "tokens").glob("*.trainer.rank*"):
         path.unlink()
@@ -123,8 +124,8 @@ def test_a_record_that_does_not_fit_its_tokens_is_said_and_not_shown(tmp_path: P
         shorter = table.set_column(2, "pi", [[line[1:] for line in table["pi"].to_pylist()]])
         pq.write_table(shorter, path)
     answer = read(run, "000000.0")
-    assert "row 0 has" in answer["why"]
-    assert "slope" not in answer["rows"][0]
+    assert answer["rows"] == []
+    assert "these files are of two runs" in answer["why"]
 
 
 def test_a_character_of_several_tokens_stands_at_its_last():
