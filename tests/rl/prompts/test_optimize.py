@@ -74,7 +74,7 @@ def test_the_best_prompt_is_found_and_kept_with_the_way_to_it(endpoint, tmp_path
     assert "candidate 1: validation score 0." in screen
     assert "validation score 0.000 -> 1.000 on 10 examples (+1.000 ± 0.000)" in screen
     assert f"env.system_prompt={folder}/system_prompt.txt" in screen
-    assert "python evaluate.py client=messages" in screen
+    assert "python evaluate.py env=reverse-text client=messages" in screen
     assert "python train.py" not in screen  # no words of somebody else's server can be trained on
 
 
