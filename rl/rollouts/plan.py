@@ -34,6 +34,7 @@ class WeightedRow:
     rollout_id: int  # position of its rollout in the batch
     first_position: int = 0  # completion tokens of the rollout's rows before this one
     env: str = ""  # where it was played
+    number: int = 0  # place of the row among its rollout's
 
     @property
     def length(self) -> int:
@@ -73,10 +74,10 @@ def weigh(
             row,
             _by_token(row, advantages),
             _by_token(row, weight if per_turn else (weight,)),
-            *(i, n, env),
+            *(i, before, env, number),
         )
         for (rows, advantages, _, i, env), weight in zip(training, weights, strict=True)
-        for n, row in zip(_tokens_before(rows), rows, strict=True)
+        for number, (before, row) in enumerate(zip(_tokens_before(rows), rows, strict=True))
     ]
 
 
@@ -253,6 +254,7 @@ def _stack(rows: Sequence[WeightedRow]) -> MicroBatch:
         turns=np.full((height, width), -1, np.int32),
         rollout_ids=np.full(height, -1, np.int32),
         first_positions=np.zeros(height, np.int32),
+        row_numbers=np.zeros(height, np.int32),
         envs=tuple(r.env for r in rows) or ("",),
         **_hinted([r.row for r in rows]),
     )
@@ -267,4 +269,5 @@ def _stack(rows: Sequence[WeightedRow]) -> MicroBatch:
         batch.token_weights[i, :length] = weighted.token_weights
         batch.rollout_ids[i] = weighted.rollout_id
         batch.first_positions[i] = weighted.first_position
+        batch.row_numbers[i] = weighted.number
     return batch

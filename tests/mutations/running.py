@@ -164,8 +164,8 @@ RUNNING = (
     mutation(
         "launch: runs of a sweep share a name",
         "rl/cli/launch.py",
-        'config.run_name = f"{config.run_name}-{chosen.job.num}"',
-        "config.run_name = config.run_name",
+        '{"run_name": f"{config.run_name}-{chosen.job.num}"}',
+        '{"run_name": f"{config.run_name}"}',
         "rl/cli/test_launch.py::test_a_sweep_goes_on_when_a_run_fails_and_says_so_at_the_end",
     ),
     mutation(
@@ -202,6 +202,34 @@ RUNNING = (
         'RUN_KEYS = {"seed", ',
         "RUN_KEYS = {",
         "rl/report/test_sweep_summary.py",
+    ),
+    mutation(
+        "sweeps: a done job is run again",
+        "rl/sweeps/job.py",
+        "if is_done(record, max_steps):",
+        "if record is None:",
+        "rl/sweeps/test_sweep.py",
+    ),
+    mutation(
+        "sweeps: a longer run counts as done",
+        "rl/sweeps/job.py",
+        '["max_steps"] >= max_steps',
+        '["max_steps"] > 0',
+        "rl/sweeps/test_sweep.py",
+    ),
+    mutation(
+        "sweeps: jobs outlive their sweep",
+        "rl/sweeps/process.py",
+        "    select.select([descriptor], [], [])\n    os.kill(os.getpid(), signal.SIGKILL)",
+        "    select.select([descriptor], [], [])",
+        "rl/sweeps/test_sweep.py",
+    ),
+    mutation(
+        "sweeps: two jobs in one slot",
+        "rl/sweeps/slots.py",
+        "fcntl.LOCK_EX | fcntl.LOCK_NB",
+        "fcntl.LOCK_SH | fcntl.LOCK_NB",
+        "rl/sweeps/test_slots.py",
     ),
     # model
     mutation(

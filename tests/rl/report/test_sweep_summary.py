@@ -1,70 +1,24 @@
 """The callback inside a real Hydra sweep."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from rl.report.sweep_summary import SweepSummary
-
-REPOSITORY = Path(__file__).parents[3]
-
-
-APP = """
-import json
-from pathlib import Path
-import hydra
-from omegaconf import OmegaConf
-from rl.run.folder import RunFolder
-from rl.run.metrics import MetricsFile
-
-@hydra.main(version_base=None, config_path=".", config_name="app")
-def main(cfg):
-    settings = OmegaConf.to_container(cfg, resolve=True)
-    if cfg.crash == "exit" and cfg.seed == 1:
-        raise SystemExit(3)
-    folder = Path(cfg.output_dir, settings["run_name"])
-    metrics = MetricsFile(RunFolder(folder))
-    OmegaConf.save(OmegaConf.create(settings), folder / "config.yaml")
-    for step in range(cfg.max_steps):
-        if cfg.crash == "error" and cfg.seed == 1 and step == 2:
-            raise RuntimeError("vLLM is gone\\\\nand more")
-        metrics.append(step, {"train/reward": cfg.rate + cfg.seed, "time/step": 6.0})
-
-main()
-"""
-CONFIG = """
-seed: 0
-rate: 0.5
-max_steps: 10
-crash: ""
-output_dir: outputs
-run_name: ${hydra:job.num}-s${seed}-${now:%H%M%S%f}
-hydra:
-  run: {dir: "${output_dir}"}
-  sweep: {dir: "${output_dir}", subdir: "."}
-  output_subdir: null
-  callbacks:
-    summary: {_target_: rl.report.sweep_summary.SweepSummary}
-"""
+from tests.support.sweep_app import SweepApp
 
 
 @pytest.fixture
 def app(tmp_path):
-    """Runs a small Hydra app; returns its status, output, and the summary it wrote."""
-    (tmp_path / "app.py").write_text(APP.replace("\\\\", "\\"))
-    (tmp_path / "app.yaml").write_text(CONFIG)
+    """Runs a sweep; returns its status, output, and the summary it wrote."""
+    program = SweepApp(tmp_path)
 
     def run(*arguments):
-        done = subprocess.run(
-            [sys.executable, "app.py", *arguments], cwd=tmp_path, capture_output=True, text=True,
-            timeout=100, env={"PYTHONPATH": str(REPOSITORY), "COLUMNS": "100"},
-        )  # fmt: skip
+        status, output = program.run(*arguments)
         written = list(tmp_path.glob("outputs/sweeps/*/summary.json"))
         groups = json.loads(written[0].read_text()) if written else None
-        return done.returncode, done.stdout + done.stderr, groups
+        return status, output, groups
 
     return run
 
@@ -100,8 +54,8 @@ def test_a_sweep_that_dies_in_the_middle_still_says_what_it_had(app):
     status, _, groups = app("--multirun", "seed=range(3)", "crash=exit")
     assert status == 3
     (group,) = groups
-    assert (group["seeds"], group["failed"], group["reward"]) == (2, 1, pytest.approx(0.5))
-    assert group["errors"] == ["did not end"]
+    assert (group["seeds"], group["failed"], group["reward"]) == (3, 2, pytest.approx(0.5))
+    assert group["errors"] == ["ended with status 3", "not started"]
 
 
 def test_a_single_run_writes_no_sweep(app, tmp_path):

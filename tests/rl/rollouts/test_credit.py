@@ -23,7 +23,7 @@ from rl.rollouts.plan import plan, rewards_of, weigh
 from rl.rollouts.service import RolloutService
 from rl.rollouts.truncation import Standing
 from rl.run.folder import RunFolder
-from tests.support.composing import composed
+from tests.support.composing import chosen, composed
 
 zscore = partial(group_zscore, epsilon=0.0)
 soft = partial(truncation.penalty, limit=10, start=0.5, weight=2.0)
@@ -249,7 +249,9 @@ def test_the_trainer_gets_what_advantages_were_made_from_and_which_are_compared(
 
 
 def test_the_rollouts_file_says_what_became_of_the_reward_and_whether_it_trained(tmp_path):
-    run = SimpleNamespace(aggregation={"_target_": "losses.aggregation.token_mean"})
+    run = SimpleNamespace(
+        aggregation=chosen("aggregation", "token_mean"), record=chosen("record", "none")
+    )
     dispatcher = SimpleNamespace(on_rejected=None)
     service = RolloutService(run, RunFolder(tmp_path), dispatcher, None, RequestTally())
     dispatcher.on_rejected(GROUPS[0])
