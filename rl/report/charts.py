@@ -28,6 +28,9 @@ PALETTE = (
 TIMES = ("#3b7dd8", "#c8a02b", "#b5539c", "#2a9d8f", "#e07b39", "#6a5acd", "#7d8ba1")
 ROW = 26  # pixels of an arm
 
+# Only where there is one: Vega would follow a null.
+LINK = alt.when("isValid(datum.link)").then(alt.Href("link:N"))
+
 Chart = Any  # altair's classes for layers, rows and facets have no common one that types well
 
 
@@ -103,7 +106,7 @@ def forest(comparison: Comparison, data: Datasets) -> Chart:
     means = base.mark_tick(thickness=3, height=15).encode(x="score:Q", y=y, color=verdict)
     dots = alt.Chart(data(seed_rows(comparison, data.place)))
     seeds = dots.mark_circle(size=34, opacity=0.75).encode(
-        x="score:Q", y=y, color=alt.value("#7d8ba1"), href="link:N",
+        x="score:Q", y=y, color=alt.value("#7d8ba1"), href=LINK,
         tooltip=["arm:N", "seed:N", "score:Q", "run:N", "view:N"],
     )  # fmt: skip
     left = alt.layer(band, bars, seeds, means).properties(
@@ -202,7 +205,7 @@ def questions(comparison: Comparison, data: Datasets) -> Chart:
             color=alt.Color("score:Q", title="score", scale=alt.Scale(scheme="viridis"),
                             legend=alt.Legend(orient="top", gradientLength=160,
                                               gradientThickness=8, titleOrient="left")),
-            href="link:N",
+            href=LINK,
             tooltip=["question:N", "arm:N", "score:Q", "example:N", "view:N"],
         )
         .properties(width=max(320, min(900, 14 * most)), height=22 * len(names))

@@ -7,6 +7,7 @@ import altair as alt
 from rl.report.chart_data import Rows, alarm_rows, curve_rows, health_rows
 from rl.report.charts import (
     BASELINE_COLOUR,
+    LINK,
     PALETTE,
     ROW,
     VERDICTS,
@@ -78,7 +79,7 @@ def _layers(
         band.mark_line(strokeWidth=2.5).encode(x=x, y=y, color=colour),
         run.transform_calculate(view=_VIEW.format(source))
         .mark_circle(size=24, opacity=0.6)
-        .encode(x=x, y=y, color=colour, tooltip=tips, href="link:N"),
+        .encode(x=x, y=y, color=colour, tooltip=tips, href=LINK),
     ]
     if has_unfinished:
         failed = run.transform_filter("datum.ended != 'finished'")
