@@ -173,12 +173,17 @@ def job_table(jobs: Mapping[int, JobView], now: float, height: int) -> Renderabl
     table.add_row(*(Text(name, "dim") for name in ("", "", *NAMES)))
     shown = sorted(jobs, key=lambda num: _SHOWN_FIRST.index(jobs[num].record.state))[:height]
     for num in sorted(shown):
-        job = jobs[num]
-        style = _STYLES[job.record.state]
-        aside = job.record.error if job.record.state == FAILED else job.phase
-        label = f"{job.label}: {aside}" if aside else job.label
-        cells = [job.record.state, label, *cells_of(job, now)]
-        table.add_row(*(Text(cell, style) for cell in cells))
+        table.add_row(*row_of(jobs[num], now))
     if more := len(jobs) - len(shown):
         table.add_row("", Text(f"and {more} more", "dim"))
     return table
+
+
+def row_of(job: JobView, now: float) -> list[Text]:
+    """A job's line of the table; what catches the eye is its state."""
+    state, style = job.record.state, _STYLES[job.record.state]
+    aside = job.record.error if state == FAILED else job.phase
+    label = f"{job.label}: {aside}" if aside else job.label
+    rest = style if state == WAITING else ""
+    cells = [Text(cell, rest) for cell in cells_of(job, now)]
+    return [Text(state, style), Text(label, style if state == FAILED else rest), *cells]
