@@ -32,7 +32,10 @@ MAY_IMPORT = {
     "rl.learner": "rl.records rl.config rl.run rl.model losses",
     "rl.weights": "rl.records rl.config rl.run rl.model rl.inference rl.learner",
     "rl.trainer": "rl.records rl.wire rl.config rl.run rl.inference rl.learner rl.weights",
-    "rl.report": "rl.run",
+    "rl.report": "rl.run envs",
+    "rl.prompts": "rl.records rl.config rl.run rl.model rl.inference rl.sampling rl.evaluation "
+    "rl.report envs",
+    "rl.viewer": "rl.run",
     "rl.supervisor": "rl.config rl.run rl.model rl.inference rl.report envs",
     "rl.sweeps": "rl.config rl.run rl.report",
     "rl.cli": "rl.config rl.run rl.sweeps",
@@ -175,9 +178,13 @@ def targets(*groups: str) -> set[str]:
             "evaluation",
         ),
         ("evaluate, rl.evaluation.standalone", "model env sampler client inference"),
+        (
+            "optimize_prompt, rl.prompts.optimize, rl.prompts.search",
+            "model env sampler client inference",
+        ),
     ],
 )
-def test_neither_supervisor_nor_rollouts_nor_evaluation_can_reach_torch(mains, groups):
+def test_neither_supervisor_nor_rollouts_nor_whoever_only_plays_can_reach_torch(mains, groups):
     modules = ", ".join([mains, *sorted(targets(*groups.split()))])
     code = f"import sys, {modules}; print(*sys.modules)"
     done = subprocess.run(

@@ -55,6 +55,7 @@ def known() -> frozenset[str]:
             yield from dotted(item, f"{path}.{key}".strip("."))
 
     found = [composed(c, *COMPANIONS.get(c, [])) for c in [*CHOICES, *NOT_TRAINED]]
+    found += [composed(primary=primary) for primary in ("evaluate", "optimize_prompt")]
     return frozenset(key for config in found for key in dotted(config, ""))
 
 

@@ -1,4 +1,8 @@
-"""The configuration of an evaluation (conf/evaluate.yaml), and what its keys mean together."""
+"""The configuration of an evaluation (conf/evaluate.yaml), and what its keys mean together.
+
+`PlayedPolicy` and `POLICY_RULES` hold of any policy that is played and not trained; a prompt
+optimisation has them, too (rl/config/prompt_optimization.py).
+"""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -23,14 +27,10 @@ _ADAPTER = "adapter_config.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """The top level of conf/evaluate.yaml, resolved. Values are explained there."""
+class PlayedPolicy:
+    """A policy, who serves it, and what it plays."""
 
     seed: int  # of vLLM's sampling
-    num_examples: int
-    rollouts_per_example: int
-    split: Literal["train", "eval"]
-    pass_threshold: float
     max_seq_len: int
     model: Node | None  # None: somebody else serves it
     adapter_path: str | None
@@ -51,8 +51,25 @@ class Evaluation:
         path.write_text(yaml.safe_dump(asdict(self), sort_keys=False, allow_unicode=True))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Evaluation(PlayedPolicy):
+    """The top level of conf/evaluate.yaml, resolved. Values are explained there."""
+
+    num_examples: int
+    rollouts_per_example: int
+    split: Literal["train", "eval"]
+    pass_threshold: float
+
+
 def checked(config: Config, choices: Mapping[str, str] | None = None) -> Evaluation:
-    """Return the evaluation that a resolved configuration asks for. ConfigError if it cannot work.
+    """Return the evaluation that a configuration asks for. ConfigError if it cannot work."""
+    config = of_played_policy(config)
+    check(config, f"{__name__}.Evaluation", _problems, choices=choices)
+    return Evaluation(**config)
+
+
+def of_played_policy(config: Config) -> Config:
+    """Return the configuration without what only training reads.
 
     The model that another server holds is none of our business, and the folder of a LoRA adapter
     stands for its base and the adapter.
@@ -63,8 +80,7 @@ def checked(config: Config, choices: Mapping[str, str] | None = None) -> Evaluat
         config |= {"model": None, "inference": None, "adapter_path": None}
     elif isinstance(model, Mapping) and (base := _base_of(model.get("path"))):
         config |= {"model": {**model, "path": base}, "adapter_path": model["path"]}
-    check(config, f"{__name__}.Evaluation", _problems, choices=choices)
-    return Evaluation(**config)
+    return config
 
 
 def _needs_vllm(client: Config) -> bool:
@@ -85,7 +101,8 @@ def _base_of(path: Any) -> str | None:
 
 
 def _problems(config: Config) -> list[str]:
-    return [problem for rule in _RULES for problem in rule(config)]
+    rules = (*POLICY_RULES, evaluation_folder_problems)
+    return [problem for rule in rules for problem in rule(config)]
 
 
 def _policy(config: Config) -> Iterator[str]:
@@ -118,7 +135,7 @@ def evaluation_folder_problems(config: Config) -> Iterator[str]:
         yield f"{parent / name} already holds a run or an evaluation: choose another run_name"
 
 
-_RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
+POLICY_RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     range_problems,
     secret_problems,
     lengths,
@@ -129,5 +146,4 @@ _RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     flag_problems,
     _policy,
     _adapters,
-    evaluation_folder_problems,
 )

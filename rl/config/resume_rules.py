@@ -28,10 +28,13 @@ MAY_CHANGE = (
     "sync",
     "logger",
     "evaluation",
+    "record",
     "output_dir",
     *("sampler.rollout_timeout", "sampler.max_concurrent", "sampler.max_retries"),
     *("client.max_retries", "env.max_concurrent", "env.tool_timeout"),
     *("reference.url", "reference.timeout", "reference.max_retries"),
+    *("max_calls", "num_rounds"),  # of a search for a prompt, as the next
+    *(f"reflection.{key}" for key in ("base_url", "api_key_variable", "timeout", "max_retries")),
 )
 LEARNED = ("trainer.max_grad_norm",)  # though it stands among these
 # What a run did that is older than the group.
@@ -68,11 +71,12 @@ def run_folder_problems(config: Config) -> Iterator[str]:
 
 
 def has_steps(folder: Path) -> bool:
-    """True where a step was done, or an evaluation: a run without one is none."""
+    """True where a step was done, an evaluation, or a rollout of a search: else there is no run."""
     metrics = folder / "metrics.jsonl"
     was_logged = metrics.is_file() and metrics.stat().st_size > 0
     was_evaluated = (folder / "summary.json").is_file()  # python evaluate.py has no steps
-    return was_logged or was_evaluated or any(folder.glob("checkpoints/step_*"))
+    was_searched = any(folder.glob("rollouts.jsonl"))  # nor has python optimize_prompt.py
+    return was_logged or was_evaluated or was_searched or any(folder.glob("checkpoints/step_*"))
 
 
 def changes(config: Config, before: Config, saved: Path) -> Iterator[str]:

@@ -6,8 +6,7 @@ outputs/<run_name>/  config.yaml  summary.json  rollouts.jsonl  rollouts.html  l
 import asyncio
 import json
 import shlex
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,24 +19,18 @@ from envs.protocol import Environment
 from rl.config.build import build, construct
 from rl.config.evaluation import Evaluation, checked, evaluation_folder_problems
 from rl.config.schema import ConfigError
-from rl.config.transport import Transport
 from rl.evaluation.page import page
 from rl.evaluation.play import choose, play, write_rollouts
+from rl.evaluation.served import chat_setting, failing, serving_policy
 from rl.evaluation.summary import Played, Summary, summarise
 from rl.evaluation.table import Progress, report
-from rl.inference.live_version import LiveVersion
-from rl.inference.server import SERVED_AS, adapter_room, serving, with_seeds
 from rl.run.child import stopped_by_signals
-from rl.run.failure import RunFailed
 from rl.run.folder import RunFolder
 from rl.run.json_lines import plain
 from rl.run.lock import ensure_free, locked
 from rl.run.open_files import raise_open_files
-from rl.sampling.chat import ChatSetting
 from rl.sampling.player import Player
 from rl.sampling.watchdog import Watchdog
-
-_VERSION = 0  # of the weights; nobody pushes others
 
 
 def evaluate(config: dict[str, Any], *, overrides: list[str], choices: dict[str, str]) -> float:
@@ -60,7 +53,7 @@ def evaluate(config: dict[str, Any], *, overrides: list[str], choices: dict[str,
     raise_open_files()  # a connection for every rollout in flight
     console = Console()
     env: Environment = build(evaluation.env)()
-    with stopped_by_signals(), locked(run_folder), _failing(), ExitStack() as stack:
+    with stopped_by_signals(), locked(run_folder), failing(), ExitStack() as stack:
         if problems := list(evaluation_folder_problems(config)):  # another came and went meanwhile
             raise ConfigError(problems)
         examples = choose(env, evaluation.split, evaluation.num_examples)
@@ -69,63 +62,12 @@ def evaluate(config: dict[str, Any], *, overrides: list[str], choices: dict[str,
         run_folder.overrides.write_text(yaml.safe_dump(record, sort_keys=False))
         if evaluation.model is not None:
             console.print("starting vLLM (logs/inference.log)", highlight=False)
-            stack.enter_context(_serving(evaluation, run_folder))
+            stack.enter_context(serving_policy(evaluation, run_folder))
         played = asyncio.run(_play(evaluation, run_folder, env, examples, console))
     summary = summarise(played, evaluation.pass_threshold)
     _write(run_folder.path, played, summary, _facts(evaluation, overrides))
     console.print(report(summary, evaluation.pass_threshold, run_folder.path))
     return summary.reward
-
-
-@contextmanager
-def _failing() -> Iterator[None]:
-    """Errors with a message for the user end the evaluation with that message alone."""
-    try:
-        yield
-    except ConfigError:  # nothing was started: a configuration's status
-        raise
-    except Exception as error:
-        cause: BaseException = error
-        while isinstance(cause, BaseExceptionGroup):  # of the tasks that played
-            cause = cause.exceptions[0]
-        if isinstance(cause, RunFailed | ValueError):
-            raise RunFailed(str(cause)) from cause
-        raise
-
-
-@contextmanager
-def _serving(evaluation: Evaluation, run_folder: RunFolder) -> Iterator[None]:
-    """Serve the model for as long as the block lasts."""
-    assert evaluation.model is not None
-    source = build(evaluation.model)()
-    seeded = build(evaluation.sampler)().seeded
-    server = with_seeds(build(evaluation.inference or {})(), seeded)
-    run_folder.set_model(source.prepare(run_folder.built_model))
-    described = _adapter(evaluation.adapter_path)
-    room = None
-    if described:
-        room = adapter_room("adapter", {**described, "rank": described["r"]}, run_folder.model())
-    with serving(
-        server,
-        run_folder,
-        dtype=evaluation.model["dtype"],
-        max_seq_len=evaluation.max_seq_len,
-        seed=evaluation.seed,
-        adapter=room,
-        head_dtype=evaluation.model["head_dtype"],
-    ) as vllm:
-        if evaluation.adapter_path is not None:
-            folder = Path(evaluation.adapter_path).expanduser().absolute()
-            vllm.load_adapter(SERVED_AS["adapter"], folder)
-        vllm.set_version(_VERSION)  # as a push would
-        yield
-
-
-def _adapter(path: str | None) -> dict[str, Any] | None:
-    """What peft wrote about the adapter in a folder."""
-    if path is None:
-        return None
-    return json.loads((Path(path).expanduser() / "adapter_config.json").read_text())
 
 
 async def _play(
@@ -136,19 +78,7 @@ async def _play(
     console: Console,
 ) -> list[Played]:
     sampler = build(evaluation.sampler)()
-    transport: Transport = "shm" if evaluation.adapter_path is None else "adapter"
-    serves_model = evaluation.model is not None
-    setting = ChatSetting(
-        sampler=sampler,
-        max_seq_len=evaluation.max_seq_len,
-        has_turns=env.has_turns,
-        num_seqs=(evaluation.inference or {}).get("args", {}).get("max_num_seqs"),
-        version=LiveVersion(_VERSION),
-        socket=run_folder.vllm_socket,
-        served_as=SERVED_AS[transport],
-        model=run_folder.model() if serves_model else Path(),
-        renderer=build(evaluation.model)().renderer if evaluation.model else "auto",
-    )
+    setting = chat_setting(evaluation, run_folder, env)
     async with build(evaluation.client)().connect(setting) as chat:
         rollouts_per_example = evaluation.rollouts_per_example
         with (

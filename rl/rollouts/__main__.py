@@ -146,8 +146,6 @@ async def main(run_folder: RunFolder) -> None:
             tasks.create_task(service.report())
             if lengths:
                 tasks.create_task(lengths.measure_rest())
-            if evaluator:
-                tasks.create_task(evaluator.run())
 
 
 if __name__ == "__main__":

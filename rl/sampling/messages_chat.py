@@ -6,8 +6,6 @@ counts tokens and gives none away, so nothing said here can be trained on.
 
 import asyncio
 import json
-import math
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -16,20 +14,13 @@ from typing import Annotated, Any, ClassVar, Self
 import aiohttp
 import msgspec
 
-from envs.messages import Message, assistant, parse_json
-from rl.inference.client import Completion, GenerationError, may_pass
+from envs.messages import Message, assistant
+from rl.inference.client import Completion, GenerationError
 from rl.sampling.chat import ChatSetting, Prompt, ToolSpecs
+from rl.sampling.chat_endpoint import ChatEndpoint
 from rl.sampling.clock import Seats
 from rl.sampling.sampler import PolicySampler
 from rl.sampling.tool_calls import checked_call, mistaken_call
-
-_LONGEST_PAUSE_S = 60.0
-_LARGEST_ANSWER = 32 << 20  # bytes
-_REMEDIES = {
-    401: "the server refused the key in {key}: set that variable, or client.api_key_variable",
-    403: "the server refuses this model to the key in {key}: use another client.model or key",
-    404: "the server knows no model client.model={model} (or client.url is not its .../v1)",
-}
 
 
 class _Spoken(msgspec.Struct):
@@ -77,25 +68,26 @@ class MessagesClient:
     max_retries: int
 
     def __post_init__(self) -> None:
-        if not self.url.startswith(("http://", "https://")):
-            raise ValueError(
-                f"client.url={self.url} is no address: write http://host:port/v1, as the server's "
-                "OpenAI-compatible API is found"
-            )
+        _ = self.endpoint  # an address that is none is refused before anything starts
+
+    @property
+    def endpoint(self) -> ChatEndpoint:
+        """The same, ready to be asked."""
+        return ChatEndpoint(
+            url=self.url,
+            model=self.model,
+            api_key_variable=self.api_key_variable,
+            max_retries=self.max_retries,
+        )
 
     @asynccontextmanager
     async def connect(self, setting: ChatSetting) -> AsyncIterator["MessagesChat"]:
-        """Open the connections; a missing key is left out, for local servers want none."""
-        key = os.environ.get(self.api_key_variable)
-        async with aiohttp.ClientSession(
-            # Uncompressed: what is small on the wire could be gigabytes here.
-            headers={"Accept-Encoding": "identity"}
-            | ({"Authorization": f"Bearer {key}"} if key else {}),
-            auto_decompress=False,
-            connector=aiohttp.TCPConnector(limit=setting.sampler.max_concurrent),
-            timeout=aiohttp.ClientTimeout(total=setting.sampler.rollout_timeout),
+        """Open the connections."""
+        sampler = setting.sampler
+        async with self.endpoint.session(
+            limit=sampler.max_concurrent, timeout=sampler.rollout_timeout
         ) as session:
-            yield MessagesChat(setting.sampler, self, session)
+            yield MessagesChat(sampler, self.endpoint, session)
 
 
 @dataclass
@@ -103,7 +95,7 @@ class MessagesChat:
     """Messages in, messages out."""
 
     sampler: PolicySampler
-    endpoint: MessagesClient
+    endpoint: ChatEndpoint
     session: aiohttp.ClientSession
     seats: Seats = field(default_factory=Seats)  # the server queues as it likes
 
@@ -171,7 +163,7 @@ class MessagesChat:
         return self.asking(sampler)
 
     async def _ask(self, body: dict[str, Any]) -> SpokenCompletion:
-        answer = await self._post(body)
+        answer = await self.endpoint.post(self.session, body)
         if answer is None:
             return SpokenCompletion([], [], [], cut_off=True, message=assistant(""), too_long=True)
         try:
@@ -180,7 +172,7 @@ class MessagesChat:
         except (msgspec.ValidationError, IndexError) as error:
             shown = json.dumps(answer)[:200]
             raise GenerationError(
-                f"client.url={self.endpoint.url} did not answer as the OpenAI API does: {shown}"
+                f"{self.endpoint.where} did not answer as the OpenAI API does: {shown}"
             ) from error
         spoken = choice.message
         message = assistant(spoken.content or "")
@@ -196,45 +188,6 @@ class MessagesChat:
             num_untracked_tokens=usage.completion_tokens or 0,
             message=message,
         )
-
-    async def _post(self, body: dict[str, Any]) -> Any:
-        """Return the answer; None where the conversation is longer than the model can read."""
-        endpoint, tries = self.endpoint, self.endpoint.max_retries
-        where, status, text = f"client.url={endpoint.url}", 0, ""
-        for attempt in range(tries + 1):
-            try:
-                url = f"{endpoint.url.rstrip('/')}/chat/completions"
-                # No redirects: the key in the headers is for this server alone.
-                async with self.session.post(url, json=body, allow_redirects=False) as response:
-                    status, text = response.status, await _text(response, where)
-                    pause = _pause(response.headers.get("Retry-After"), attempt)
-            except aiohttp.ClientError as error:
-                status, text, pause = 0, f"is out of reach ({error})", _pause(None, attempt)
-            if status == 200:
-                return _decoded(text, where)
-            if status == 400 and "context length" in text.lower().replace("_", " "):
-                return None
-            if (status != 0 and not may_pass(status)) or attempt == tries:
-                break
-            await asyncio.sleep(pause)
-        raise GenerationError(self._problem(where, status, text))
-
-    def _problem(self, where: str, status: int, text: str) -> str:
-        endpoint = self.endpoint
-        if status == 0:
-            return f"{where} {text}: is the server running, and is that its address?"
-        # It goes to a terminal, which would obey control characters.
-        printable = "".join(c if c.isprintable() else " " for c in text[:1000])
-        excerpt = " ".join(printable.split())[:200]
-        if remedy := _REMEDIES.get(status):
-            hint = remedy.format(key=endpoint.api_key_variable, model=endpoint.model)
-            return f"{where} answered {status}: {hint}. It said: {excerpt}"
-        if status == 429:
-            return (
-                f"{where} answered 429 (too many requests) {endpoint.max_retries + 1} times: lower "
-                f"sampler.max_concurrent or raise client.max_retries. It said: {excerpt}"
-            )
-        return f"{where} answered {status}: {excerpt}"
 
 
 def _as_sent(message: Message) -> Message:
@@ -259,30 +212,6 @@ def _as_text(arguments: Any) -> str:
     return arguments if isinstance(arguments, str) else json.dumps(arguments)
 
 
-def _decoded(text: str, where: str) -> Any:
-    try:
-        return parse_json(text)
-    except ValueError as error:
-        raise GenerationError(f"{where} did not answer with JSON: {text[:200]!r}") from error
-
-
-async def _text(response: aiohttp.ClientResponse, where: str) -> str:
-    """The answer, up to a size that no completion has. Compressed ones were not asked for."""
-    if "Content-Encoding" in response.headers:
-        raise GenerationError(
-            f"{where} compresses its answers though it was asked not to, and what is small on the "
-            "wire may be gigabytes here: turn that off"
-        )
-    data = bytearray()
-    async for chunk in response.content.iter_any():
-        data += chunk
-        if len(data) > _LARGEST_ANSWER:
-            raise GenerationError(
-                f"{where} answers with more than {_LARGEST_ANSWER >> 20} MiB: that is no completion"
-            )
-    return data.decode("utf-8", "replace")
-
-
 def _call(index: int, call: Any) -> Message:
     """A tool call as the server parsed it; one that is malformed says so to the policy."""
     function = call.get("function") if isinstance(call, dict) else None
@@ -290,14 +219,3 @@ def _call(index: int, call: Any) -> Message:
         return mistaken_call(f"call_{index}", json.dumps(call), "the tool call is malformed")
     call_id, arguments = call.get("id") or f"call_{index}", function.get("arguments") or {}
     return checked_call(call_id, function.get("name"), arguments, json.dumps(function))
-
-
-def _pause(retry_after: str | None, attempt: int) -> float:
-    """Seconds to wait: what the server asks for, else 0.5, 1, 2, ...; never above a minute."""
-    try:
-        pause = float(retry_after) if retry_after else math.nan
-    except ValueError:  # a date, which hardly any server sends
-        pause = math.nan
-    if math.isnan(pause):
-        pause = 0.5 * 2.0 ** min(attempt, 10)
-    return min(max(pause, 0.0), _LONGEST_PAUSE_S)

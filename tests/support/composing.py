@@ -20,13 +20,16 @@ Changes = Mapping[str, Any]
 
 
 def composed(
-    *overrides: str, sweep: str | None = None, config_dir: Path | None = None
+    *overrides: str,
+    sweep: str | None = None,
+    config_dir: Path | None = None,
+    primary: str = "train",
 ) -> dict[str, Any]:
-    """Resolved, from conf/train.yaml or from a primary config in sweeps/.
+    """Resolved, from conf/train.yaml or another primary one, or from one in sweeps/.
 
     `config_dir` is a folder with choices of one's own, as for --config-dir.
     """
-    folder, primary = (SWEEPS, sweep) if sweep else (CONF, "train")
+    folder, primary = (SWEEPS, sweep) if sweep else (CONF, primary)
     with initialize_config_dir(str(folder), version_base=None):
         own = f",file://{config_dir}" if config_dir else ""
         search = f"hydra.searchpath=[file://{CONF}{own}]"

@@ -48,9 +48,13 @@ COMPANIONS = {
     "env=composed": [f"env.dataset.path={DATA}"],
     "env=math-file": [f"env.questions.dataset.path={DATA}"],
 }
-# For evaluate.py alone (test_config_evaluate.py).
+# For evaluate.py alone (test_evaluation.py).
 NOT_TRAINED = {"client=messages"}
-CHOICES = sorted({f"{p.parent.name}={p.stem}" for p in CONF.glob("*/*.yaml")} - NOT_TRAINED)
+# For optimize_prompt.py alone (test_prompt_optimization.py).
+SEARCHES = {f"experiment={path.stem}" for path in CONF.glob("experiment/optimize-*.yaml")}
+CHOICES = sorted(
+    {f"{p.parent.name}={p.stem}" for p in CONF.glob("*/*.yaml")} - NOT_TRAINED - SEARCHES
+)
 
 
 @pytest.mark.parametrize("choice", CHOICES)

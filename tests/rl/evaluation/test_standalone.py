@@ -3,7 +3,7 @@
 import pytest
 
 from rl.config.schema import ConfigError
-from rl.evaluation.standalone import _failing
+from rl.evaluation.served import failing
 from rl.run.failure import RunFailed
 
 
@@ -17,5 +17,5 @@ from rl.run.failure import RunFailed
     ],
 )
 def test_what_is_wrong_with_the_configuration_stays_that_wherever_it_is_noticed(error, kind):
-    with pytest.raises(kind), _failing():
+    with pytest.raises(kind), failing():
         raise error

@@ -1,0 +1,22 @@
+"""Look for a better system prompt: python optimize_prompt.py env=gsm8k env.system_prompt=brief.txt
+
+`python optimize_prompt.py --help` lists the choices of every group and all keys.
+"""
+
+import hydra
+
+from rl.cli.launch import Job, launch, task
+from rl.prompts.optimize import optimize_prompt
+
+
+@hydra.main(version_base=None, config_path="conf", config_name="optimize_prompt")
+@task
+def main(job: Job) -> float | None:
+    """The validation score of the best prompt."""
+    return optimize_prompt(
+        job.config, overrides=job.overrides, choices=job.choices, command=job.command
+    )
+
+
+if __name__ == "__main__":
+    launch(main, "optimize_prompt")

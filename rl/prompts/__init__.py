@@ -1,0 +1,1 @@
+"""A better system prompt for an environment, looked for by GEPA."""

@@ -1,0 +1,77 @@
+"""What the teacher is told of a rollout: what was asked, said and wanted, and what it was worth."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from envs.episode import Example
+from envs.messages import Message
+from rl.prompts.prompt_player import Attempt
+
+THINKING = "thinking"
+FIELDS = (
+    *("rewards", "turn_rewards", "stop_reason", "turns", "tool_calls", "tool_errors", "tokens"),
+    *("generation_time", THINKING),
+)
+
+
+def lesson(attempt: Attempt, columns: Sequence[str]) -> dict[str, Any]:
+    """Return what the teacher is told of one rollout; `columns` name what it sees beside that."""
+    record, info = attempt.record, attempt.example.info
+    told: dict[str, Any] = {
+        "query": conversation([m for m in attempt.example.messages if m.get("role") != "system"]),
+        "completion": conversation(record["messages"][attempt.num_opening :]),
+        **({"expected_answer": info["answer"]} if "answer" in info else {}),
+        "reward": record["reward"],
+        **({"error": _cut_off(record["stop_reason"])} if record["stop_reason"] != "stop" else {}),
+    }
+    return told | {name: _shown(value_of_column(attempt, name)) for name in columns}
+
+
+def value_of_column(attempt: Attempt, name: str) -> Any:
+    """A field of the rollout, or of what the environment knows of the example."""
+    if name == THINKING:
+        turns = attempt.record["messages"][attempt.num_opening :]
+        return "\n".join(filter(None, (m.get("reasoning_content") for m in turns)))
+    return attempt.record.get(name, attempt.example.info.get(name))
+
+
+def check_columns(columns: Sequence[str], examples: Sequence[Example]) -> None:
+    """Raise ValueError for a column that no rollout will have."""
+    known = {key for example in examples for key in example.info}
+    if unknown := [name for name in columns if name not in known and name not in FIELDS]:
+        raise ValueError(
+            f"state_columns names {', '.join(unknown)}: a rollout has {', '.join(FIELDS)}, and the "
+            f"environment knows of an example {', '.join(sorted(known)) or 'nothing'}"
+        )
+
+
+def _cut_off(stop_reason: str) -> str:
+    return f"the rollout did not end by itself: {stop_reason}"
+
+
+def conversation(messages: Sequence[Message]) -> str:
+    """Messages as one text; a single one without its role."""
+    if len(messages) == 1 and not messages[0].get("tool_calls"):
+        return str(messages[0].get("content") or "")
+    return "\n".join(line for message in messages for line in _lines(message))
+
+
+def _lines(message: Message) -> list[str]:
+    role, content = message.get("role", ""), message.get("content") or ""
+    lines = [f"{role}: {content}"] if content else []
+    for call in message.get("tool_calls") or []:
+        function = call.get("function", {})
+        arguments = _shown(function.get("arguments", ""))
+        problem = f" [{call['error']}]" if call.get("error") else ""
+        lines.append(f"{role} calls {function.get('name')}({arguments}){problem}")
+    return lines
+
+
+def _shown(value: Any) -> Any:
+    """Mappings and lists as JSON: GEPA would make headings of them."""
+    return (
+        json.dumps(value, ensure_ascii=False)
+        if isinstance(value, Mapping | list | tuple)
+        else value
+    )

@@ -1,0 +1,111 @@
+"""What a search leaves behind: the best prompt, all candidates, and who is best at which example.
+
+system_prompt.txt       the best prompt so far; env.system_prompt takes the file
+results.jsonl           a candidate a line, the first is what the search began with
+pareto_frontier.jsonl   a validation example a line: the candidates that are best at it
+metadata.json           the configuration and the summary
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rl.evaluation.summary import average
+from rl.prompts.prompt_player import Task, digest
+from rl.run.json_lines import json_line, plain
+
+PROMPT = "system_prompt.txt"
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The prompts that were played on all validation examples. C candidates, V examples."""
+
+    prompts: list[str]  # [C]
+    parents: list[list[int]]  # [C]
+    scores: list[list[float | None]]  # [C][V] None: could not be scored
+    discovered: list[int]  # [C] rollouts before it was found
+    num_calls: int
+
+    @property
+    def means(self) -> list[float]:
+        """[C] what candidates are ranked by."""
+        return [average([s for s in scores if s is not None]) for scores in self.scores]
+
+    @property
+    def best(self) -> int:
+        """The first of the best: a prompt that does no better than an older one replaces none."""
+        return max(range(len(self.prompts)), key=lambda i: self.means[i])
+
+    def gain(self) -> tuple[float, float]:
+        """Best less first, on the examples that both scored, and its standard error."""
+        pairs = zip(self.scores[0], self.scores[self.best], strict=True)
+        differences = [a - b for b, a in pairs if a is not None and b is not None]
+        mean, count = average(differences), len(differences)
+        if count < 2:
+            return mean, math.nan
+        variance = sum((d - mean) ** 2 for d in differences) / (count - 1)
+        return mean, math.sqrt(variance / count)
+
+
+def write_outputs(
+    folder: Path, candidates: Candidates, validation: Sequence[Task], summary: dict[str, Any]
+) -> None:
+    """Write all four files; `summary` has further keys of metadata.json."""
+    rows = [_row(candidates, index) for index in range(len(candidates.prompts))]
+    frontier = [_best_at(candidates, place, task) for place, task in enumerate(validation)]
+    gain, error = candidates.gain()
+    metadata = {
+        "optimizer": "gepa",
+        "target": "system_prompt",
+        "num_candidates": len(candidates.prompts),
+        "best": candidates.best,
+        "start_score": candidates.means[0],
+        "best_score": candidates.means[candidates.best],
+        "gain": gain,
+        "gain_standard_error": error,
+        "num_calls": candidates.num_calls,
+        **summary,
+    }
+    _write(folder / PROMPT, candidates.prompts[candidates.best] + "\n")
+    _write(folder / "results.jsonl", "".join(map(json_line, rows)))
+    _write(folder / "pareto_frontier.jsonl", "".join(map(json_line, frontier)))
+    _write(folder / "metadata.json", json.dumps(plain(metadata), indent=1) + "\n")
+
+
+def _write(path: Path, text: str) -> None:
+    new = path.with_name(f".{path.name}.new")
+    new.write_text(text, encoding="utf-8")
+    new.rename(path)  # whoever reads it meanwhile finds the old one or the new one
+
+
+def _row(candidates: Candidates, index: int) -> dict[str, Any]:
+    prompt, scores = candidates.prompts[index], candidates.scores[index]
+    return {
+        "example_id": index,
+        "reward": candidates.means[index],
+        "info": {
+            "system_prompt": prompt,
+            "prompt": digest(prompt),  # as in rollouts.jsonl
+            "is_best": index == candidates.best,
+            "parents": candidates.parents[index],
+            "calls_before": candidates.discovered[index],
+            "scores": scores,
+        },
+    }
+
+
+def _best_at(candidates: Candidates, place: int, task: Task) -> dict[str, Any]:
+    scores = [own[place] for own in candidates.scores]
+    highest = max((score for score in scores if score is not None), default=None)
+    best = [i for i, score in enumerate(scores) if score is not None and score == highest]
+    return {
+        "place": place,
+        "env": task.example.env,
+        "example": task.example.id,
+        "score": highest,
+        "candidates": best,
+    }
