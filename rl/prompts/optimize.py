@@ -8,7 +8,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from rl.evaluation.play import choose
 from rl.evaluation.served import chat_setting, failing, serving_policy
 from rl.inference.live_version import LiveVersion
 from rl.inference.server import SERVED_AS, VLLMServer, serving
-from rl.model.pretrained import local_folder
+from rl.model.pretrained import check_length, local_folder
 from rl.prompts import prompt_player, teacher
 from rl.prompts.closing_lines import closing_lines
 from rl.prompts.journal import Journal, Record
@@ -78,11 +78,13 @@ def optimize_prompt(
         with refused():
             train, validation = _examples(settings, env)
             start = starting_prompt(env, [task.example for task in (*train, *validation)])
+            reflection: Reflection = build(settings.reflection)()
+            teacher_folder = _teacher_folder(reflection, run_folder)
         settings.save(run_folder.config)
         record = {"overrides": overrides, "choices": choices, "command": list(command)}
         run_folder.overrides.write_text(yaml.safe_dump(record, sort_keys=False))
         with _saying_how_to_go_on(run_folder, console), failing():
-            whole = _Whole(settings, run_folder, env, console)
+            whole = _Whole(settings, run_folder, env, reflection, teacher_folder, console)
             candidates, ended_by = whole.search(start, train, validation)
     lines = closing_lines(candidates, ended_by, whole.failures, run_folder, overrides, choices)
     console.print(lines, soft_wrap=True)  # commands are there to be copied
@@ -131,20 +133,33 @@ def _examples(settings: PromptOptimization, env: Environment) -> tuple[list[Task
     return train, validation
 
 
+def _teacher_folder(reflection: Reflection, run_folder: RunFolder) -> RunFolder:
+    """Return the folder of the teacher's vLLM, which knows its model where we serve one.
+
+    Raises:
+        ValueError: there is no such model, or it was built for shorter rows.
+
+    """
+    folder = RunFolder(run_folder.path / "teacher")
+    if reflection.path is not None:
+        local = local_folder(reflection.path, reflection.revision, "reflection")
+        check_length(local, reflection.max_seq_len, "reflection")
+        folder.path.mkdir(exist_ok=True)
+        folder.set_model(local)
+    return folder
+
+
+@dataclass
 class _Whole:
     """One search, with all that it needs."""
 
-    def __init__(
-        self,
-        settings: PromptOptimization,
-        run_folder: RunFolder,
-        env: Environment,
-        console: Console,
-    ) -> None:
-        self._settings, self._run_folder = settings, run_folder
-        self._env, self._console = env, console
-        self._reflection: Reflection = build(settings.reflection)()
-        self.failures: Counter[str] = Counter()  # rollouts that could not be scored, by cause
+    _settings: PromptOptimization
+    _run_folder: RunFolder
+    _env: Environment
+    _reflection: Reflection
+    _teacher_folder: RunFolder
+    _console: Console
+    failures: Counter[str] = field(default_factory=Counter)  # unscored rollouts by cause
 
     def search(
         self, start: str, train: list[Task], validation: list[Task]
@@ -155,9 +170,9 @@ class _Whole:
         settings, folder = self._settings, self._run_folder.path
         summary = {"config": yaml.safe_load(self._run_folder.config.read_text())}
         with ExitStack() as stack:
-            teacher_folder = self._serve(stack)
+            self._serve(stack)
             runner = stack.enter_context(asyncio.Runner())
-            chats = self._chats(teacher_folder)
+            chats = self._chats()
             policy, teaching = runner.run(chats.__aenter__())
             stack.callback(lambda: runner.run(chats.__aexit__(None, None, None)))
             progress = stack.enter_context(Progress(self._console, settings.max_calls))
@@ -194,27 +209,22 @@ class _Whole:
         player = Player(sampler, self._env, chat, seed=seed)
         return PromptPlayer(player, runner, journal, self._console.print, told)
 
-    def _serve(self, stack: ExitStack) -> RunFolder:
-        """Start what is ours to serve; the teacher's folder."""
+    def _serve(self, stack: ExitStack) -> None:
+        """Start what is ours to serve."""
         settings, reflection = self._settings, self._reflection
         if settings.model is not None:
             self._say("starting vLLM (logs/inference.log)")
             stack.enter_context(serving_policy(settings, self._run_folder))
-        teacher_folder = RunFolder(self._run_folder.path / "teacher")
         if reflection.path is not None:
             self._say("starting the teacher's vLLM (teacher/logs/inference.log)")
-            teacher_folder.path.mkdir(exist_ok=True)
-            local = local_folder(reflection.path, reflection.revision, "reflection")
-            teacher_folder.set_model(local)
             server: VLLMServer = build(settings.inference or {})()
             lengths = {"dtype": reflection.dtype, "max_seq_len": reflection.max_seq_len}
             rest = {"seed": settings.seed, "adapter": None}
-            vllm = stack.enter_context(serving(server, teacher_folder, **lengths, **rest))
+            vllm = stack.enter_context(serving(server, self._teacher_folder, **lengths, **rest))
             vllm.set_version(0)
-        return teacher_folder
 
     @asynccontextmanager
-    async def _chats(self, teacher_folder: RunFolder) -> AsyncIterator[tuple[Chat, Chat]]:
+    async def _chats(self) -> AsyncIterator[tuple[Chat, Chat]]:
         """The chats with the policy and with the teacher."""
         reflection = self._reflection
         setting = chat_setting(self._settings, self._run_folder, self._env)
@@ -223,7 +233,7 @@ class _Whole:
                 async with reflection.at_endpoint(reflection.endpoint) as teaching:
                     yield policy, teaching
             elif reflection.path is not None:
-                theirs = _teachers_setting(setting, reflection, teacher_folder)
+                theirs = _teachers_setting(setting, reflection, self._teacher_folder)
                 async with RendererClient(on_rewrite="fork").connect(theirs) as teaching:
                     yield policy, teaching
             else:
