@@ -219,7 +219,8 @@ def test_an_answer_without_a_prompt_is_asked_for_once_more(endpoint, tmp_path):
 
 
 def num_rollouts(folder: Path) -> int:
-    return len((folder / "mine" / "rollouts.jsonl").read_text().splitlines())
+    path = folder / "mine" / "rollouts.jsonl"
+    return len(path.read_text().splitlines()) if path.exists() else 0
 
 
 def start(endpoint: PromptedEndpoint, folder: Path, **more: object) -> subprocess.Popen:
