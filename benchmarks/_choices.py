@@ -22,7 +22,7 @@ COMPANIONS = {
     "evaluation=default": ["evaluation.temperature=1.0"],
 }
 # No rule joins them to another group.
-ELSEWHERE = ("env", "inference", "logger", "experiment", "reward")
+ELSEWHERE = ("env", "inference", "logger", "record", "experiment", "reward")
 # Keys that are choices, though no group. Those of a node count where it has them.
 KEYS: dict[str, dict[str, Any]] = {
     "updates_per_batch": {"1": 1, "2": 2},

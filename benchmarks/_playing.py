@@ -20,7 +20,7 @@ from envs.episode import Episode, Example, StopReason
 from envs.protocol import Environment
 from envs.turn_rewards import by_name
 from rl.config.build import build
-from rl.config.facts import is_marked
+from rl.config.facts import takes_turns
 from rl.config.schema import Run
 from rl.inference.client import Completion
 from rl.learner.learner import Learner
@@ -94,7 +94,7 @@ class Playground:
             build(run.reward)(),
             build(run.advantage),
             lambda _: env.reward_weights,
-            is_marked(run.advantage["_target_"], "PER_TURN"),
+            takes_turns(run.advantage["_target_"]),
         )
         order = build(run.order)()
         order.begin(env.pools("train"), run.seed)
@@ -130,7 +130,7 @@ class Playground:
             ranks=1,
             tokens_per_micro_batch=1024,
             metrics={},
-            per_turn=is_marked(run.aggregation["_target_"], "PER_TURN"),
+            per_turn=takes_turns(run.aggregation["_target_"]),
         )
         return share
 

@@ -32,7 +32,7 @@ from rl.inference.server import serving
 from rl.model.loading import load_model
 from rl.run.folder import RunFolder
 from rl.weights.fingerprint import fingerprint
-from rl.weights.memory_file import memory_file, read_weights
+from rl.weights.memory_file import MemoryFile, read_weights
 
 Weights = dict[str, torch.Tensor]
 Parts = dict[str, list[float]]
@@ -65,14 +65,15 @@ def our_parts(weights: Weights, repeats: int) -> Parts:
         bytearray(save(weights))
 
     parts: Parts = {}
-    for _ in range(repeats + 1):
-        parts.setdefault("copy", []).append(seconds(copy))
-        parts.setdefault("hash, serialise, copy", []).append(seconds(three_passes))
-        began = time.perf_counter()
-        with memory_file(weights) as file:
+    with MemoryFile() as file:
+        for _ in range(repeats + 1):
+            parts.setdefault("copy", []).append(seconds(copy))
+            parts.setdefault("hash, serialise, copy", []).append(seconds(three_passes))
+            began = time.perf_counter()
+            written = file.write(weights)
             parts.setdefault("write and hash", []).append(time.perf_counter() - began)
-            took = seconds(lambda file=file: read_weights(file.path, file.fingerprint))
-            parts.setdefault("map and check", []).append(took)
+            read = partial(read_weights, written.path, written.fingerprint)
+            parts.setdefault("map and check", []).append(seconds(read))
     return parts
 
 
@@ -80,21 +81,21 @@ def real_pushes(run_folder: RunFolder, weights: Weights, repeats: int, parts: Pa
     """Push weights that change to a real vLLM, in the way of rl/weights/pusher.py."""
     server = build(compose([])["inference"])()
     how = {"dtype": "bfloat16", "max_seq_len": 256, "seed": 0, "adapter": None}
-    with serving(server, run_folder, **how) as vllm:
+    with serving(server, run_folder, **how) as vllm, MemoryFile() as file:
         vllm.init_transfer({})
         for version in range(1, repeats + 2):
             for tensor in weights.values():
                 tensor.mul_(1.01)
             began = time.perf_counter()
-            with memory_file(weights) as file:
-                for part, work in {
-                    "pause": vllm.pause,
-                    "start": vllm.start_update,
-                    "load": partial(vllm.update, asdict(file)),
-                    "repack and prove": partial(vllm.finish_update, version),
-                    "resume": vllm.resume,
-                }.items():
-                    parts.setdefault(part, []).append(seconds(work))
+            written = file.write(weights)
+            for part, work in {
+                "pause": vllm.pause,
+                "start": vllm.start_update,
+                "load": partial(vllm.update, asdict(written)),
+                "repack and prove": partial(vllm.finish_update, version),
+                "resume": vllm.resume,
+            }.items():
+                parts.setdefault(part, []).append(seconds(work))
             parts.setdefault("whole push", []).append(time.perf_counter() - began)
 
 

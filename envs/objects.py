@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from copy import deepcopy
 from functools import cached_property, partial
+from inspect import iscoroutinefunction
 from typing import Any
 
 from envs import threads
@@ -29,6 +30,13 @@ class Objects:
             raise ValueError(
                 f"shared and per_episode both name {', '.join(sorted(twice))}: keep one of them"
             )
+        for name, value in per_episode.items():
+            kind = value.func if isinstance(value, partial) else type(value)
+            if iscoroutinefunction(getattr(kind, "close", None)):
+                raise ValueError(
+                    f"per_episode.{name}: {kind.__name__}.close is a coroutine, and nobody waits "
+                    "for it when an episode ends: make it a plain function"
+                )
         self._shared, self._per_episode = dict(shared), dict(per_episode)
         self.names = [*shared, *per_episode]
 

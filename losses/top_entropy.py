@@ -38,13 +38,13 @@ def top_entropy(
 
 def highest(values: Tensor, sequence_ids: Tensor, num_sequences: int, fraction: float) -> Tensor:
     """True [N] for the ceil(fraction * length) highest values [N] of each sequence, and ties."""
+    if not len(values):
+        return torch.zeros_like(values, dtype=torch.bool)
     lengths = torch.bincount(sequence_ids, minlength=num_sequences)  # [S]
     # By sequence, within it from high to low: of two stable sorts the last one rules.
     order = values.argsort(descending=True, stable=True)
     order = order[sequence_ids[order].argsort(stable=True)]  # [N]
     ends = lengths.cumsum(0)  # [S]
     counts = (lengths.double() * fraction - 1e-9).ceil().long()  # [S] 0.2 of 15 is 3, not 4
-    lowest = (ends - lengths + counts - 1).clamp(0, max(len(values) - 1, 0))  # [S] the last one in
-    if not len(values):
-        return torch.zeros_like(values, dtype=torch.bool)
+    lowest = ends - lengths + counts - 1  # [S] the last one in; of a sequence without tokens: any
     return values >= values[order][lowest][sequence_ids]

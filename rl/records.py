@@ -61,7 +61,13 @@ class Rollout:
     @property
     def num_completion(self) -> int:
         """Completion tokens of all its rows."""
-        return sum(row.num_completion for row in self.sequences) + self.num_untracked_tokens
+        return sum(self.turn_lengths) + self.num_untracked_tokens
+
+    @property
+    def turn_lengths(self) -> list[int]:
+        """Completion tokens of each turn, whichever of its rows they are in."""
+        turns = [row.turns[row.completion_mask] for row in self.sequences]
+        return np.bincount(np.concatenate([np.empty(0, np.int32), *turns])).tolist()
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,11 @@ class Group:
     rollouts: tuple[Rollout, ...]
     credits: tuple[Credit, ...]  # one per rollout
 
+    @property
+    def rollout_ids(self) -> list[str]:
+        """What the run's files know each rollout by."""
+        return [f"{self.index:06d}.{i}" for i in range(len(self.rollouts))]
+
 
 @dataclass(frozen=True, eq=False)
 class MicroBatch:
@@ -98,6 +109,7 @@ class MicroBatch:
     turns: Ints  # [B, T] likewise
     rollout_ids: Ints  # [B] position of the row's rollout in the batch; -1: not a row
     first_positions: Ints  # [B] completion tokens of the rollout's rows before this one
+    row_numbers: Ints  # [B] place of the row among its rollout's, from 0
     envs: tuple[str, ...] = ()  # [B] environment that the row was played in; "": not a row
     # The same completion tokens after the prompts that a reference with hints sees, if it has any:
     hinted_token_ids: Ints | None = None  # [B, H]
@@ -118,6 +130,8 @@ class RankBatch:
     turn_rewards: Floats = field(default_factory=lambda: np.empty((0, 1), np.float32))
     # [R] completion tokens of each rollout that trains, 0 of the others.
     lengths: Ints = field(default_factory=lambda: np.empty(0, np.int32))
+    # [R] id of each rollout whose tokens are recorded, "" of the others; empty: nothing is.
+    record_ids: tuple[str, ...] = ()
 
 
 PlayGroup = Callable[[int, Example, int], Awaitable[tuple[Rollout, ...]]]

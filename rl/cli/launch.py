@@ -8,7 +8,7 @@ HYDRA_FULL_ERROR=1 brings Hydra's own tracebacks back.
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -17,19 +17,17 @@ from typing import Any, NoReturn
 
 import hydra
 from hydra._internal.utils import get_args_parser
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
-from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from rl.cli.hydra_errors import explain
-from rl.config.check import check
 from rl.config.schema import ConfigError
 from rl.run.failure import RunFailed, printable
 from rl.run.lock import FolderUnusable
+from rl.run.sweep_folder import sweep_of_this_process
+from rl.sweeps.job import run_job
 
 REPO = Path(__file__).parents[2]
 
@@ -42,6 +40,11 @@ def _shipped(path: str) -> str:
 OmegaConf.register_new_resolver("ours", _shipped, replace=True)
 
 FAILED, BAD_CONFIG, INTERRUPTED = 1, 2, 130
+# Hydra's own keys that mean nothing to one run.
+_OF_A_SWEEP = (
+    "hydra.mode=",
+    *("hydra.sweep.", "hydra/sweeper=", "hydra.sweeper.", "hydra/launcher=", "hydra.launcher."),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,10 +62,10 @@ def compose(overrides: list[str]) -> dict[str, Any]:
 
     Works inside a task; `${hydra:runtime.choices.loss}` then is the loss of this composition.
     """
-    return _composed(HydraConfig.get(), overrides)[0]
+    return composed(HydraConfig.get(), overrides)[0]
 
 
-def _composed(chosen: Any, overrides: list[str]) -> tuple[dict[str, Any], dict[str, str]]:
+def composed(chosen: Any, overrides: list[str]) -> tuple[dict[str, Any], dict[str, str]]:
     """The primary configuration of Hydra's node `chosen` with these overrides, and its choices."""
     lines = [*chosen.overrides.hydra, *overrides]
     config = hydra.compose(chosen.job.config_name, lines, return_hydra_config=True)
@@ -108,35 +111,62 @@ def task(function: Callable[[Job], float | None]) -> Callable[[DictConfig], floa
     """Make a function of a Job what hydra.main takes. Goes below @hydra.main."""
 
     @wraps(function)
-    def run_job(config: DictConfig) -> float | None:
+    def run(config: DictConfig) -> float | None:
         chosen = HydraConfig.get()
         in_sweep = chosen.mode == RunMode.MULTIRUN
-        try:
-            if in_sweep and "run_name" in config:
-                # Runs of a sweep may start in the same second. Callbacks read this config too.
-                with open_dict(config):
-                    config.run_name = f"{config.run_name}-{chosen.job.num}"
+        sweep = sweep_of_this_process() if in_sweep else None
+        command = sweep.read_info()["run_command"] if sweep else _command(chosen)
+
+        def start(changes: Mapping[str, Any]) -> float | None:
+            with open_dict(config):
+                config.update(changes)
             job = Job(
                 config=resolved(config),
                 overrides=list(chosen.overrides.task),
                 choices=_choices(chosen),
-                command=command_of(sys.orig_argv, sys.argv, chosen.overrides.hydra),
+                command=command,
             )
             return function(job)
-        except ConfigError as error:
-            _stop("this run cannot start", error, BAD_CONFIG)
-        except FolderUnusable as error:
-            _stop("this run cannot start", ConfigError([str(error)]), BAD_CONFIG)
-        except RunFailed as error:
-            if not in_sweep:
-                _stop("the run failed", error, FAILED)
-            _say("the run failed", error)
-            raise  # Hydra notes it and goes on with the next run of the sweep
-        except Exception:  # noqa: BLE001 a bug of ours: Hydra would cut its traceback
-            traceback.print_exc()
-            sys.exit(FAILED)
 
-    return run_job
+        if sweep is None:  # runs of a sweep that keeps no records may start in the same second
+            has_name = in_sweep and "run_name" in config
+            name = {"run_name": f"{config.run_name}-{chosen.job.num}"} if has_name else {}
+            return _guarded(lambda: start(name), in_sweep)
+        return run_job(
+            sweep,
+            list(chosen.overrides.task),
+            output_dir=Path(str(config.output_dir)),
+            run_name=str(config.run_name),
+            max_steps=int(config.max_steps),
+            start=lambda name, resume: _guarded(
+                lambda: start({"run_name": name, "resume": resume}), in_sweep
+            ),
+        )
+
+    return run
+
+
+def _guarded(start: Callable[[], float | None], in_sweep: bool) -> float | None:
+    """Do a run, and say in a few lines why it cannot be done."""
+    try:
+        return start()
+    except ConfigError as error:
+        stop("this run cannot start", error, BAD_CONFIG)
+    except FolderUnusable as error:
+        stop("this run cannot start", ConfigError([str(error)]), BAD_CONFIG)
+    except RunFailed as error:
+        if not in_sweep:
+            stop("the run failed", error, FAILED)
+        _say("the run failed", error)
+        raise  # Hydra notes it and goes on with the next run of the sweep
+    except Exception as error:
+        traceback.print_exc()
+        raise SystemExit(FAILED) from error
+
+
+def _command(chosen: Any) -> list[str]:
+    """The command line of this process before its overrides; `chosen` is Hydra's node."""
+    return command_of(sys.orig_argv, sys.argv, chosen.overrides.hydra)
 
 
 def command_of(typed: list[str], arguments: list[str], hydra: Sequence[str]) -> list[str]:
@@ -153,7 +183,7 @@ def command_of(typed: list[str], arguments: list[str], hydra: Sequence[str]) -> 
     known, _ = get_args_parser().parse_known_args(arguments[1:])
     flags = {"--config-path": known.config_path, "--config-name": known.config_name}
     flags["--config-dir"] = known.config_dir
-    own = [item for item in hydra if not item.startswith("hydra.mode=")]
+    own = [item for item in hydra if not item.startswith(_OF_A_SWEEP)]
     # A sweep's own file says that it is one; whoever goes on with a run of it means that run.
     mode = ["hydra.mode=RUN"] if known.config_name else []
     chosen = [part for flag, value in flags.items() if value for part in (flag, value)]
@@ -175,62 +205,13 @@ def launch(main: Callable[[], object], primary: str = "train") -> None:
     except Exception as error:
         if wants_traceback:
             raise
-        _stop("this run cannot start", explain(error, sys.argv[1:], primary), BAD_CONFIG)
-
-
-class SweepCheck(Callback):
-    """Hydra callback: checks every run of a sweep before the first one starts."""
-
-    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:  # noqa: ARG002
-        """Exit with everything that is wrong, and in how many runs."""
-        jobs = _jobs_of(config)
-        alike: dict[tuple[str, ...], list[list[str]]] = {}  # composing is slow: one of all seeds
-        for job in jobs:
-            alike.setdefault(tuple(o for o in job if not o.startswith("seed=")), []).append(job)
-        where: dict[str, list[str]] = {}
-        for same in alike.values():
-            for problem in _problems_of(config, same[0]):
-                where.setdefault(problem, []).extend(" ".join(job) for job in same)
-        if where:
-            problems = [
-                f"{problem} ({len(names)} of {len(jobs)} runs, first: {names[0]})"
-                for problem, names in where.items()
-            ]
-            _stop("this sweep cannot start", ConfigError(problems), BAD_CONFIG)
-
-
-def _problems_of(config: DictConfig, overrides: list[str]) -> list[str]:
-    """What is wrong with one run of a sweep."""
-    try:
-        composed, choices = _composed(config.hydra, overrides)
-        check(composed, choices=choices)
-    except ConfigError as error:
-        return error.problems
-    except HydraException as error:
-        return explain(error, overrides).problems
-    return []
-
-
-def _jobs_of(config: DictConfig) -> list[list[str]]:
-    """The overrides of each run, where the sweeper knows them beforehand."""
-    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    sweeper = config.hydra.sweeper
-    if not str(sweeper._target_).endswith(".BasicSweeper"):
-        return []
-    lines = [f"{key}={value}" for key, value in (sweeper.params or {}).items()]
-    loader = GlobalHydra.instance().config_loader()
-    overrides = OverridesParser.create(loader).parse_overrides(
-        [*lines, *config.hydra.overrides.task]
-    )
-    return [job for batch in BasicSweeper.split_arguments(overrides, None) for job in batch]
+        stop("this run cannot start", explain(error, sys.argv[1:], primary), BAD_CONFIG)
 
 
 def _say(title: str, error: Exception) -> None:
     print(f"{title}:\n{printable(str(error))}", file=sys.stderr, flush=True)  # noqa: T201
 
 
-def _stop(title: str, error: Exception, status: int) -> NoReturn:
+def stop(title: str, error: Exception, status: int) -> NoReturn:
     _say(title, error)
-    sys.exit(status)
+    raise SystemExit(status) from error

@@ -19,7 +19,7 @@ from rl.config.facts import (
     takes_any_text,
     uses_ratio,
 )
-from rl.config.limits import outside
+from rl.config.limits import outside_own
 from rl.config.reference_rules import REFERENCE_RULES
 
 Config = Mapping[str, Any]
@@ -49,8 +49,7 @@ def bounds(config: Config) -> Iterator[str]:
     """Bounds have an order, some are ratios that must exceed 1, and some have a range."""
     for group in ("loss", "correction", "advantage", "aggregation", "buffer", "order"):
         node = config[group]
-        for key, within in fact(node["_target_"], "RANGES", {}).items():
-            yield from outside(f"{group}.{key}", node.get(key), within)
+        yield from outside_own(group, node)
         pair = [key for key in fact(node["_target_"], "ORDERED", ()) if node.get(key) is not None]
         if len(pair) == 2 and node[pair[0]] >= node[pair[1]]:
             low, high = (f"{group}.{key}={node[key]}" for key in pair)

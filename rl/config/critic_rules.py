@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rl.config.facts import ADVANTAGES, fact, is_marked, reads
-from rl.config.limits import outside, value_of
+from rl.config.limits import outside_own, value_of
 
 Config = Mapping[str, Any]
 
@@ -18,8 +18,8 @@ def critic(config: Config) -> Iterator[str]:
         yield (f"{kind} estimates advantages, and {loss} reads none: use critic=none, or loss=ppo")
     for name in ("estimator", "loss"):
         node = value_of(config, f"critic.{name}") or {}
-        for key, within in fact(node["_target_"], "RANGES", {}).items() if node else ():
-            yield from outside(f"critic.{name}.{key}", node.get(key), within)
+        if node:
+            yield from outside_own(f"critic.{name}", node)
     advantage = config["advantage"]["_target_"]
     if not is_marked(advantage, "NEUTRAL"):
         yield (

@@ -64,6 +64,11 @@ def is_imitator(sampler: str) -> bool:
     return not fact(sampler, "uses_vllm", True)
 
 
+def takes_turns(target: str) -> bool:
+    """Whether an advantage or an aggregation takes what belongs to each turn, not to a rollout."""
+    return is_marked(target, "PER_TURN")
+
+
 def needs_reference(config: Config) -> bool:
     """Whether the loss or a penalty reads the logprobs of a reference."""
     return config["kl"]["beta"] > 0 or reads(config["loss"]["_target_"], REFERENCE)

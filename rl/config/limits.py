@@ -4,6 +4,8 @@ import operator
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rl.config.facts import fact
+
 COMPARISONS = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}
 
 RANGES = {
@@ -65,6 +67,11 @@ RANGES = {
     "evaluation.num_examples": ">= 1",
     "evaluation.rollouts_per_example": ">= 1",
     "evaluation.temperature": "> 0",
+    "record.num_groups": ">= 0",
+    "logger.rollouts_every": ">= 0",
+    "logger.num_rollouts": ">= 1",
+    "logger.loggers.wandb.rollouts_every": ">= 0",
+    "logger.loggers.wandb.num_rollouts": ">= 1",
     "num_examples": ">= 1",
     "rollouts_per_example": ">= 1",
     **dict.fromkeys(("max_calls", "num_rounds", "num_train", "num_val", "minibatch_size"), ">= 1"),
@@ -102,6 +109,12 @@ def outside(key: str, value: Any, bounds: str) -> Iterator[str]:
     conditions = [condition.split() for condition in bounds.split(" and ")]
     if value is not None and not all(COMPARISONS[c](value, float(x)) for c, x in conditions):
         yield f"{key}={value}, but it must be {bounds}"
+
+
+def outside_own(path: str, node: Mapping[str, Any]) -> Iterator[str]:
+    """A sentence for each knob of a node that is not within what its target says of it (RANGES)."""
+    for key, bounds in fact(node["_target_"], "RANGES", {}).items():
+        yield from outside(f"{path}.{key}", node.get(key), bounds)
 
 
 def value_of(config: Mapping[str, Any], key: str) -> Any:

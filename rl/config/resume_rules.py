@@ -28,6 +28,7 @@ MAY_CHANGE = (
     "sync",
     "logger",
     "evaluation",
+    "record",
     "output_dir",
     *("sampler.rollout_timeout", "sampler.max_concurrent", "sampler.max_retries"),
     *("client.max_retries", "env.max_concurrent", "env.tool_timeout"),
@@ -66,7 +67,7 @@ def run_folder_problems(config: Config) -> Iterator[str]:
             f"{names}>, or leave resume out"
         )
     elif config["resume"]:
-        yield from _changes(config, yaml.safe_load(saved.read_text()), saved)
+        yield from changes(config, yaml.safe_load(saved.read_text()), saved)
 
 
 def has_steps(folder: Path) -> bool:
@@ -78,7 +79,7 @@ def has_steps(folder: Path) -> bool:
     return was_logged or was_evaluated or was_searched or any(folder.glob("checkpoints/step_*"))
 
 
-def _changes(config: Config, before: Config, saved: Path) -> Iterator[str]:
+def changes(config: Config, before: Config, saved: Path) -> Iterator[str]:
     """What would make the rest of a run another experiment than its beginning."""
     now, then = dict(_leaves(config)), dict(_leaves(before))
     then = {key: value for key, value in IMPLIED.items() if key in now} | then

@@ -52,6 +52,7 @@ class Run:
     sync: Node
     logger: Node
     evaluation: Node
+    record: Node
     trainer: Node
     output_dir: str
     run_name: str

@@ -18,6 +18,7 @@ from rl.config.transport import VLLM_RANKS, Node, Transport
 from rl.inference.routes import VLLMRoutes, wait_until_healthy
 from rl.model.folder import holds_weights, linear_layers
 from rl.run.child import Child, Reaper, last_lines
+from rl.run.devices import core_of, visible_cores, visible_gpus
 from rl.run.failure import RunFailed
 from rl.run.folder import RunFolder
 
@@ -139,13 +140,8 @@ def with_seeds(server: VLLMServer, seeded: bool) -> VLLMServer:
 
 
 def has_gpu(devices: Path = Path("/dev")) -> bool:
-    """Whether there is a GPU for us, asked of the driver's devices without importing torch.
-
-    A tool on the PATH proves none, nor does a GPU that CUDA_VISIBLE_DEVICES hides.
-    """
-    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
-        return False
-    return any(devices.glob("nvidia[0-9]*")) or (devices / "dxg").exists()  # dxg: in WSL
+    """Whether there is a GPU for us."""
+    return bool(visible_gpus(devices))
 
 
 def _threads() -> int:
@@ -155,10 +151,7 @@ def _threads() -> int:
     """
     if num_threads := os.environ.get("OMP_NUM_THREADS"):
         return int(num_threads)
-    folder = Path("/sys/devices/system/cpu")
-    names = [f"cpu{i}/topology/thread_siblings_list" for i in os.sched_getaffinity(0)]
-    cores = {(folder / n).read_text() if (folder / n).exists() else n for n in names}
-    return max(len(cores) - 1, 1)
+    return max(len({core_of(cpu) for cpu in visible_cores()}) - 1, 1)
 
 
 def vllm_child(

@@ -11,11 +11,12 @@ import torch
 from transformers import PreTrainedModel
 
 from rl.config.build import build
-from rl.config.facts import compares_distributions, is_marked, needs_reference
+from rl.config.facts import compares_distributions, needs_reference, takes_turns
 from rl.config.schema import Run
 from rl.learner.critic import Critic, CriticSetting
 from rl.learner.kl import KLPenalty
 from rl.learner.objective import Batch, Objective
+from rl.learner.observation import Observer
 from rl.learner.policy import Policy
 from rl.learner.preparation import Preparation
 from rl.learner.ranks import Ranks
@@ -49,7 +50,7 @@ def _weightless(batch: Batch) -> Batch:
 def _compares(run: Run) -> bool:
     """Whether the advantage has a baseline: then a reward by itself is worth nothing."""
     advantage, alone = build(run.advantage), [1.0]
-    if is_marked(run.advantage["_target_"], "PER_TURN"):
+    if takes_turns(run.advantage["_target_"]):
         return not any(advantage([alone])[0])
     return advantage(alone) == [0.0]
 
@@ -143,8 +144,11 @@ class Learner:
         )
         return build(self._run.critic)().start(setting)
 
-    def update(self, batch: RankBatch) -> dict[str, float]:
-        """Train on a batch, and let what follows the policy follow; return the step's metrics."""
+    def update(self, batch: RankBatch, observer: Observer | None = None) -> dict[str, float]:
+        """Train on a batch, and let what follows the policy follow; return the step's metrics.
+
+        `observer`: is shown what the first update makes of every token.
+        """
         batches, fixed = self._prepare(batch, self._beta)
         updates = self._run.updates_per_batch
         alone = self._critic is not None and self._critic.trains_alone(batch.step)
@@ -154,6 +158,7 @@ class Learner:
             batches=[_weightless(b) for b in batches] if alone else batches,
             updates=updates,
             beta=self._beta,
+            observer=observer,
         )
         if self._critic:
             learned = self._critic.update(batch.step, batches, updates)

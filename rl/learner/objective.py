@@ -95,6 +95,10 @@ class Batch:
         tensors: dict[str, Any] = {name: tensor.to(device) for name, tensor in flat.items()}
         return Batch(**tensors, envs=micro.envs)
 
+    def weighted_sum(self, loss: Tensor) -> Tensor:
+        """Return this micro-batch's share of the objective, given what each token adds [N]."""
+        return (self.token_weights.to(loss.dtype) * loss).sum()
+
 
 @dataclass(frozen=True)
 class Objective:
@@ -117,7 +121,19 @@ class Objective:
         beta: float = 0.0,
         candidate_logprobs: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return this micro-batch's share of the objective and metrics [N] without gradient.
+        """Return this micro-batch's share of the objective, and what `per_token` measured."""
+        loss, metrics = self.per_token(batch, logprobs, entropies, beta, candidate_logprobs)
+        return batch.weighted_sum(loss), metrics
+
+    def per_token(
+        self,
+        batch: Batch,
+        logprobs: Tensor,
+        entropies: Tensor,
+        beta: float,
+        candidate_logprobs: Tensor | None = None,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return what each token adds, before its weight [N], and metrics [N] without gradient.
 
         Args:
             batch: the micro-batch.
@@ -173,7 +189,7 @@ class Objective:
                 loss = loss + beta * divergence
         if self.entropy_bonus:
             loss = loss - self.entropy_bonus * entropies
-        return (batch.token_weights.to(logprobs.dtype) * loss).sum(), metrics
+        return loss, metrics
 
 
 def _check(loss: Tensor, logprobs: Tensor) -> None:

@@ -20,6 +20,7 @@ from rl.learner.deepspeed_engine import (
 )
 from rl.learner.logprobs import PolicyModule
 from rl.learner.objective import Batch, Objective
+from rl.learner.observation import Observer, observation
 from rl.learner.optim import AdamW
 from rl.learner.ranks import Ranks
 from rl.learner.rows import Rows, Scores
@@ -87,6 +88,7 @@ class Policy:
         batches: Sequence[Batch] | None = None,
         updates: int = 1,
         beta: float = 0.0,
+        observer: Observer | None = None,
     ) -> dict[str, float]:
         """Take `updates` optimizer steps on this rank's share of a batch, each on all of it.
 
@@ -101,20 +103,29 @@ class Policy:
             batches: its micro-batches with what preparation.py added; None: as they came.
             updates: optimizer steps.
             beta: weight of the divergence from a reference.
+            observer: is shown what the first of the updates makes of every token.
 
         """
         batches = batches or [
             Batch.of(micro, self.ranks.device, batch.step) for micro in batch.micro_batches
         ]
         rate = self._optim.rate(batch.step, self._max_steps)
-        metrics = [self._update(batches, objective, beta, rate) for _ in range(updates)]
+        metrics = [
+            self._update(batches, objective, beta, rate, None if later else observer)
+            for later in range(updates)
+        ]
         means = {name: sum(one[name] for one in metrics) / updates for name in metrics[0]}
         # By the second update the policy has moved: only the first compares the same weights.
         compared = {name: v for name, v in metrics[0].items() if name.startswith("mismatch/")}
         return {**means, **compared}
 
     def _update(
-        self, batches: Sequence[Batch], objective: Objective, beta: float, rate: float
+        self,
+        batches: Sequence[Batch],
+        objective: Objective,
+        beta: float,
+        rate: float,
+        observer: Observer | None,
     ) -> dict[str, float]:
         # Agreed on by all ranks: one that skips alone would leave the others in a collective.
         if not self.ranks.any(any(bool(batch.token_weights.any()) for batch in batches)):
@@ -130,8 +141,11 @@ class Policy:
             # where no rank has any, the pass through the model, most of the work, adds zeros.
             seen = [output.detach().requires_grad_() for output in outputs]
             logprobs, entropies, *candidates = seen
-            value, metrics = objective(batch, logprobs, entropies, beta, *candidates)
+            loss, metrics = objective.per_token(batch, logprobs, entropies, beta, *candidates)
+            value = batch.weighted_sum(loss)
             slopes = torch.autograd.grad(value, seen, materialize_grads=True)
+            if observer:
+                observer(number, observation(batch, logprobs, loss, slopes, metrics))
             # The first always goes backward: a step wants gradients, be they zero.
             idle = number > 0 and not self.ranks.any(moves(value, slopes))
             if not idle:

@@ -77,13 +77,16 @@ class RunView:
 
     def times(self, now: float) -> str:
         """How long the run has taken and will still take."""
-        elapsed = duration(now - self.started)
+        elapsed, left = duration(now - self.started), self.seconds_left(now)
+        return f"{elapsed}, about {duration(left)} left" if left and left > 0 else elapsed
+
+    def seconds_left(self, now: float) -> float | None:
+        """What the run will still take by its last steps, None where that is not known."""
         if not self.rows or self.done >= self.max_steps:
-            return elapsed
+            return None
         left = (self.max_steps - self.done) * total_seconds(self.rows) / len(self.rows)
         # The step under way has used up some of it already, so the time left counts down.
-        left -= now - (self.rows[-1].get("time") or now)
-        return f"{elapsed}, about {duration(left)} left" if left > 0 else elapsed
+        return left - (now - (self.rows[-1].get("time") or now))
 
 
 def live_panel(view: RunView, now: float) -> RenderableType:

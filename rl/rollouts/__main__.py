@@ -14,7 +14,7 @@ from renderers import Renderer
 from envs.episode import Example
 from envs.protocol import Environment, Pool
 from rl.config.build import build
-from rl.config.facts import is_marked, sees_hint
+from rl.config.facts import sees_hint, takes_turns
 from rl.config.schema import Run
 from rl.config.transport import transport
 from rl.evaluation.periodic import Evaluator, evaluator_of
@@ -127,7 +127,7 @@ async def main(run_folder: RunFolder) -> None:
                 build(run.reward)(),
                 build(run.advantage),
                 lambda example: env.environment_of(example).reward_weights,
-                is_marked(run.advantage["_target_"], "PER_TURN"),
+                takes_turns(run.advantage["_target_"]),
             ),
             buffer=build(run.buffer)(),
             group_size=run.group_size,
@@ -146,8 +146,6 @@ async def main(run_folder: RunFolder) -> None:
             tasks.create_task(service.report())
             if lengths:
                 tasks.create_task(lengths.measure_rest())
-            if evaluator:
-                tasks.create_task(evaluator.run())
 
 
 if __name__ == "__main__":

@@ -10,10 +10,13 @@ weights it will train are live. One condition variable wakes everybody whenever 
 """
 
 import asyncio
+import json
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from envs.episode import Example
 from rl.inference.live_version import LiveVersion
@@ -33,6 +36,23 @@ _SOLVED = 0.9  # share of the way from the worst reward of the run to the best
 
 def _ignore(group: Group) -> None:
     """Nobody wants to know of rejected groups."""
+
+
+def _stored(owner: object, state: dict[str, Any]) -> dict[str, Any]:
+    """The state as a checkpoint's JSON holds it, with numpy's numbers and arrays as Python's."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, np.generic | np.ndarray):
+            return value.tolist()
+        raise TypeError(f"a {type(value).__name__}")
+
+    try:
+        return json.loads(json.dumps(state, default=plain))
+    except (TypeError, ValueError) as error:
+        raise RolloutsFailed(
+            f"{type(owner).__name__}.state() cannot be written to a checkpoint, which is JSON: "
+            f"{error}. Return numbers, texts, lists and dicts with texts for keys"
+        ) from error
 
 
 class RolloutsFailed(RunFailed):
@@ -234,6 +254,6 @@ class Dispatcher:
             pending=sorted(self._untrained),
             places=[place for _, place in sorted(self._untrained.items())],
             extremes=self._extremes,
-            buffer=self.buffer.state(),
-            order=self.order.state(),
+            buffer=_stored(self.buffer, self.buffer.state()),
+            order=_stored(self.order, self.order.state()),
         )

@@ -34,6 +34,7 @@ class WeightedRow:
     rollout_id: int  # position of its rollout in the batch
     first_position: int = 0  # completion tokens of the rollout's rows before this one
     env: str = ""  # where it was played
+    number: int = 0  # place of the row among its rollout's
 
     @property
     def length(self) -> int:
@@ -60,35 +61,26 @@ def weigh(
         for rollout, credit in zip(group.rollouts, group.credits, strict=True)
     ]
     training = [
-        (rollout.sequences, credit.advantages, position, i, env)
+        (rollout, credit.advantages, position, i, env)
         for i, (rollout, credit, position, env) in enumerate(credited)
         if credit.trains
     ]
     # Weighed over all ranks at once: nothing that follows can change what a token counts.
-    count = _turn_lengths if per_turn else _length
-    lengths = [count(rows) for rows, *_ in training]
+    turns = [rollout.turn_lengths for rollout, *_ in training]
+    lengths = turns if per_turn else [sum(numbers) for numbers in turns]
     weights = aggregation(lengths, [position for _, _, position, *_ in training])
     return [
         WeightedRow(
             row,
             _by_token(row, advantages),
             _by_token(row, weight if per_turn else (weight,)),
-            *(i, n, env),
+            *(i, before, env, number),
         )
-        for (rows, advantages, _, i, env), weight in zip(training, weights, strict=True)
-        for n, row in zip(_tokens_before(rows), rows, strict=True)
+        for (rollout, advantages, _, i, env), weight in zip(training, weights, strict=True)
+        for number, (before, row) in enumerate(
+            zip(_tokens_before(rollout.sequences), rollout.sequences, strict=True)
+        )
     ]
-
-
-def _length(rows: Sequence[Row]) -> int:
-    """Completion tokens of a rollout."""
-    return sum(row.num_completion for row in rows)
-
-
-def _turn_lengths(rows: Sequence[Row]) -> list[int]:
-    """Completion tokens of each turn of a rollout."""
-    turns = np.concatenate([row.turns[row.completion_mask] for row in rows] or [np.empty(0, int)])
-    return np.bincount(turns).tolist()
 
 
 def _tokens_before(rows: Sequence[Row]) -> list[int]:
@@ -115,7 +107,7 @@ def rewards_of(groups: Sequence[Group]) -> dict[str, Any]:
         values[: len(credit.turn_rewards)] = credit.turn_rewards
     rewards = [np.nan if credit.reward is None else credit.reward for credit in credits]
     lengths = [
-        _length(rollout.sequences) if credit.trains else 0
+        sum(rollout.turn_lengths) if credit.trains else 0
         for rollout, credit in zip(rollouts, credits, strict=True)
     ]
     return {
@@ -253,6 +245,7 @@ def _stack(rows: Sequence[WeightedRow]) -> MicroBatch:
         turns=np.full((height, width), -1, np.int32),
         rollout_ids=np.full(height, -1, np.int32),
         first_positions=np.zeros(height, np.int32),
+        row_numbers=np.zeros(height, np.int32),
         envs=tuple(r.env for r in rows) or ("",),
         **_hinted([r.row for r in rows]),
     )
@@ -267,4 +260,5 @@ def _stack(rows: Sequence[WeightedRow]) -> MicroBatch:
         batch.token_weights[i, :length] = weighted.token_weights
         batch.rollout_ids[i] = weighted.rollout_id
         batch.first_positions[i] = weighted.first_position
+        batch.row_numbers[i] = weighted.number
     return batch

@@ -8,12 +8,12 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import msgspec
 
 from rl.config.build import build
-from rl.config.facts import is_marked
+from rl.config.facts import takes_turns
 from rl.config.schema import Run
 from rl.evaluation.periodic import Evaluator
 from rl.inference.client import RequestTally
@@ -21,6 +21,7 @@ from rl.records import Credit, Group, RankBatch, Rollout
 from rl.rollouts.batch_metrics import batch_metrics
 from rl.rollouts.dispatcher import Dispatcher
 from rl.rollouts.plan import plan_batch
+from rl.rollouts.token_record import TokenRecord
 from rl.run.failure import report_failure
 from rl.run.folder import RunFolder
 from rl.run.json_lines import json_line
@@ -55,7 +56,8 @@ class RolloutService:
         )
         self._evaluator, self._tally, self._num_retried = evaluator, tally, tally.num_retried
         self._aggregation = build(run.aggregation)
-        self._weighs_turns = is_marked(run.aggregation["_target_"], "PER_TURN")
+        self._record: TokenRecord = build(run.record)()
+        self._weighs_turns = takes_turns(run.aggregation["_target_"])
         self._plans: dict[int, asyncio.Task[list[RankBatch]]] = {}
         self._rejected: list[Group] = []
         self._error: Exception | None = None
@@ -130,9 +132,14 @@ class RolloutService:
             },
             **{f"order/{k}": v for k, v in self._dispatcher.order.metrics().items()},
         }
-        self._write(step, groups)
+        rejected = self._write(step, groups)
+        recorded = self._record.choose(groups, rejected, step)
+        # A thread, beside which the batch is planned: the rollouts in flight wait for neither.
+        recording = asyncio.create_task(
+            asyncio.to_thread(self._record.write, self._run_folder, step, recorded)
+        )
         trainer = self._run.trainer
-        return plan_batch(
+        shares = plan_batch(
             groups,
             self._aggregation,
             per_turn=self._weighs_turns,
@@ -141,21 +148,31 @@ class RolloutService:
             tokens_per_micro_batch=trainer["tokens_per_micro_batch"],
             metrics=metrics,
         )
+        await recording  # a step that is trained has been recorded
+        record_ids = self._record.ids(groups, recorded)
+        return [replace(share, record_ids=record_ids) for share in shares]
 
-    def _write(self, step: int, groups: list[Group]) -> None:
+    def _write(self, step: int, groups: list[Group]) -> list[Group]:
+        """Write the rollouts of a step, and of the groups rejected since the last; return these."""
         rejected, self._rejected[:] = list(self._rejected), []
         lines = [
-            json_line(trained_line(group, rollout, credit, used))
+            json_line({"id": id, **trained_line(group, rollout, credit, used)})
             for chosen, used in ((groups, True), (rejected, False))
             for group in chosen
-            for rollout, credit in zip(group.rollouts, group.credits, strict=True)
+            for id, rollout, credit in zip(
+                group.rollout_ids, group.rollouts, group.credits, strict=True
+            )
         ]
         self._run_folder.rollouts_of(step).write_text("".join(lines))
+        return rejected
 
     async def sample(self) -> None:
-        """Play groups, for ever. What ends that ends the run, once the ranks have saved."""
+        """Play groups and evaluate, for ever. What ends that ends the run, once the ranks saved."""
         try:
-            await self._dispatcher.run()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._dispatcher.run())
+                if self._evaluator:
+                    tasks.create_task(self._evaluator.run())
         except* Exception as failure:
             # Before anything else can fail because of it: the oldest report is the one shown.
             report_failure(self._run_folder, "rollouts", failure)
@@ -196,6 +213,7 @@ def trained_line(group: Group, rollout: Rollout, credit: Credit, used: bool) -> 
         "shaped_reward": credit.reward,
         "advantage": credit.advantages if len(credit.advantages) != 1 else credit.advantages[0],
         "stop_reason": rollout.stop_reason,
+        "num_rows": len(rollout.sequences),
         "turns": rollout.turns,
         "tool_calls": rollout.tool_calls,
         "tokens": sum(len(v) for v in versions),

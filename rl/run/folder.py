@@ -89,6 +89,11 @@ class RunFolder:
         return self.path / "wandb_id.txt"
 
     @property
+    def tensorboard(self) -> Path:
+        """What TensorBoard reads."""
+        return self.path / "tensorboard"
+
+    @property
     def stop_request(self) -> Path:
         """Where this file is, the trainer saves after the present step and ends."""
         return self.path / "stop"
@@ -113,17 +118,51 @@ class RunFolder:
         """One folder per checkpoint, complete or absent."""
         return self.path / "checkpoints"
 
+    @property
+    def rollouts(self) -> Path:
+        """Every rollout, one file a step."""
+        return self.path / "rollouts"
+
+    @property
+    def dropped_rollouts(self) -> Path:
+        """Those of steps that were done, lost for want of a checkpoint, and done again."""
+        return self.path / "rollouts.dropped"
+
     def rollouts_of(self, step: int) -> Path:
         """Every rollout of a step, one JSON object a line."""
-        path = self.path / "rollouts" / f"step_{step:06d}.jsonl"
+        path = self.rollouts / f"step_{step:06d}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
+    @property
+    def tokens(self) -> Path:
+        """What is recorded of single tokens (token_files.py)."""
+        return self.path / "tokens"
+
+    def tokens_of(self, step: int, part: str) -> Path:
+        """What one process, rollouts or trainer.rank0, recorded of the tokens of a step."""
+        return self.tokens / f"step_{step:06d}.{part}.parquet"
+
     def evaluation_of(self, version: int) -> Path:
         """Every rollout of the evaluation of a policy version, one JSON object a line."""
-        path = self.path / "evaluations" / f"version_{version:06d}.jsonl"
+        path = self.evaluations / f"version_{version:06d}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
+
+    @property
+    def evaluations(self) -> Path:
+        """The rollouts of every evaluation."""
+        return self.path / "evaluations"
+
+    @property
+    def evaluated(self) -> Path:
+        """The rollouts of an evaluation that is a run of its own."""
+        return self.path / "rollouts.jsonl"
+
+    @property
+    def viewer_index(self) -> Path:
+        """What view.py remembers of the run, alone in its folder."""
+        return self.path / "viewer" / "index.duckdb"
 
     @property
     def vllm_socket(self) -> Path:

@@ -23,12 +23,14 @@ from rl.inference.routes import wait_until_healthy
 from rl.learner.learner import Learner, TrainerSettings
 from rl.learner.ranks import Ranks
 from rl.records import RankBatch
+from rl.run.dropped_steps import drop_steps_from
 from rl.run.failure import RunFailed
 from rl.run.folder import RunFolder
 from rl.run.metrics import MetricsFile
 from rl.run.status import STOPPED, Status
 from rl.trainer.checkpoint import save_checkpoint
 from rl.trainer.rollouts_link import RolloutsLink
+from rl.trainer.token_record import StepRecord
 from rl.weights.pusher import WeightPusher
 from rl.wire import NoMoreBatches
 
@@ -96,7 +98,8 @@ class TrainingRun:
                     self._end_early(step, end, rollouts)
                     return
             with watch.phase("update", f"training step {step}"):
-                stats = self.learner.update(batch)
+                record = StepRecord(batch) if batch.record_ids else None
+                stats = self.learner.update(batch, record.observe if record else None)
             self._stop_if_nonfinite(stats)
             stats |= self._evaluation(rollouts, watch, step)  # of the policy that vLLM still has
             if pusher:
@@ -109,6 +112,9 @@ class TrainingRun:
                     stats |= pusher.probe(self.learner.policy, batch.micro_batches[0], step + 1)
             # Only now, so that the probe does not queue behind a batch of new prompts.
             self._publish(rollouts, step + 1)
+            if record:
+                with watch.phase("record", f"recording the tokens of step {step}"):
+                    record.write(self.run_folder, self.ranks.rank)
             self._log(step, batch, stats, watch.times, time.monotonic() - began)
             # After its line: a resumed run goes on behind the checkpoint and writes no line again.
             # The time it takes is the next step's.
@@ -129,6 +135,7 @@ class TrainingRun:
             if self.metrics:
                 # Lines behind the checkpoint: their steps are about to be trained again.
                 self.metrics.truncate_after(self.start - 1)
+            drop_steps_from(self.run_folder, self.start)
         if pusher:
             self._wait_for_vllm()
             pusher.connect(self.learner.policy)

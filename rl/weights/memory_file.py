@@ -1,14 +1,14 @@
 """Weights in an anonymous file in memory, in the form of safetensors, hashed as they are written.
 
 Every byte is copied once, from the tensor to where the reader maps it: no serialised copy beside it
-and no contiguous one before it. The reader maps the file and copies nothing.
+and no contiguous one before it. The reader maps the file and copies nothing. The next weights are
+written over the last ones: memory that is new costs more than the copy (a fault and zeros a page).
 """
 
 import json
 import mmap
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -25,45 +25,51 @@ _DTYPES = {
 
 
 @dataclass(frozen=True)
-class MemoryFile:
-    """What a reader must know."""
+class WrittenWeights:
+    """What a reader must know. It must have let go of them when the next ones are written."""
 
     path: str  # readable by processes of the same user, until the file is closed
     fingerprint: str
 
 
-@contextmanager
-def memory_file(weights: Mapping[str, torch.Tensor]) -> Iterator[MemoryFile]:
-    """Hold `weights` in a file in memory for the block; it ends with us however we end."""
-    # No name to collide, no disk to fill, and the kernel frees it even if we are killed.
-    descriptor = os.memfd_create("offbyone-weights")
-    try:
-        mark = write_weights(descriptor, weights)
-        # It has no name: another process of the same user opens it through our descriptor.
-        yield MemoryFile(f"/proc/{os.getpid()}/fd/{descriptor}", mark)
-    finally:
-        os.close(descriptor)
+class MemoryFile:
+    """A file in memory; it ends with `close`, or with us however we end."""
 
+    def __init__(self) -> None:
+        # No name to collide, no disk to fill, and the kernel frees it even if we are killed.
+        self._descriptor = os.memfd_create("offbyone-weights")
+        self._memory: mmap.mmap | None = None
 
-def write_weights(descriptor: int, weights: Mapping[str, torch.Tensor]) -> str:
-    """Write all tensors, by name; return their fingerprint (rl/weights/fingerprint.py)."""
-    # safetensors: the header's length in 8 bytes, the header, the tensors end to end.
-    header, end = {}, 0
-    for name in sorted(weights):
-        tensor = weights[name]
-        begin, end = end, end + tensor.numel() * tensor.element_size()
-        header[name] = {
-            "dtype": _DTYPES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [begin, end],
-        }
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8
-    start = 8 + len(text)
-    os.ftruncate(descriptor, start + end)
-    digest = Digest()
-    with mmap.mmap(descriptor, start + end) as memory:
+    def __enter__(self) -> "MemoryFile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the memory back, once no reader maps it either."""
+        if self._memory is not None:
+            self._memory.close()
+        os.close(self._descriptor)
+
+    def write(self, weights: Mapping[str, torch.Tensor]) -> WrittenWeights:
+        """Hold these in the place of what was held, by name (rl/weights/fingerprint.py)."""
+        # safetensors: the header's length in 8 bytes, the header, the tensors end to end.
+        header, end = {}, 0
+        for name in sorted(weights):
+            tensor = weights[name]
+            begin, end = end, end + tensor.numel() * tensor.element_size()
+            header[name] = {
+                "dtype": _DTYPES[tensor.dtype],
+                "shape": list(tensor.shape),
+                "data_offsets": [begin, end],
+            }
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8
+        start = 8 + len(text)
+        memory = self._of_size(start + end)
         memory[:start] = len(text).to_bytes(8, "little") + text
+        digest = Digest()
         for name, entry in header.items():
             begin, end = entry["data_offsets"]
             tensor = weights[name].detach()
@@ -75,7 +81,16 @@ def write_weights(descriptor: int, weights: Mapping[str, torch.Tensor]) -> str:
                 del place  # a mapping that is looked at cannot be closed
             with memoryview(memory)[start + begin : start + end] as content:
                 digest.add(name, tensor, content)  # while it is still in the cache
-    return digest.name()
+        # It has no name: another process of the same user opens it through our descriptor.
+        return WrittenWeights(f"/proc/{os.getpid()}/fd/{self._descriptor}", digest.name())
+
+    def _of_size(self, num_bytes: int) -> mmap.mmap:
+        if self._memory is None or len(self._memory) != num_bytes:
+            if self._memory is not None:
+                self._memory.close()
+            os.ftruncate(self._descriptor, num_bytes)
+            self._memory = mmap.mmap(self._descriptor, num_bytes)
+        return self._memory
 
 
 def read_weights(path: str, mark: str) -> dict[str, torch.Tensor]:

@@ -26,7 +26,7 @@ from rl.inference.server import SERVED_AS
 from rl.model.lora import write_adapter
 from rl.records import MicroBatch
 from rl.run.failure import RunFailed
-from rl.weights.memory_file import memory_file
+from rl.weights.memory_file import MemoryFile
 
 if TYPE_CHECKING:
     from rl.learner.policy import Policy
@@ -62,7 +62,7 @@ class WeightPusher:
         self._sync, self._transport = sync, transport
         self._served_as = SERVED_AS[transport]
         self._vllm, self._private = VLLMRoutes(socket, timeout=timeout), socket.parent
-        self._last = ""
+        self._file, self._last = MemoryFile(), ""
         self._slack = _LATER_SLACK if goes_on else 1.0
 
     def connect(self, policy: "Policy") -> None:
@@ -99,27 +99,29 @@ class WeightPusher:
         weights = policy.adapter_weights() if alone else policy.weights()
         if not policy.ranks.first:
             return
-        # A file in memory: over HTTP gigabytes would be serialised, copied and parsed again.
-        with memory_file(weights) as file:
-            if must_differ and file.fingerprint == self._last:
-                raise RunFailed(
-                    f"the optimizer step before version {version} changed no weight in "
-                    f"{next(iter(weights.values())).dtype}: raise optim.learning_rate, or use "
-                    "model.dtype=float32"
-                )
-            self._last = file.fingerprint
-            # Running requests stay: a half-sampled rollout goes on with the new weights, and each
-            # of its tokens says which version it is from.
-            with self._vllm.together():
-                self._vllm.pause()
-                if alone:
-                    self._vllm.update(asdict(file))
-                    self._vllm.set_version(version)
-                else:
-                    self._vllm.start_update()
-                    self._vllm.update(asdict(file))
-                    self._vllm.finish_update(version)
-                self._vllm.resume()
+        # A file in memory: over HTTP gigabytes would be serialised, copied and parsed again. vLLM
+        # has let go of the last push's when it has answered `finish_update`, so they may be
+        # written over.
+        written = self._file.write(weights)
+        if must_differ and written.fingerprint == self._last:
+            raise RunFailed(
+                f"the optimizer step before version {version} changed no weight in "
+                f"{next(iter(weights.values())).dtype}: raise optim.learning_rate, or use "
+                "model.dtype=float32"
+            )
+        self._last = written.fingerprint
+        # Running requests stay: a half-sampled rollout goes on with the new weights, and each
+        # of its tokens says which version it is from.
+        with self._vllm.together():
+            self._vllm.pause()
+            if alone:
+                self._vllm.update(asdict(written))
+                self._vllm.set_version(version)
+            else:
+                self._vllm.start_update()
+                self._vllm.update(asdict(written))
+                self._vllm.finish_update(version)
+            self._vllm.resume()
 
     def probe(self, policy: "Policy", batch: MicroBatch, version: int) -> dict[str, float]:
         """Compare vLLM's logprobs with the trainer's on rows of a batch, right after a push.

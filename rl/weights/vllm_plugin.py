@@ -32,7 +32,13 @@ from vllm.model_executor.model_loader.reload import (
 
 from rl.inference.fork import fork_engine
 from rl.weights.memory_file import read_weights
-from rl.weights.vllm_proof import as_vllm_names, compared_layers, coverage, matrices_that_differ
+from rl.weights.vllm_proof import (
+    as_vllm_names,
+    compared_layers,
+    coverage,
+    layers_that_share,
+    matrices_that_differ,
+)
 
 log = init_logger(f"vllm.{__name__}")  # below vLLM's own logger, which alone has a handler there
 
@@ -91,6 +97,9 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
             # What the reload repacked has lost its original; whoever still has one was left out.
             if hasattr(layer, "cpu_linear") and weight is not None and weight.numel() > 0:
                 dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
+        shared = list(layers_that_share(self.model, self._received))
+        if shared:
+            raise RuntimeError(f"weight push: vLLM computes in the trainer's memory in {shared}")
         if self.parallel_config.tensor_parallel_size == 1:
             sent = as_vllm_names(self.model, self._received)
             proof = dict(compared_layers(self.model, sent))

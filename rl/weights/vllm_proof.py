@@ -37,13 +37,21 @@ def compared_layers(model: torch.nn.Module, weights: Weights) -> Iterator[tuple[
         if held.dtype not in _PLAIN or not all(part in weights for part in parts):
             yield name, None
             continue
-        sent = torch.cat([weights[part] for part in parts]).to(held)  # [out, in] or [in]
+        sent = _joined([weights[part] for part in parts]).to(held)  # [out, in] or [in]
         # More rows than were sent are the vocabulary's padding; none, a repacked layer's original.
         can_be_read = held.shape[1:] == sent.shape[1:] and len(held) >= len(sent)
         equal = torch.equal(held[: len(sent)], sent) if can_be_read else None
         if equal is not False and hasattr(layer, "cpu_linear"):
             equal = computes_with(layer, sent)
         yield name, equal
+
+
+def layers_that_share(model: torch.nn.Module, weights: Weights) -> Iterator[str]:
+    """Names of parameters that lie in the memory of `weights`, which the next push writes over."""
+    places = {tensor.untyped_storage().data_ptr() for tensor in weights.values() if tensor.numel()}
+    for name, parameter in model.named_parameters():
+        if parameter.numel() and parameter.untyped_storage().data_ptr() in places:
+            yield name
 
 
 def coverage(proof: Mapping[str, bool | None]) -> str:
@@ -66,12 +74,18 @@ def computes_with(layer: Any, weight: torch.Tensor) -> bool:
     probe = probes(weight.shape[1]).to(weight)  # [P, in]
     bias = getattr(layer, "bias", None)
     computed = layer.cpu_linear(probe, layer.weight, bias)  # [P, out], padded for the vocabulary
-    padded = torch.nn.functional.pad(weight, (0, 0, 0, computed.shape[1] - weight.shape[0]))
+    missing = computed.shape[1] - len(weight)
+    padded = _joined([weight] + [weight.new_zeros(missing, weight.shape[1])] * (missing > 0))
     twin: Any = torch.nn.Module()
     twin.weight = torch.nn.Parameter(padded, requires_grad=False)
     dispatch_cpu_unquantized_gemm(twin, remove_weight=False)
     expected = twin.cpu_linear(probe, twin.weight, bias)
     return torch.equal(computed[:, : len(weight)], expected[:, : len(weight)])
+
+
+def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    """The parts below one another; a single one is not copied, for it may be a gigabyte."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def probes(width: int) -> torch.Tensor:

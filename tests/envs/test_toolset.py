@@ -31,6 +31,10 @@ class Notes:
     def close(self) -> None:
         closed.append(self.lines)
 
+class Tab:
+    async def close(self) -> None:
+        closed.append(self)
+
 def started(episode) -> dict:
     return {"id": episode.example.id}
 
@@ -191,6 +195,11 @@ def test_a_toolset_is_left_out_by_its_name(config):
             "per_episode",
             {"pages": {"_target_": "parts_sets.load", "title": "x"}},
             "shared and per_episode both name pages: keep one of them",
+        ),
+        (
+            "per_episode",
+            {"tab": {"_target_": "parts_sets.Tab"}},
+            "per_episode.tab: Tab.close is a coroutine, and nobody waits for it",
         ),
         (
             "rewards",

@@ -86,8 +86,8 @@ LEARNING = (
     mutation(
         "objective: a mean of the micro-batch",
         "rl/learner/objective.py",
-        "(batch.token_weights.to(logprobs.dtype) * loss).sum()",
-        "(batch.token_weights.to(logprobs.dtype) * loss).mean()",
+        "(self.token_weights.to(loss.dtype) * loss).sum()",
+        "(self.token_weights.to(loss.dtype) * loss).mean()",
         "rl/learner/test_objective_by_hand.py",
     ),
     mutation(
@@ -244,14 +244,14 @@ LEARNING = (
     mutation(
         "pusher: must_differ ignored",
         "rl/weights/pusher.py",
-        "if must_differ and file.fingerprint == self._last:",
+        "if must_differ and written.fingerprint == self._last:",
         "if False:",
         "rl/weights/test_pusher.py",
     ),
     mutation(
         "pusher: the last fingerprint forgotten",
         "rl/weights/pusher.py",
-        "self._last = file.fingerprint",
+        "self._last = written.fingerprint",
         "pass",
         "rl/weights/test_pusher.py",
     ),

@@ -29,6 +29,7 @@ def batch(height: int = 3, width: int = 5) -> RankBatch:
         turns=rng.integers(-1, 9, (height, width), np.int32),
         rollout_ids=np.arange(height, dtype=np.int32),
         first_positions=rng.integers(0, 99, height, np.int32),
+        row_numbers=rng.integers(0, 9, height, np.int32),
         envs=("words",) * height,
         hinted_token_ids=rng.integers(0, 99, (height, width + 2), np.int32),
     )

@@ -125,3 +125,13 @@ def test_an_update_with_a_stale_layer_is_refused_before_it_is_finished(behind, m
             engine.finish_weight_update()
     else:
         engine.finish_weight_update()
+
+
+def test_a_parameter_in_the_memory_of_the_push_is_named():
+    from rl.weights.vllm_proof import layers_that_share
+
+    sent = weights(torch.float32)
+    model = Model(sent)
+    assert list(layers_that_share(model, sent)) == []
+    model.norm.weight = torch.nn.Parameter(sent["norm.weight"][:], requires_grad=False)
+    assert list(layers_that_share(model, sent)) == ["norm.weight"]

@@ -160,6 +160,22 @@ def test_whatever_an_evaluation_raises_ends_the_evaluator(tmp_path):
     assert "gone" in str(caught.value.exceptions[0])
 
 
+def test_when_an_evaluation_fails_every_rank_goes_on_without_its_metrics(tmp_path):
+    trainer = Trainer(tmp_path, ScriptedClient(RuntimeError("gone")), every=1, last=2)
+
+    async def main():
+        task = asyncio.ensure_future(trainer.evaluator.run())
+        trainer.evaluator.start(0)
+        ranks = await asyncio.gather(*(trainer.evaluator.finish(0) for _ in range(2)))
+        trainer.evaluator.start(1)  # of the update that was under way
+        assert [*ranks, await trainer.evaluator.finish(1)] == [{}, {}, {}]
+        assert await trainer.evaluator.finish(2, last=True) == {}
+        with pytest.raises(ExceptionGroup):
+            await task
+
+    run_virtually(main())
+
+
 def test_no_evaluation_is_never_due():
     assert not any(NoEvaluation().due(version, 10) for version in range(11))
 

@@ -65,6 +65,7 @@ def micro(versions):
         turns=np.array([versions], np.int32).clip(max=0),
         rollout_ids=np.zeros(1, np.int32),
         first_positions=np.zeros(1, np.int32),
+        row_numbers=np.zeros(1, np.int32),
     )
 
 

@@ -24,6 +24,7 @@ ROWS = MicroBatch(
     turns=np.array([[-1, 0, 1], [-1, 3, -1]], np.int32),
     rollout_ids=np.array([4, 2], np.int32),
     first_positions=np.array([0, 5], np.int32),
+    row_numbers=np.array([0, 1], np.int32),
 )
 OLD = torch.tensor([-1.5, -1.0, -2.5])
 REF = torch.tensor([-1.0, -2.0, -4.0])  # k1 is 0, 1, 2

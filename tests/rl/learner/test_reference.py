@@ -405,6 +405,7 @@ def test_a_reference_with_hints_scores_the_policy_s_choices_after_its_own_prompt
         turns=np.zeros((1, 5), np.int32),
         rollout_ids=np.zeros(1, np.int32),
         first_positions=np.zeros(1, np.int32),
+        row_numbers=np.zeros(1, np.int32),
         envs=("words",),
         hinted_token_ids=np.array([[9, 4, 6, 7, 8, 3]], np.int32),
         hinted_mask=np.array([[False, False, False, True, False, True]]),

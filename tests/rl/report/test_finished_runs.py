@@ -73,3 +73,10 @@ def test_what_is_lost_is_said(done, saved, sentence, tmp_path):
     said = steps(a_run(tmp_path / "x", run_name="x"), done, saved)
     assert said.splitlines()[0] == sentence
     assert ("resume=true" in said) == bool(done)
+
+
+def test_the_command_to_go_on_keeps_the_overrides_and_quotes_them(tmp_path):
+    overrides = ["+env.words=[a,b]", "seed=0", "run_name=x", "resume=true"]
+    assert resume_command(a_run(tmp_path / "a run", overrides=overrides)) == (
+        "python train.py '+env.words=[a,b]' seed=0 'run_name=a run' resume=true"
+    )

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import asdict
 
 import msgspec
+import numpy as np
 import pytest
 
 from envs.episode import StopReason
@@ -13,7 +14,7 @@ from envs.protocol import Pool
 from rl.records import Rollout
 from rl.rollouts.buffer import DifficultyBuffer
 from rl.rollouts.difficulty_order import DifficultyOrder
-from rl.rollouts.dispatcher import DispatcherState
+from rl.rollouts.dispatcher import DispatcherState, RolloutsFailed
 from rl.rollouts.example_order import ExampleOrder
 from rl.wire import NoMoreBatches
 from tests.support.orders import shuffled
@@ -442,3 +443,24 @@ def test_after_a_stop_there_is_no_batch_though_groups_are_ready():
     solved, pending = run_virtually(stopped_after_one(World(0, 1)))
     assert solved
     assert pending == 3  # which a resumed run plays again
+
+
+@pytest.mark.parametrize(
+    ("state", "stored"),
+    [
+        ({"easy": [np.int64(3)], "mean": np.float32(0.5)}, {"easy": [3], "mean": 0.5}),
+        ({"seen": np.arange(3)}, {"seen": [0, 1, 2]}),
+    ],
+)
+def test_a_state_with_numpy_in_it_is_stored_as_plain_numbers(state, stored):
+    world = World(0, 1)
+    world.dispatcher.order.state = lambda: state
+    assert world.dispatcher.checkpoint().order == stored
+
+
+@pytest.mark.parametrize("state", [{"seen": {1, 2}}, {(0, 1): 3}, {"rng": object()}])
+def test_a_state_that_json_cannot_hold_is_said_with_its_owner(state):
+    world = World(0, 1)
+    world.dispatcher.buffer.state = lambda: state
+    with pytest.raises(RolloutsFailed, match=r"Buffer.state\(\) cannot be written to a checkpoint"):
+        world.dispatcher.checkpoint()

@@ -17,6 +17,7 @@ from rl.run.failure import RunFailed, first_failure
 from rl.run.folder import RunFolder
 from rl.run.status import Status
 from rl.wire import HEADER, Answer, Call, NoMoreBatches, pack, unpack
+from tests.support.composing import chosen
 
 TOKEN_MEAN = {"_target_": "losses.aggregation.token_mean"}
 
@@ -56,9 +57,10 @@ class Dispatcher:
         return "batch 0: nothing"
 
 
-def service(folder, groups, aggregation=TOKEN_MEAN, tally=None) -> RolloutService:
+def service(folder, groups, aggregation=TOKEN_MEAN, tally=None, record="none") -> RolloutService:
     run = SimpleNamespace(
         aggregation=aggregation,
+        record=chosen("record", record),
         trainer={"ranks": 2, "tokens_per_micro_batch": 64, "wait_timeout": 5.0},
     )
     run_folder = RunFolder(folder)
@@ -175,11 +177,34 @@ async def test_when_sampling_fails_the_ranks_can_save_before_this_process_ends(t
     served._dispatcher.failure = RunFailed("none could be scored")
     served._num_ranks = 1
     sampling = asyncio.ensure_future(served.sample())
-    (end,) = await asked(served, Call(what="next_batch", rank=0, step=0))
     await asyncio.sleep(0.2)
+    (end,) = await asked(served, Call(what="next_batch", rank=0, step=0))
     assert end.over
     assert first_failure(served._run_folder)["message"] == "none could be scored"
     assert not sampling.done()  # the rank saves and asks for our state
     served._num_ranks = 0  # it has hung up
+    with pytest.raises(ExceptionGroup):
+        await asyncio.wait_for(sampling, 5)
+
+
+async def test_when_an_evaluation_fails_the_ranks_can_save_before_this_process_ends(tmp_path):
+    served = service(tmp_path, [group(0.0, 1.0)])
+
+    async def for_ever():
+        await asyncio.Event().wait()
+
+    async def fail():
+        raise RunFailed("vLLM is gone")
+
+    served._dispatcher.run = for_ever
+    served._evaluator = SimpleNamespace(run=fail)
+    served._num_ranks = 1
+    sampling = asyncio.ensure_future(served.sample())
+    async with asyncio.timeout(5):
+        while not isinstance(served._dispatcher.groups, NoMoreBatches):
+            await asyncio.sleep(0.02)
+    assert first_failure(served._run_folder)["message"] == "vLLM is gone"
+    assert not sampling.done()
+    served._num_ranks = 0
     with pytest.raises(ExceptionGroup):
         await asyncio.wait_for(sampling, 5)

@@ -14,7 +14,7 @@ from rl.rollouts.dispatcher import Dispatcher, DispatcherState
 from rl.rollouts.service import RolloutService, trained_line
 from rl.run.folder import RunFolder
 from rl.run.status import Status
-from tests.support.composing import composed
+from tests.support.composing import chosen
 from tests.support.orders import shuffled
 from tests.support.world import EXAMPLES, Pool
 
@@ -46,7 +46,7 @@ def test_a_rollout_was_used_where_its_group_was_and_its_tokens_count(trains, use
 
 def test_a_rejected_group_stands_in_the_file_of_one_step_only(tmp_path):
     class Run:
-        aggregation = composed("output_dir=nowhere")["aggregation"]
+        aggregation, record = chosen("aggregation", "token_mean"), chosen("record", "none")
 
     folder = RunFolder(tmp_path)
     dispatcher = Dispatcher(

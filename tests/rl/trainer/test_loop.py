@@ -84,7 +84,7 @@ class KilledRun(TrainingRun):
         self.settings = SimpleNamespace(wait_timeout=60.0, max_nonfinite_steps=3)
         self.sampler = SimpleNamespace(uses_vllm=False)
         self.ranks = SimpleNamespace(first=True, rank=0)
-        self.learner = SimpleNamespace(update=lambda batch: dict(trained))
+        self.learner = SimpleNamespace(update=lambda batch, observer: dict(trained))
         self.status, self.logger = Status(run_folder, "trainer.rank0"), ConsoleLogger()
         self.metrics = MetricsFile(run_folder)
 

@@ -26,7 +26,7 @@ from rl.trainer import loop
 from rl.wire import HEADER, Answer, Call, pack, unpack
 from tests.support.composing import composed
 
-EMPTY = MicroBatch(*(np.zeros((1, 2), np.int32) for _ in range(9)))
+EMPTY = MicroBatch(*(np.zeros((1, 2), np.int32) for _ in range(10)))
 EVALUATION = {
     "_target_": "rl.evaluation.periodic.PeriodicEvaluation",
     **{"num_examples": 2, "rollouts_per_example": 1, "temperature": 0.0, "pass_threshold": 1.0},
@@ -45,7 +45,7 @@ class Rehearsal(loop.TrainingRun):
         self.status = Status(folder, "trainer.rank0")
         self.ranks = SimpleNamespace(first=True, rank=0)
         stats = {**STATS, "train/grad_norm": float(moves)}
-        self.learner = SimpleNamespace(policy=None, update=lambda batch: dict(stats))
+        self.learner = SimpleNamespace(policy=None, update=lambda batch, observer: dict(stats))
         self.metrics, self.logger = MetricsFile(folder), build(self.run.logger)()
         self.pushed = []
 

@@ -1,0 +1,11 @@
+"""Say what runs show, with intervals: python report.py outputs/sweeps/<time> baseline=loss=grpo
+
+`python report.py --help` lists the keys; docs/report.md says what each number is.
+"""
+
+import sys
+
+from rl.report.command import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

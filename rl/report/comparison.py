@@ -1,0 +1,266 @@
+"""Arms compared on what all of them were asked: scores, differences to the baseline, verdicts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf, nan
+
+import numpy as np
+
+from rl.report import statistics as st
+from rl.report.arms import Arm
+from rl.report.evaluations import Question
+from rl.report.evidence import RUNNING, Evidence
+from rl.report.judging import TRAINING, Judgement, curve_of, judge, questions_of
+
+SEED = 0  # of the draws: the same runs give the same page
+
+
+class NothingToCompare(ValueError):
+    """Not a single run that counts; the message is for the user."""
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """What it took to reach the baseline's final score: the median run; inf where it never did."""
+
+    steps: float
+    seconds: float
+    tokens: float
+    num_reached: int
+    num_runs: int
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ArmResult:
+    """One arm in numbers. Intervals are at statistics.LEVEL; NaN where nothing is known."""
+
+    arm: Arm
+    runs: tuple[Evidence, ...]  # that are judged, one a line of `scores`
+    scores: st.Scores
+    score: st.Interval
+    difference: st.Interval  # to the baseline
+    p_value: float  # of the difference, adjusted for the number of arms
+    verdict: str  # "" of the baseline
+    chance_better: float
+    visible_difference: float
+    seeds_needed: int | None  # of each arm; None: unknown, or no number would do
+    interquartile: st.Interval | None  # over several environments
+    efficiency: Efficiency
+    area: float  # mean height of the curves
+
+    @property
+    def minutes(self) -> float:
+        """Of a run, on average."""
+        return float(np.mean([run.seconds for run in self.runs])) / 60
+
+    @property
+    def knows_seeds(self) -> bool:
+        """Whether there are enough seeds for the interval to know how they differ."""
+        return self.scores.resamples_seeds
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Comparison:
+    """All arms of which at least one run counts, the baseline among them."""
+
+    question: str  # that the sweep asks, "" where nobody wrote it down
+    measure: str  # HELD_OUT or TRAINING
+    judged: str  # which policy version or steps
+    results: tuple[ArmResult, ...]
+    baseline: ArmResult
+    questions: tuple[Question, ...]  # that are compared; none for training rewards
+    arms: tuple[Arm, ...]  # those of which nothing counts, too
+    left_out: tuple[tuple[Evidence, str], ...]  # runs, and why
+    notes: tuple[str, ...] = field(default=())  # what a reader must know
+
+    @property
+    def runs(self) -> list[Evidence]:
+        """Every run, whether it counts or not."""
+        return [run for arm in self.arms for run in arm.runs]
+
+    @property
+    def others(self) -> list[ArmResult]:
+        """All arms but the baseline."""
+        return [result for result in self.results if result is not self.baseline]
+
+    @property
+    def by_score(self) -> list[ArmResult]:
+        """The best arm first."""
+        return sorted(self.results, key=lambda result: -result.score.value)
+
+    @property
+    def most_steps(self) -> int:
+        """Of any run."""
+        return max(run.num_steps for run in self.runs)
+
+
+def compare(
+    arms: Sequence[Arm],
+    *,
+    baseline: str | None = None,
+    question: str = "",
+    num_judged: int = 1,
+    notes: Sequence[str] = (),
+) -> Comparison:
+    """Compare arms by what all were asked, else by their training reward.
+
+    Args:
+        arms: in the order in which they were run.
+        baseline: the name or label of one; None: the first of which a run counts.
+        question: that the sweep asks.
+        num_judged: evaluations at the end of a run that are averaged.
+        notes: what a reader must know beforehand.
+
+    Raises:
+        NothingToCompare: no run counts, or none is called like the baseline.
+
+    """
+    control = _baseline(arms, baseline)
+    judgement = judge(arms, control, num_judged)
+    results = _results(judgement, control)
+    left_out = [(run, run.cause) for arm in arms for run in arm.runs if not run.finished]
+    left_out += judgement.left_out
+    return Comparison(
+        question=question,
+        measure=judgement.measure,
+        judged=judgement.judged,
+        results=tuple(results),
+        baseline=next(result for result in results if result.arm is control),
+        questions=judgement.questions,
+        arms=tuple(arms),
+        left_out=tuple(left_out),
+        notes=(*notes, *_notes(results, left_out, judgement)),
+    )
+
+
+def _results(judgement: Judgement, control: Arm) -> list[ArmResult]:
+    rng, arms = np.random.default_rng(SEED), judgement.arms
+    place = next(index for index, judged in enumerate(arms) if judged.arm is control)
+    base = arms[place]
+    questions = st.question_weights(base.scores.strata, rng)
+    draws = [
+        st.draw_scores(one.scores, st.seed_weights(one.scores.num_seeds, rng), questions)
+        for one in arms
+    ]
+    spreads = [st.spread_of(one.scores, base.scores) for one in arms]
+    gains = [float(one.scores.y.mean() - base.scores.y.mean()) for one in arms]
+    others = [index for index in range(len(arms)) if index != place]
+    adjusted = st.holm([st.p_value(gains[index], spreads[index]) for index in others])
+    p_values = {place: nan} | dict(zip(others, adjusted, strict=True))
+    target = _final(base.runs, judgement.measure)
+    results = []
+    for index, (one, spread, gain) in enumerate(zip(arms, spreads, gains, strict=True)):
+        scores, is_other = one.scores, index != place
+        knows = is_other and scores.resamples_seeds and base.scores.resamples_seeds
+        difference = st.Interval(0.0, nan, nan)
+        if is_other:
+            difference = st.interval(gain, draws[index] - draws[place], spread)
+        verdict = st.verdict(difference, p_values[index], knows_seeds=knows)
+        several = len(np.unique(scores.strata)) > 1
+        results.append(
+            ArmResult(
+                arm=one.arm,
+                runs=one.runs,
+                scores=scores,
+                score=st.interval(float(scores.y.mean()), draws[index], st.spread_of(scores)),
+                difference=difference,
+                p_value=p_values[index],
+                verdict=verdict if is_other else "",
+                chance_better=st.chance_better(scores.runs, base.scores.runs) if is_other else nan,
+                visible_difference=st.visible_difference(spread, len(others)) if knows else nan,
+                seeds_needed=st.seeds_needed(gain, spread, len(others)) if knows else None,
+                interquartile=st.interquartile_interval(scores, rng) if several else None,
+                efficiency=_efficiency(one.runs, judgement.measure, target),
+                area=float(np.mean([_area(run, judgement.measure) for run in one.runs])),
+            )
+        )
+    return results
+
+
+def _baseline(arms: Sequence[Arm], wanted: str | None) -> Arm:
+    """The arm that the others are compared with."""
+    counting = [arm for arm in arms if arm.finished]
+    if not counting:
+        raise NothingToCompare(_why_nothing(arms))
+    if wanted is None:
+        evaluated = [arm for arm in counting if any(run.evaluations for run in arm.finished)]
+        return (evaluated or counting)[0]
+    chosen = next((arm for arm in arms if wanted in (arm.label, arm.name)), None)
+    if chosen is None:
+        names = ", ".join(arm.label for arm in arms)
+        raise NothingToCompare(f"no arm is called {wanted}: baseline= is one of {names}")
+    if not chosen.finished:
+        raise NothingToCompare(f"no run of the baseline {wanted} has finished: choose another")
+    return chosen
+
+
+def _why_nothing(arms: Sequence[Arm]) -> str:
+    runs = [run for arm in arms for run in arm.runs]
+    if not runs:
+        return "there is no run here: name the folder of a sweep or of runs (outputs/...)"
+    going = sum(run.status == RUNNING for run in runs)
+    if going:
+        return f"none of {len(runs)} runs has finished, {going} of them are still going"
+    return f"none of {len(runs)} runs has finished; the first: {runs[0].name}: {runs[0].cause}"
+
+
+def _final(runs: Sequence[Evidence], measure: str) -> float:
+    curves = [curve_of(run, measure) for run in runs]
+    return float(np.mean([curve.scores[-1] for curve in curves if len(curve.scores)] or [nan]))
+
+
+def _area(run: Evidence, measure: str) -> float:
+    curve = curve_of(run, measure)
+    return st.area_under(curve.steps, curve.scores)
+
+
+def _efficiency(runs: Sequence[Evidence], measure: str, target: float) -> Efficiency:
+    curves = [curve_of(run, measure) for run in runs]
+    steps, seconds, tokens = (
+        [st.first_reach(getattr(curve, name), curve.scores, target) for curve in curves]
+        for name in ("steps", "seconds", "tokens")
+    )
+    return Efficiency(
+        float(np.median(steps)),
+        float(np.median(seconds)),
+        float(np.median(tokens)),
+        sum(step < inf for step in steps),
+        len(runs),
+    )
+
+
+def _notes(
+    results: Sequence[ArmResult],
+    left_out: Sequence[tuple[Evidence, str]],
+    judgement: Judgement,
+) -> list[str]:
+    """What the runs themselves say against reading too much into them."""
+    notes, runs = [], judgement.runs
+    if judgement.measure == TRAINING:
+        notes.append(
+            "Training reward: other examples in every run, so chance differs more between them. "
+            "evaluation=default asks all runs the same questions."
+        )
+    if few := [result.arm.name for result in results if not result.knows_seeds]:
+        notes.append(
+            f"Fewer than {st.FEWEST_SEEDS} seeds of {', '.join(few)}: their intervals know nothing "
+            "of how much seeds differ, so there is no verdict on them."
+        )
+    asked, compared = max(len(questions_of(run)) for run in runs), len(judgement.questions)
+    if 0 < compared < asked:
+        notes.append(
+            f"Compared on the {compared} questions that every run was asked and that could be "
+            f"scored in every run, of up to {asked}."
+        )
+    if " to " in judgement.judged:
+        notes.append(f"Not all runs are judged at the same step: {judgement.judged}.")
+    if left_out:
+        runs_do = "run does" if len(left_out) == 1 else "runs do"
+        notes.append(
+            f"{len(left_out)} {runs_do} not count: {left_out[0][0].name}: {left_out[0][1]}"
+        )
+    broken = sum(run.num_broken for run in runs)
+    broken += sum(evaluation.num_broken for run in runs for evaluation in run.evaluations.values())
+    if broken:
+        notes.append(f"{broken} lines of metrics or evaluations cannot be read and are left out.")
+    return notes

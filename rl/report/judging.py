@@ -1,0 +1,141 @@
+"""What runs are judged by: the same held-out questions, else the reward of the last steps."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isnan, nan
+
+import numpy as np
+
+from rl.report.arms import Arm
+from rl.report.evaluations import Question
+from rl.report.evidence import LAST_STEPS, Curve, Evidence
+from rl.report.statistics import Scores
+
+HELD_OUT, TRAINING = "held-out questions", "training reward"
+FEWEST_SHARED = 0.5  # of the baseline's questions, for a run to be compared with it
+
+
+@dataclass(frozen=True, eq=False)
+class JudgedArm:
+    """The runs of an arm that can be judged as all others are."""
+
+    arm: Arm
+    runs: tuple[Evidence, ...]  # one a line of `scores`
+    scores: Scores
+
+
+@dataclass(frozen=True, eq=False)
+class Judgement:
+    """The scores of all runs, by one measure."""
+
+    measure: str  # HELD_OUT or TRAINING
+    judged: str  # which versions or steps, in words
+    arms: tuple[JudgedArm, ...]
+    questions: tuple[Question, ...]  # columns of the scores; none for TRAINING
+    left_out: tuple[tuple[Evidence, str], ...]  # finished runs that cannot be judged, and why
+
+    @property
+    def runs(self) -> list[Evidence]:
+        """Every run that is judged."""
+        return [run for arm in self.arms for run in arm.runs]
+
+
+def judge(arms: Sequence[Arm], control: Arm, num_judged: int) -> Judgement:
+    """Judge the finished runs by the questions that the control's were asked, if they were.
+
+    A run that was asked others is left out; so is a question that some run could not be scored on.
+    """
+    asked = [tuple(sorted(questions_of(run))) for run in control.finished if run.evaluations]
+    if not asked:
+        return _by_training_reward(arms)
+    reference = set(Counter(asked).most_common(1)[0][0])
+    kept: list[tuple[Arm, list[Evidence]]] = []
+    left_out: list[tuple[Evidence, str]] = []
+    for arm in arms:
+        runs = []
+        for run in arm.finished:
+            if not run.evaluations:
+                left_out.append((run, "it has no evaluation"))
+            elif len(reference & questions_of(run)) < FEWEST_SHARED * len(reference):
+                left_out.append((run, f"it was asked other questions than {control.name}"))
+            else:
+                runs.append(run)
+        if runs:
+            kept.append((arm, runs))
+    tables = {id(run): _judged_scores(run, num_judged) for _, runs in kept for run in runs}
+    scored = (
+        {question for question, score in table.items() if not isnan(score)}
+        for table in tables.values()
+    )
+    questions = tuple(sorted(reference.intersection(*scored)))
+    if not questions:
+        return _by_training_reward(arms)
+    envs = sorted({question.env for question in questions})
+    strata = np.array([envs.index(question.env) for question in questions])
+    judged = [
+        JudgedArm(
+            arm,
+            tuple(runs),
+            Scores(np.array([[tables[id(run)][q] for q in questions] for run in runs]), strata),
+        )
+        for arm, runs in kept
+    ]
+    every = [run for _, runs in kept for run in runs]
+    return Judgement(
+        HELD_OUT, _versions(every, num_judged), tuple(judged), questions, tuple(left_out)
+    )
+
+
+def _by_training_reward(arms: Sequence[Arm]) -> Judgement:
+    judged: list[JudgedArm] = []
+    left_out: list[tuple[Evidence, str]] = []
+    for arm in arms:
+        left_out += [(r, "it has no reward") for r in arm.finished if r.training_reward is None]
+        runs = tuple(run for run in arm.finished if run.training_reward is not None)
+        if runs:
+            y = np.array([[run.training_reward] for run in runs], float)
+            judged.append(JudgedArm(arm, runs, Scores(y, np.zeros(1, np.int64))))
+    return Judgement(TRAINING, f"the last {LAST_STEPS} steps", tuple(judged), (), tuple(left_out))
+
+
+def questions_of(run: Evidence) -> set[Question]:
+    """What the last evaluation of a run asked."""
+    return set(list(run.evaluations.values())[-1].scores) if run.evaluations else set()
+
+
+def judged_versions(run: Evidence, num_judged: int) -> list[int]:
+    """The last versions that were evaluated."""
+    return list(run.evaluations)[-num_judged:]
+
+
+def _judged_scores(run: Evidence, num_judged: int) -> dict[Question, float]:
+    """Mean over the judged versions, NaN for what one of them lacks."""
+    tables = [run.evaluations[version].scores for version in judged_versions(run, num_judged)]
+    return {
+        question: float(np.mean([table.get(question, nan) for table in tables]))
+        for question in tables[-1]
+    }
+
+
+def _versions(runs: Sequence[Evidence], num_judged: int) -> str:
+    """Which versions the scores are of, in words."""
+    versions = [judged_versions(run, num_judged) for run in runs]
+    first, last = min(v[-1] for v in versions), max(v[-1] for v in versions)
+    name = f"version {last}" if first == last else f"versions {first} to {last}"
+    most = max(map(len, versions))
+    return name if most == 1 else f"the last {most} evaluations, up to {name}"
+
+
+def curve_of(run: Evidence, measure: str) -> Curve:
+    """The run's scores over its course."""
+    return run.held_out if measure == HELD_OUT else smoothed(run.training)
+
+
+def smoothed(curve: Curve, window: int = LAST_STEPS) -> Curve:
+    """Each score as the mean of the last `window`, of fewer at the beginning."""
+    sums = np.concatenate([[0.0], curve.scores.cumsum()])
+    ends = np.arange(1, len(sums))
+    starts = np.maximum(ends - window, 0)
+    means = (sums[ends] - sums[starts]) / (ends - starts)
+    return Curve(curve.steps, curve.seconds, curve.tokens, means)

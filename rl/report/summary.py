@@ -1,0 +1,157 @@
+"""A comparison as numbers for others: report.json, report.csv, and the table of a terminal."""
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.table import Table
+
+from rl.report.arms import Arm
+from rl.report.comparison import ArmResult, Comparison
+from rl.report.sentence import sentence
+from rl.report.statistics import LEVEL, NUM_DRAWS, Interval
+
+COLUMNS = ("arm", "seeds", "score", "interval", "difference", "verdict", "minutes", "failed")
+
+
+def as_record(comparison: Comparison, arms: Sequence[Arm]) -> dict[str, Any]:
+    """What report.json holds; what is not known is null."""
+    record = {
+        "question": comparison.question or None,
+        "sentence": sentence(comparison),
+        "measure": comparison.measure,
+        "judged": comparison.judged,
+        "num_questions": len(comparison.questions),
+        "baseline": comparison.baseline.arm.label,
+        "level": LEVEL,
+        "draws": NUM_DRAWS,
+        "arms": arm_lines(comparison, arms),
+        "left_out": [{"run": run.name, "why": why} for run, why in comparison.left_out],
+        "notes": list(comparison.notes),
+    }
+    return _known(record)
+
+
+def arm_lines(comparison: Comparison | None, arms: Sequence[Arm]) -> list[dict[str, Any]]:
+    """A line for each arm, the best first; those of which nothing counts last."""
+    by_arm = {id(result.arm): result for result in comparison.by_score} if comparison else {}
+    ordered = [result.arm for result in comparison.by_score] if comparison else []
+    ordered += [arm for arm in arms if id(arm) not in by_arm]
+    return [_known(_line(arm, by_arm.get(id(arm)))) for arm in ordered]
+
+
+def _line(arm: Arm, result: ArmResult | None) -> dict[str, Any]:
+    line: dict[str, Any] = {
+        "run": arm.label,
+        "seeds": len(arm.runs),
+        "reward": result.score.value if result else None,
+        "steps": max(run.num_steps for run in arm.runs),
+        "minutes": result.minutes if result else 0.0,
+        "failed": sum(not run.finished for run in arm.runs),
+        "folders": [str(run.folder) for run in arm.runs if run.folder],
+        "errors": [run.cause for run in arm.runs if run.cause],
+    }
+    if result is None:
+        return line
+    several = result.interquartile
+    return line | {
+        "scored_seeds": result.scores.num_seeds,
+        "scores": [float(score) for score in result.scores.runs],
+        "interval": _ends(result.score),
+        "difference": result.difference.value,
+        "difference_interval": _ends(result.difference),
+        "p_value": result.p_value,
+        "verdict": result.verdict or "baseline",
+        "chance_better": result.chance_better,
+        "visible_difference": result.visible_difference,
+        "seeds_needed": result.seeds_needed,
+        "interquartile_mean": [several.value, *_ends(several)] if several else None,
+        "to_baselines_score": asdict(result.efficiency),
+        "mean_height_of_curve": result.area,
+    }
+
+
+def _ends(interval: Interval) -> list[float]:
+    return [interval.low, interval.high]
+
+
+def _known(value: Any) -> Any:
+    """The value with null for what is no finite number: JSON has no other word for it."""
+    if isinstance(value, dict):
+        return {key: _known(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_known(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def as_csv(comparison: Comparison) -> str:
+    """A line for each run, for a notebook."""
+    scores = {
+        run.name: score
+        for result in comparison.results
+        for run, score in zip(result.runs, result.scores.runs, strict=True)
+    }
+    why = {run.name: reason for run, reason in comparison.left_out}
+    file = io.StringIO()
+    writer = csv.writer(file)
+    writer.writerow(
+        ["arm", "seed", "run", "score", "steps", "seconds", "tokens", "left_out", "folder"]
+    )
+    for arm in comparison.arms:
+        for run in arm.runs:
+            score = scores.get(run.name, "")
+            line = [arm.label, run.seed, run.name, score, run.num_steps, run.seconds, run.tokens]
+            writer.writerow([*line, why.get(run.name, ""), run.folder or ""])
+    return file.getvalue()
+
+
+def as_table(comparison: Comparison | None, arms: Sequence[Arm]) -> Table:
+    """The comparison for a terminal."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in COLUMNS:
+        table.add_column(name, justify="left" if name in ("arm", "verdict") else "right")
+    for line in arm_lines(comparison, arms):
+        style = {"better": "green", "worse": "red"}.get(line.get("verdict", ""), "")
+        table.add_row(*cells(line), style=style if line["reward"] is not None else "yellow")
+    return table
+
+
+def as_markdown(lines: Sequence[dict[str, Any]], text: str) -> str:
+    """The sentence and the table for a page, with the folders and errors below them."""
+    rows = [COLUMNS, ["---"] * len(COLUMNS), *(cells(line) for line in lines)]
+    blocks = [text, "", *(f"| {' | '.join(row)} |" for row in rows)]
+    for line in lines:
+        blocks += ["", f"{line['run']}:", "", *(f"- {folder}" for folder in line["folders"])]
+        blocks += [f"- failed: {error}" for error in line["errors"]]
+    return "\n".join(blocks) + "\n"
+
+
+def cells(line: dict[str, Any]) -> list[str]:
+    """One arm's line of the table."""
+    failed = str(line["failed"] or "")
+    if line["reward"] is None:
+        return [line["run"], "0", "-", "-", "-", "-", "-", failed]
+    is_baseline = line["verdict"] == "baseline"
+    difference = "" if is_baseline else shown_interval(
+        line["difference"], line["difference_interval"], sign="+"
+    )  # fmt: skip
+    low, high = line["interval"]
+    interval = "-" if low is None else f"{low:.3f}..{high:.3f}"
+    score, minutes = f"{line['reward']:.3f}", f"{line['minutes']:.1f}"
+    return [
+        *(line["run"], str(line["scored_seeds"]), score, interval),
+        *(difference, line["verdict"], minutes, failed),
+    ]
+
+
+def shown_interval(value: float, ends: Sequence[float | None], sign: str = "") -> str:
+    """A number and where it may lie: +0.041 [+0.012, +0.070]."""
+    low, high = ends
+    if low is None or high is None or math.isnan(low):
+        return f"{value:{sign}.3f}"
+    return f"{value:{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]"

@@ -1,0 +1,1 @@
+"""Sweeps that a person can rely on: jobs that are known again, slots side by side, one screen."""

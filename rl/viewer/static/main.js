@@ -1,0 +1,194 @@
+// The page: what is chosen stands in the address (state.js), everything else follows from it.
+
+import { compare } from "./compare.js";
+import { conversation } from "./conversation.js";
+import { openData } from "./data.js";
+import { h, number } from "./dom.js";
+import { keyboard } from "./keys.js";
+import { left } from "./left.js";
+import { onChange, read, set, state } from "./state.js";
+import { Table } from "./table.js";
+
+const POLL_MS = 1500;
+const MOST_EXPORTED = 3000; // rollouts of one file, as the server says too
+
+const data = await openData().catch((error) => fail(`The viewer does not answer (${error.message}). Is view.py still running?`));
+const tables = data.runs.map(() => new Table());
+const find = left({ open: (row) => open(run(), row) });
+const middle = conversation();
+const beside = compare({ data, tables, open });
+let shown = ""; // what the middle shows
+let asked = 0;
+
+document.getElementById("left").append(find.element);
+document.getElementById("middle").append(middle.element);
+document.getElementById("right").append(beside.element);
+
+function fail(sentence) {
+  document.getElementById("middle").append(h("p", { class: "empty" }, sentence));
+  throw new Error(sentence);
+}
+
+function run() {
+  return Math.max(0, data.runs.indexOf(state.run));
+}
+
+function opened() {
+  return state.open ? tables[run()].rowAt(state.open) : -1;
+}
+
+function open(number_, row) {
+  const table = tables[number_];
+  const changes = { open: table.address(row) };
+  if (number_ !== run()) changes.run = number_ ? data.runs[number_] : "";
+  const source = table.columns.source[row];
+  if (source !== state.source) Object.assign(changes, { source, ranges: {} });
+  set(changes, { kept: false });
+  find.list.reveal();
+}
+
+async function load(number_) {
+  const table = tables[number_];
+  return table.add(await data.table(number_, table.size, table.generation));
+}
+
+function drawTop() {
+  const facts = tables[run()].facts;
+  const names = data.runs.map((name, i) => h("option", { value: name, selected: i === run() }, name));
+  const chosen = h("select", { "aria-label": "Run", onchange: (event) => set({ run: event.target.value === data.runs[0] ? "" : event.target.value, source: "", open: "", ranges: {} }) }, names);
+  const status = !data.live ? h("span", { class: "status", title: data.note }, data.note || "exported") : facts.going
+    ? h("span", { class: "status going" }, h("i"), "training") : h("span", { class: "status" }, "ended");
+  const problems = facts.problems.length
+    ? h("details", { class: "problems" }, h("summary", {}, `${facts.problems.length} to know`), h("ul", {}, facts.problems.map((p) => h("li", {}, p)))) : null;
+  document.getElementById("top").replaceChildren(...[
+    h("span", { class: "brand" }, "offbyone"), data.runs.length > 1 ? chosen : h("b", { class: "runname", title: facts.path }, data.runs[0]), status, problems,
+    h("span", { class: "space" }), h("span", { class: "total" }, `${number(tables[run()].size)} rollouts`),
+    data.live ? h("button", { class: "quiet", title: "one file that opens anywhere (e)", onclick: exportPage }, "Export") : null,
+    h("button", { class: "quiet", title: "keys (?)", onclick: () => document.getElementById("help").showModal() }, "Keys ?"),
+  ].filter(Boolean));
+  document.title = `${data.runs[run()]} · offbyone`;
+}
+
+function drawLeft(only = null) {
+  const table = tables[run()];
+  table.source = state.source;
+  table.filter(state, only);
+  find.update(table, opened());
+}
+
+async function drawMiddle() {
+  const table = tables[run()], row = opened();
+  const wanted = row < 0 ? "" : `${run()} ${state.open} ${table.generation}`;
+  if (wanted && wanted === shown) return;
+  shown = wanted;
+  const mine = ++asked;
+  if (row < 0) return middle.empty(state.open ? "This rollout is no longer there: its step was done again." : table.size ? "Nothing is open. Choose a dot on the left, or press j." : "");
+  const [[line], answer] = await Promise.all([data.rollouts(run(), [row]), data.tokens(run(), row)]);
+  if (mine !== asked) return;
+  middle.show(line, answer, table, row);
+}
+
+async function searchText() {
+  const table = tables[run()];
+  table.found = state.q ? new Set(await data.search(run(), state.q)) : null;
+}
+
+// Where nothing was chosen: training if there is any, and the first rollout that passes.
+function choose() {
+  const table = tables[run()];
+  const sources = new Set(table.columns.source ?? []);
+  if (!state.source) state.source = sources.has("training") || !sources.size ? "training" : "evaluation";
+  if (!state.open && table.size) {
+    table.source = state.source;
+    table.filter(state);
+    const first = table.matching()[0];
+    if (first) state.open = table.address(first.start);
+  }
+}
+
+async function exportPage() {
+  const table = tables[run()];
+  const numbers = [];
+  for (const group of table.matching()) for (let row = group.start; row < group.end; row++) numbers.push(row);
+  if (numbers.length > MOST_EXPORTED) {
+    return say(`${number(numbers.length)} rollouts pass the filters, and one file holds at most ${number(MOST_EXPORTED)}: choose a step, say.`);
+  }
+  say("Writing…");
+  const blob = await data.exported({ run: run(), n: numbers }).catch((error) => say(error.message));
+  if (!blob) return;
+  const link = h("a", { href: URL.createObjectURL(blob), download: `${data.runs[run()]}.html` });
+  link.click();
+  URL.revokeObjectURL(link.href);
+  say(`${number(numbers.length)} rollouts are in ${link.download}.`);
+}
+
+let saying = 0;
+function say(sentence) {
+  document.querySelector(".toast")?.remove();
+  document.body.append(h("div", { class: "toast", role: "status" }, sentence));
+  clearTimeout(saying);
+  saying = setTimeout(() => document.querySelector(".toast")?.remove(), 4000);
+}
+
+async function changed(names) {
+  if (names.includes("run")) {
+    await load(run());
+  }
+  if (!state.open) choose();
+  if (names.includes("run") || names.includes("q")) await searchText();
+  if (names.some((name) => ["run", "q", "source", "ranges", "env", "stop", "used"].includes(name))) {
+    drawTop();
+    drawLeft();
+  } else if (names.includes("open")) find.list.update(tables[run()], opened());
+  if (names.includes("open") || names.includes("run") || names.includes("source")) {
+    await Promise.all([drawMiddle(), beside.show(run(), opened())]);
+  } else {
+    if (names.includes("colour") || names.includes("raw")) middle.redraw();
+    if (names.includes("compare")) await beside.show(run(), opened());
+  }
+}
+
+// What was written since: rows behind those that are there, while every scroll stays where it is.
+async function poll() {
+  if (document.hidden) return;
+  try {
+    const row = state.open, news = await load(run());
+    document.body.classList.remove("lost");
+    if (!news) return drawTop();
+    if (!row) choose();
+    if (state.q) await searchText();
+    drawTop();
+    drawLeft();
+    await Promise.all([drawMiddle(), row ? null : beside.show(run(), opened())]);
+  } catch {
+    document.body.classList.add("lost"); // the program was ended; what is here stays readable
+  }
+}
+
+function move(next, by) {
+  const row = next(by, opened());
+  if (row !== null) open(run(), row);
+}
+
+read();
+await Promise.all([load(run()).catch((error) => fail(error.message))]);
+choose();
+await searchText();
+drawTop();
+drawLeft();
+find.list.reveal();
+onChange(changed);
+await Promise.all([drawMiddle(), beside.show(run(), opened())]);
+keyboard({
+  j: () => move(find.list.neighbour, 1), k: () => move(find.list.neighbour, -1),
+  J: () => move(find.list.nextQuestion, 1), K: () => move(find.list.nextQuestion, -1),
+  "[": () => find.step(-1), "]": () => find.step(1),
+  ...Object.fromEntries([0, 1, 2, 3, 4, 5, 6].map((i) => [String(i), () => set({ colour: String(i) })])),
+  t: () => set({ raw: state.raw ? "" : "1" }),
+  g: () => set({ compare: "group" }), v: () => set({ compare: "versions" }), r: () => set({ compare: "runs" }),
+  "/": () => find.focusSearch(), f: () => middle.fold(), e: () => (data.live ? exportPage() : say("This page is an export already.")),
+});
+document.body.classList.add("ready");
+await Promise.all(tables.map((table, i) => (table.size || i === run() ? null : load(i))));
+if (tables.length > 1 && state.compare === "runs") await beside.show(run(), opened());
+if (data.live) setInterval(poll, POLL_MS);

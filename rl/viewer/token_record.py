@@ -1,0 +1,169 @@
+"""The tokens of one rollout: what was sampled, what training noted, why one has no gradient.
+
+`ratio` is pi / old where the step has old logprobs, else pi / mu, as the losses take it. `mismatch`
+is what trainer and server differ by before the update: log old (or pi) - log mu. For tokens of an
+earlier version it holds what training changed since, too. The rest is rl/run/token_files.py's.
+"""
+
+import math
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import tokenizers
+from tokenizers.decoders import DecodeStream
+
+from rl.run.folder import RunFolder
+from rl.run.token_files import SAMPLED, RecordedRow, read_rows
+
+_MAX_LOG_RATIO = 20.0  # where losses clamp it, and a double still holds its exponential
+_METRIC = "metric_"
+NO_RECORD = "this step has no token record: train with record=all or record=sample"
+REJECTED = "the rollout was rejected or left out, so nothing of it was trained on"
+
+
+def tokens_of(
+    run_folder: RunFolder, step: int, identity: str, *, used: bool, knobs: dict[str, Any]
+) -> dict[str, Any]:
+    """Return {rows, why} for JSON: `why` says what is missing, where something is.
+
+    Args:
+        run_folder: the run.
+        step: of the rollout.
+        identity: its id.
+        used: whether it was trained on.
+        knobs: the loss's numbers, to be quoted.
+
+    """
+    if not identity or not run_folder.tokens_of(step, "rollouts").is_file():
+        return {"rows": [], "why": NO_RECORD}
+    try:
+        recorded = read_rows(run_folder, step, identity)
+    except (OSError, ValueError, pa.ArrowException) as error:
+        return {"rows": [], "why": f"the record of step {step} cannot be read: {error}"}
+    if not recorded:
+        return {"rows": [], "why": "this group is not in the token record (record=sample)"}
+    why = ""
+    if not used:
+        why = REJECTED
+    elif not any(row.trained for row in recorded):
+        why = "the ranks have not written this step's record"
+    tokenizer, problem = _tokenizer(run_folder)
+    rows = [_row(row, tokenizer, used, knobs) for row in recorded]
+    return {"rows": rows, "why": "; ".join(filter(None, [why, problem]))}
+
+
+def _row(
+    recorded: RecordedRow,
+    tokenizer: tokenizers.Tokenizer | None,
+    used: bool,
+    knobs: dict[str, Any],
+) -> dict[str, Any]:
+    """One row by column: an entry for each token, None where there is nothing to say."""
+    given = recorded.columns
+    ids, mask = given["token_ids"].tolist(), given["mask"]
+    metrics = {n.removeprefix(_METRIC): x for n, x in given.items() if n.startswith(_METRIC)}
+    numbers = {
+        name: values
+        for name, values in given.items()
+        if name not in SAMPLED and not name.startswith(_METRIC)
+    }
+    if "pi" in numbers:
+        before = numbers.get("old", numbers["pi"])
+        change = numbers["pi"] - numbers.get("old", given["mu"])
+        limited = np.clip(change, -_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+        numbers |= {"ratio": np.exp(limited), "mismatch": before - given["mu"]}
+
+    def reason(i: int) -> str | None:
+        if not mask[i]:
+            return None
+        if not recorded.trained:
+            return None if used else REJECTED
+        flagged = [name for name, values in metrics.items() if values[i]]
+        return no_gradient({name: float(x[i]) for name, x in numbers.items()}, flagged, knobs)
+
+    return {
+        "row": recorded.row,
+        "ids": ids,
+        "pieces": pieces(tokenizer, ids),
+        "special": _special(tokenizer, ids),
+        "mask": mask.tolist(),
+        "turns": given["turns"].tolist(),
+        "version": [v if m else None for v, m in zip(given["version"].tolist(), mask, strict=True)],
+        "mu": _listed(given["mu"], mask),
+        **{name: _listed(values, mask) for name, values in numbers.items()},
+        "metrics": {name: _listed(values, mask) for name, values in metrics.items()},
+        "reason": [reason(i) for i in range(len(ids))],
+    }
+
+
+def _listed(values: np.ndarray, mask: np.ndarray) -> list[float | None]:
+    """Numbers that JSON can hold, to six digits; None outside the mask."""
+    return [
+        float(f"{x:.6g}") if m and math.isfinite(x) else None
+        for x, m in zip(values.tolist(), mask, strict=True)
+    ]
+
+
+def no_gradient(token: dict[str, Any], flagged: list[str], knobs: dict[str, Any]) -> str | None:
+    """Return why a token has no gradient, None where it has one or nobody knows.
+
+    Args:
+        token: its numbers by name.
+        flagged: names of the loss's metrics that are not 0 for it.
+        knobs: the loss's numbers.
+
+    """
+    slope = token.get("slope")
+    if slope is None or not math.isfinite(slope):
+        return None
+    if slope != 0:
+        return None
+    advantage, ratio = token.get("advantage"), token.get("ratio")
+    if token.get("weight") == 0:
+        return "its weight in the objective is 0"
+    if token.get("correction") == 0:
+        return "the correction for the server's logprobs left it out (correction 0)"
+    if token.get("kept") == 0:
+        return "it did not reach the objective"
+    if advantage == 0:
+        return "advantage 0: its rollout is as good as its group"
+    clips = [name for name in flagged if "clip" in name or "mask" in name or "drop" in name]
+    if clips and ratio is not None and advantage is not None:
+        sign = ">" if advantage > 0 else "<"
+        bounds = ", ".join(f"{k}={v:g}" for k, v in knobs.items() if "clip" in k)
+        why = f"ratio {ratio:.2f} and A {sign} 0: clipped ({', '.join(clips)}"
+        return f"{why}; loss: {bounds})" if bounds else f"{why})"
+    return "the objective does not change with its probability"
+
+
+def pieces(tokenizer: tokenizers.Tokenizer | None, ids: list[int]) -> list[str]:
+    """Return each token's text; of those that make one character the last has it, the others ""."""
+    if tokenizer is None:
+        return [f"{number} " for number in ids]
+    stream = DecodeStream(skip_special_tokens=False)
+    return [stream.step(tokenizer, number) or "" for number in ids]
+
+
+def _special(tokenizer: tokenizers.Tokenizer | None, ids: list[int]) -> list[bool]:
+    if tokenizer is None:
+        return [False] * len(ids)
+    added = tokenizer.get_added_tokens_decoder()
+    return [number in added for number in ids]
+
+
+def _tokenizer(run_folder: RunFolder) -> tuple[tokenizers.Tokenizer | None, str]:
+    try:
+        path = run_folder.model() / "tokenizer.json"
+    except OSError:
+        path = run_folder.path / "model.txt"
+    if not path.is_file() or path.name != "tokenizer.json":
+        return None, f"ids in the place of text, for the run's tokenizer is not here ({path})"
+    return _loaded(path), ""
+
+
+@lru_cache(maxsize=8)
+def _loaded(path: Path) -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_file(str(path))

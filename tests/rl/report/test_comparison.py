@@ -1,0 +1,308 @@
+"""Runs compared: the numbers computed again by other means, and what to do with what is missing."""
+
+import fcntl
+import json
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from rl.report import arms as arms_module
+from rl.report.arms import arms_of
+from rl.report.comparison import NothingToCompare, compare
+from rl.report.evidence import evidence_of
+from rl.report.judging import HELD_OUT, TRAINING, smoothed
+from rl.report.run_sources import read_sources
+from rl.report.sentence import sentence
+from rl.report.summary import as_record
+from rl.run.folder import RunFolder
+from rl.run.status import Status
+from tests.support.finished_runs import (
+    NUM_QUESTIONS,
+    made_arm,
+    made_run,
+    made_sweep,
+    write_evaluation,
+)
+
+
+def compared(*paths, num_judged=1, **keywords):
+    sources = read_sources(paths)
+    runs = [evidence_of(run, num_judged) for run in sources.runs]
+    return compare(
+        arms_of(runs), question=sources.question, notes=sources.notes, num_judged=num_judged,
+        **keywords,
+    )  # fmt: skip
+
+
+def result(comparison, name):
+    return next(one for one in comparison.results if one.arm.name == name)
+
+
+def last_rewards(folder):
+    """Mean reward of every question at version 20, read anew."""
+    lines = [json.loads(x) for x in RunFolder(folder).evaluation_of(20).read_text().splitlines()]
+    return np.array(
+        [
+            np.mean([line["reward"] for line in lines if line["example"] == q])
+            for q in range(NUM_QUESTIONS)
+        ]
+    )
+
+
+@pytest.fixture
+def three_arms(tmp_path):
+    """grpo, and one clearly better, and one like it."""
+    made_arm(tmp_path / "runs", "loss=grpo")
+    made_arm(tmp_path / "runs", "loss=cispo", gain=0.2)
+    made_arm(tmp_path / "runs", "loss=dapo", gain=0.0)
+    return tmp_path / "runs"
+
+
+def test_the_numbers_are_those_of_the_files(three_arms):
+    comparison = compared(three_arms, baseline="loss=grpo")
+    cispo, grpo = result(comparison, "cispo"), result(comparison, "grpo")
+    ours, base = (
+        np.array([last_rewards(three_arms / f"loss-{loss}-s{seed}") for seed in range(5)])
+        for loss in ("cispo", "grpo")
+    )
+    assert comparison.measure == HELD_OUT
+    assert cispo.score.value == pytest.approx(ours.mean())
+    assert cispo.difference.value == pytest.approx(ours.mean() - base.mean())
+    assert cispo.chance_better == 1.0
+    # Seeds differ by 0.02 and questions by next to nothing, so Welch's test has nearly the p.
+    welch = stats.ttest_ind(ours.mean(1), base.mean(1), equal_var=False)
+    assert 4 * welch.pvalue > cispo.p_value > welch.pvalue / 4
+    reference = stats.bootstrap(
+        (ours.mean(1), base.mean(1)), lambda x, y, axis: x.mean(axis) - y.mean(axis), rng=0
+    ).confidence_interval
+    drawn = cispo.difference.high - cispo.difference.low
+    assert 0.8 < drawn / (reference.high - reference.low) < 1.7  # wider: five seeds are few
+    assert grpo.verdict == ""
+    assert grpo.efficiency.steps <= 20
+    assert cispo.efficiency.num_reached == 5
+    assert cispo.area == pytest.approx(
+        np.mean([(0.3 + x.mean()) / 2 for x in ours]), abs=1e-6
+    )  # from 0.3 in a straight line
+
+
+def test_the_sentence_names_what_is_better_and_what_cannot_be_told(three_arms):
+    text = sentence(compared(three_arms, baseline="grpo"))
+    assert text.startswith("cispo (by 0.")
+    assert (
+        "beats grpo on 16 held-out questions, 5 seeds each; dapo cannot be told from grpo" in text
+    )
+    assert "smallest visible difference 0.0" in text
+
+
+def test_seen_from_the_other_side_it_is_worse(three_arms):
+    comparison = compared(three_arms, baseline="cispo")
+    assert {r.arm.name: r.verdict for r in comparison.others} == {"grpo": "worse", "dapo": "worse"}
+    assert "are worse than cispo" in sentence(comparison)
+
+
+def test_the_baseline_is_the_first_arm_that_was_run(three_arms, tmp_path):
+    runs = sorted(three_arms.iterdir(), reverse=True)  # grpo first
+    sweep = made_sweep(tmp_path / "sweep", runs, "Which loss?")
+    comparison = compared(sweep)
+    assert comparison.baseline.arm.label == "loss=grpo"
+    assert comparison.question == "Which loss?"
+
+
+def test_a_baseline_that_does_not_exist_is_answered_with_those_that_do(three_arms):
+    with pytest.raises(NothingToCompare, match="baseline= is one of loss=cispo, loss=dapo"):
+        compared(three_arms, baseline="loss=ppo")
+
+
+def test_the_same_runs_give_the_same_numbers(three_arms):
+    first, second = (as_record(c, c.arms) for c in (compared(three_arms), compared(three_arms)))
+    assert first == second
+
+
+def test_the_mean_of_several_evaluations_is_judged_where_it_is_asked_for(three_arms):
+    comparison = compared(three_arms, num_judged=2)
+    run = result(comparison, "cispo").runs[0]
+    at = [np.mean(list(run.evaluations[v].scores.values())) for v in (10, 20)]
+    assert result(comparison, "cispo").scores.runs[0] == pytest.approx(np.mean(at))
+    assert comparison.judged == "the last 2 evaluations, up to version 20"
+
+
+def test_without_evaluations_the_training_reward_counts_and_is_marked(tmp_path):
+    for seed in range(3):
+        made_run(tmp_path / f"a{seed}", "x=1", seed=seed, reward=0.5 + seed / 100)
+        made_run(tmp_path / f"b{seed}", "x=2", seed=seed, reward=0.7 + seed / 100)
+    comparison = compared(tmp_path)
+    assert comparison.measure == TRAINING
+    assert result(comparison, "x=2").difference.value == pytest.approx(0.2)
+    assert result(comparison, "x=2").verdict == "better"
+    assert "by the training reward of the last 10 steps, 3 seeds each" in sentence(comparison)
+    assert "other examples in every run" in comparison.notes[0]
+
+
+def test_one_run_has_a_score_and_no_verdict(tmp_path):
+    (folder,) = made_arm(tmp_path, "loss=grpo", seeds=1)
+    comparison = compared(folder)
+    assert sentence(comparison).startswith("(as composed) scores 0.5")
+    assert "1 seed." in sentence(comparison)
+    assert "Fewer than 3 seeds" in comparison.notes[0]
+
+
+def test_with_two_seeds_no_arm_is_called_better(tmp_path):
+    made_arm(tmp_path, "loss=grpo", seeds=2)
+    made_arm(tmp_path, "loss=cispo", seeds=2, gain=0.4)
+    comparison = compared(tmp_path)
+    assert {r.verdict for r in comparison.others} == {"cannot tell"}
+    assert "it takes 3 seeds of each arm" in sentence(comparison)
+
+
+def test_runs_that_were_asked_other_questions_are_left_out_and_named(three_arms):
+    made_arm(three_arms, "loss=sapo", words="add up")
+    comparison = compared(three_arms)
+    assert {run.name[:9] for run, _ in comparison.left_out} == {"loss-sapo"}
+    assert {why for _, why in comparison.left_out} == {"it was asked other questions than cispo"}
+    assert len(comparison.results) == 3
+
+
+def test_questions_that_some_run_lacks_are_compared_by_none(three_arms):
+    run = RunFolder(three_arms / "loss-dapo-s0")
+    write_evaluation(run, 20, [0.5] * 12)
+    comparison = compared(three_arms)
+    assert len(comparison.questions) == 12
+    assert any("Compared on the 12 questions" in note for note in comparison.notes)
+
+
+def test_a_question_that_could_not_be_scored_in_one_run_is_left_out(three_arms):
+    path = RunFolder(three_arms / "loss-dapo-s0").evaluation_of(20)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = [line | ({"reward": None} if line["example"] == 3 else {}) for line in lines]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    comparison = compared(three_arms)
+    assert {q.example for q in comparison.questions} == {str(q) for q in range(16)} - {"3"}
+
+
+def test_a_run_without_an_evaluation_is_left_out_where_others_have_one(three_arms):
+    made_run(three_arms / "bare", "loss=gspo")
+    assert [(run.name, why) for run, why in compared(three_arms).left_out] == [
+        ("bare", "it has no evaluation")
+    ]
+
+
+def test_unfinished_runs_are_left_out_each_with_its_cause(three_arms):
+    stopped = made_run(three_arms / "stopped", "loss=cispo", steps=7, max_steps=20)
+    going = made_run(three_arms / "going", "loss=cispo", steps=8, max_steps=20)
+    failed = made_run(three_arms / "failed", "loss=cispo", steps=3, max_steps=20)
+    (failed / "failures").mkdir()
+    report = {"part": "inference", "time": 1.0, "message": "vLLM is gone\nand more"}
+    (failed / "failures" / "inference.json").write_text(json.dumps(report))
+    (failed / "logs").mkdir()
+    (failed / "logs" / "inference.log").write_text("one\nCUDA out of memory\n\n")
+    with open(going / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        comparison = compared(three_arms)
+    left = {run.name: (why, run.last_log_line) for run, why in comparison.left_out}
+    assert left["stopped"][0] == "stopped after step 7 of 20"
+    assert left["going"][0] == "still going: step 8 of 20"
+    assert left["failed"] == ("inference: vLLM is gone", "inference: CUDA out of memory")
+    assert stopped.name in left
+
+
+@pytest.mark.parametrize(
+    ("doing", "counts"),
+    [
+        ("done: the task is solved: the buffer rejected the last 64 groups", True),
+        ("done: stopped, as asked", False),
+        ("done", False),
+        ("training step 15", False),
+    ],
+)
+def test_a_run_that_had_nothing_left_to_learn_counts(doing, counts, tmp_path):
+    folder = made_run(tmp_path / "early", steps=15, max_steps=20)
+    Status(RunFolder(folder), "trainer.rank0").set(doing)
+    assert evidence_of(read_sources([folder]).runs[0]).finished == counts
+
+
+@pytest.mark.parametrize("nothing", ["missing", "empty", "unfinished"])
+def test_where_nothing_counts_it_is_said_in_a_sentence(nothing, tmp_path):
+    if nothing == "empty":
+        (tmp_path / nothing).mkdir()
+    if nothing == "unfinished":
+        made_run(tmp_path / nothing / "one", steps=3, max_steps=20)
+    expected = "stopped after step 3 of 20" if nothing == "unfinished" else "no run here"
+    with pytest.raises(NothingToCompare, match=expected):
+        compared(tmp_path / nothing)
+    notes = " ".join(read_sources([tmp_path / nothing]).notes)
+    assert {"missing": "does not exist", "empty": "holds neither"}.get(nothing, "") in notes
+
+
+def test_broken_lines_and_records_are_counted_and_the_rest_is_read(three_arms, tmp_path):
+    with (three_arms / "loss-dapo-s0" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 21, "train/rew\n')
+    with RunFolder(three_arms / "loss-dapo-s0").evaluation_of(20).open("a") as file:
+        file.write("not json\n")
+    sweep = made_sweep(tmp_path / "sweep", sorted(three_arms.iterdir()))
+    (sweep / "jobs" / "00099.json").write_text("{half")
+    comparison = compared(sweep)
+    assert len(comparison.results) == 3
+    assert any("2 lines of metrics or evaluations cannot be read" in n for n in comparison.notes)
+    assert any("00099.json is no record of a job" in note for note in comparison.notes)
+
+
+def test_a_config_that_cannot_be_read_costs_no_other_run(three_arms):
+    (three_arms / "loss-dapo-s0" / "config.yaml").write_text("a: [")
+    comparison = compared(three_arms)
+    assert {arm.name for arm in comparison.arms} >= {"cispo", "dapo", "grpo"}
+
+
+def test_a_run_that_is_named_twice_counts_once(three_arms, tmp_path):
+    sweep = made_sweep(tmp_path / "sweep", sorted(three_arms.iterdir()))
+    assert len(compared(sweep, three_arms, three_arms / "loss-dapo-s0").runs) == 15
+
+
+def test_a_job_that_never_had_a_folder_is_a_failed_run_of_its_arm(three_arms, tmp_path):
+    sweep = made_sweep(tmp_path / "sweep", sorted(three_arms.iterdir()))
+    job = {"overrides": ["loss=ppo", "seed=0"], "folder": None, "error": "no such model"}
+    (sweep / "jobs" / "00099.json").write_text(json.dumps(job))
+    comparison = compared(sweep)
+    assert [(run.name, why) for run, why in comparison.left_out] == [("loss=ppo", "no such model")]
+
+
+def test_several_environments_have_an_interquartile_mean_beside_the_mean(tmp_path):
+    for loss, gain in (("grpo", 0.0), ("cispo", 0.1)):
+        for seed in range(3):
+            folder = made_run(
+                tmp_path / f"{loss}{seed}", f"loss={loss}", seed=seed, evaluations={20: [0.5] * 4}
+            )
+            path = RunFolder(folder).evaluation_of(20)
+            text = path.read_text() + path.read_text().replace("reverse", "add")
+            path.write_text(text.replace('"reward": 0.5', f'"reward": {0.5 + gain}'))
+    comparison = compared(tmp_path)
+    assert [len(set(r.scores.strata)) for r in comparison.results] == [2, 2]
+    assert all(r.interquartile is not None for r in comparison.results)
+
+
+def test_arms_are_called_by_what_they_override_and_as_short_as_can_be(tmp_path):
+    def names(*labels):
+        return arms_module.short(labels)
+
+    assert names("loss=grpo", "loss=cispo") == ["grpo", "cispo"]
+    assert names("optim.learning_rate=0.1", "optim.learning_rate=0.2") == [
+        "learning_rate=0.1",
+        "learning_rate=0.2",
+    ]
+    assert names("loss=grpo", "env=wiki") == ["loss=grpo", "env=wiki"]
+    assert names("loss=grpo kl=k3", "loss=cispo kl=k3") == ["loss=grpo kl=k3", "loss=cispo kl=k3"]
+    assert names("(as composed)") == ["(as composed)"]
+    made_run(tmp_path / "a", optim={"rate": 1})
+    made_run(tmp_path / "b", optim={"rate": 2})
+    labels = [arm.label for arm in arms_of([evidence_of(r) for r in read_sources([tmp_path]).runs])]
+    assert labels == ["optim.rate=1", "optim.rate=2"]
+
+
+def test_a_smoothed_curve_is_the_mean_of_the_last_steps(tmp_path):
+    run = evidence_of(read_sources([made_run(tmp_path / "a", reward=0.5)]).runs[0])
+    curve = run.training
+    curve.scores[:] = np.arange(20)
+    assert smoothed(curve, window=4).scores[[0, 1, 2, 3, 19]] == pytest.approx(
+        [0, 0.5, 1, 1.5, 17.5]
+    )
+    assert curve.seconds[2] == 6.0  # before the third step, of 3 s each

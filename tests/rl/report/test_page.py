@@ -1,0 +1,117 @@
+"""The page: what stands on it, that nothing on it comes from outside, and its size."""
+
+import csv
+import json
+import re
+
+import pytest
+
+from rl.report.chart_data import curve_rows, forest_rows, health_rows, question_rows
+from rl.report.command import main
+from rl.run.folder import RunFolder
+from tests.rl.report.test_comparison import compared
+from tests.support.finished_runs import made_arm, made_run, made_sweep
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+    root = tmp_path_factory.mktemp("page")
+    for loss, gain in (("grpo", 0.0), ("cispo", 0.2), ("dapo", 0.01)):
+        made_arm(root / "runs", f"loss={loss}", gain=gain, seeds=3, loss={"name": loss})
+    made_run(root / "runs" / "half", "loss=cispo", steps=4, max_steps=20, loss={"name": "cispo"})
+    odd = RunFolder(root / "runs" / "loss-dapo-s0")
+    odd.versions.write_text(json.dumps({"torch": "2.12.0", "offbyone": "0.1.0"}))
+    path = odd.evaluation_of(20)
+    path.write_text(path.read_text().replace("reverse 0", f"reverse {HOSTILE}"))
+    runs = sorted((root / "runs").iterdir())
+    folder = made_sweep(root / "sweep", runs, f"Which loss? {HOSTILE}")
+    assert main([str(folder), "baseline=grpo"]) == 0
+    return folder
+
+
+def test_the_page_says_the_sentence_and_everything_below_it(sweep):
+    text = (sweep / "report.html").read_text()
+    record = json.loads((sweep / "report.json").read_text())
+    assert record["sentence"].startswith("cispo (by 0.")
+    assert record["sentence"] in text
+    for heading in ("Which is better", "Over the run", "Question by question", "Health",
+                    "Where the time went", "What differs", "Failures", "Again"):  # fmt: skip
+        assert f"<h2>{heading}" in text
+    assert "stopped after step 4 of 20" in text
+    assert "Runs of other versions" in text
+    assert "2.12.0: 1 runs (loss-dapo-s0 ...)" in text
+    assert "python train.py loss=cispo --multirun seed=0,1,2" in text
+    assert "python train.py --multirun" in text
+    assert '<td class="other">cispo</td>' in text
+
+
+def test_nothing_on_the_page_is_fetched_or_breaks_out(sweep):
+    text = (sweep / "report.html").read_text()
+    outside = re.sub(r"<script>.*?</script>", "", text, flags=re.S)
+    assert not re.search(r"(src|href)=.?http", outside)
+    assert HOSTILE not in text
+    assert "default-src &#39;none&#39;" in text or "default-src 'none'" in text
+    specs = re.search(r'id="specs">(.*?)</script>', text, re.S)
+    assert set(json.loads(specs[1])) == {"forest", "curves", "health", "times", "questions"}
+
+
+def test_numbers_and_pictures_lie_beside_it(sweep):
+    lines = list(csv.DictReader((sweep / "report.csv").open()))
+    assert len(lines) == 10
+    assert {line["arm"] for line in lines} == {"loss=grpo", "loss=cispo", "loss=dapo"}
+    assert [line["left_out"] for line in lines if line["run"] == "half"] == [
+        "stopped after step 4 of 20"
+    ]
+    names = {path.name for path in (sweep / "figures").iterdir()}
+    assert names >= {"forest.png", "forest.svg", "curves.png", "curves.svg"}
+    assert (sweep / "figures" / "forest.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_rows_of_the_charts_are_the_numbers(sweep):
+    comparison = compared(sweep, baseline="grpo")
+    forest = {row["arm"]: row for row in forest_rows(comparison)}
+    assert list(forest) == [result.arm.name for result in comparison.by_score]
+    assert forest["cispo"]["verdict"] == "better"
+    assert forest["grpo"]["difference"] is None
+    points, bands = curve_rows(comparison)
+    assert len([p for p in points if p["arm"] == "cispo"]) == 9
+    assert [band["steps"] for band in bands if band["arm"] == "cispo"] == [0, 10, 20]
+    assert [band["seconds"] for band in bands if band["arm"] == "cispo"] == [0, 30, 60]
+    assert {row["metric"] for row in health_rows(comparison)} == {"entropy", "gradient norm"}
+    questions = question_rows(comparison)
+    assert {row["arm"] for row in questions} == {"at first", "grpo", "cispo", "dapo"}
+    assert {row["score"] for row in questions if row["arm"] == "at first"} == {0.3}
+
+
+def test_a_page_of_training_rewards_has_no_questions(tmp_path):
+    for seed in range(3):
+        made_run(tmp_path / f"a{seed}", "x=a", seed=seed)
+    assert main([str(tmp_path), f"out={tmp_path}/there/page.html"]) == 0
+    text = (tmp_path / "there" / "page.html").read_text()
+    assert "Question by question" not in text
+    assert "training reward" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "problem"),
+    [
+        ([], 2, ""),
+        (["nowhere"], 2, "nowhere does not exist"),
+        (["nowhere", "out=x.html"], 1, ""),
+        (["x=y"], 2, "the keys are baseline, judged, out"),
+        ([".", "judged=0"], 2, "judged=0: give the number"),
+        ([".", "out=page.pdf"], 2, "ends in .html"),
+        (["baseline=grpo"], 2, "name the folder"),
+    ],
+)
+def test_bad_arguments_are_answered_in_a_sentence(arguments, status, problem, capsys, tmp_path):
+    assert main(arguments) == status
+    assert problem in capsys.readouterr().err
+
+
+def test_an_empty_folder_is_said_and_nothing_is_written(tmp_path, capsys):
+    assert main([str(tmp_path)]) == 1
+    assert "there is no run here" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,176 @@
+"""Sweeps that break off and go on, one job after the other and side by side, through Hydra."""
+
+import json
+import os
+import signal
+
+import pytest
+
+from rl.cli.sweep import command_again
+from rl.run.sweep_folder import SweepFolder
+from tests.support.launching import alive, groups_below, wait_for
+from tests.support.sweep_app import SweepApp
+
+DIR = "hydra.sweep.dir=outputs/x"
+AT_ONCE = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+JOBS = ["--multirun", "rate=0.5,0.7", "seed=0,1", DIR]
+FRESH = [f"rate={rate} seed={seed} from 0" for rate in (0.5, 0.7) for seed in (0, 1)]
+
+
+@pytest.fixture
+def app(tmp_path):
+    return SweepApp(tmp_path)
+
+
+def records(app):
+    return list(SweepFolder(app.folder / "outputs" / "x").records().values())
+
+
+def what_ran(app):
+    """Without the cores, sorted: side by side there is no order."""
+    return sorted(line.partition(" on ")[0] for line in app.calls())
+
+
+def test_a_finished_job_is_not_run_again_and_a_broken_one_goes_on_under_its_name(app):
+    status, output = app.run(*JOBS, "crash=error")
+    assert status == 1, output
+    assert what_ran(app) == FRESH
+    assert [record.state for record in records(app)] == ["done", "failed"] * 2
+    assert "job 2 of 4: rate=0.5 seed=1, 1 done" in output
+    assert "2 of 4 jobs are not done (2 failed); this goes on with them:\n" in output
+    before = [record.folder for record in records(app)]
+    (app.folder / "mended").touch()
+    status, output = app.run(*JOBS, "crash=error")
+    assert status == 0, output
+    assert "4 jobs, 2 done before, 2 to be taken up where they stopped" in output
+    assert what_ran(app) == ["rate=0.5 seed=1 from 2", "rate=0.7 seed=1 from 2"]
+    assert [record.state for record in records(app)] == ["done"] * 4
+    assert [record.folder for record in records(app)] == before
+    assert "are not done" not in output
+
+
+def test_a_job_is_known_by_its_overrides_whatever_its_place(app):
+    app.run(*JOBS)
+    assert what_ran(app) == FRESH
+    status, output = app.run("--multirun", "seed=0,1,2", "rate=0.7,0.5", DIR)
+    assert status == 0, output
+    assert what_ran(app) == ["rate=0.5 seed=2 from 0", "rate=0.7 seed=2 from 0"]
+    names = [record.run_name for record in records(app)]
+    assert len(set(names)) == 6, names
+
+
+def test_a_job_whose_run_is_gone_or_was_shorter_is_run_again(app):
+    app.run(*JOBS)
+    what_ran(app)
+    folder = app.folder / "outputs" / str(records(app)[0].run_name)
+    folder.rename(folder.with_name("elsewhere"))
+    app.run(*JOBS)
+    assert what_ran(app) == FRESH[:1]
+    (app.folder / "app.yaml").write_text(
+        (app.folder / "app.yaml").read_text().replace("max_steps: 10", "max_steps: 12")
+    )
+    app.run(*JOBS)
+    assert what_ran(app) == [line.replace("from 0", "from 10") for line in FRESH]
+
+
+def test_a_sweep_says_what_it_asks_and_how_it_goes_on(app):
+    _, output = app.run("--multirun", "seed=0")
+    (folder,) = (app.folder / "outputs" / "sweeps").iterdir()
+    info = json.loads((folder / "sweep.json").read_text())
+    assert info["question"] == "Does a higher rate help?"
+    assert info["config_name"] == "app"
+    place = os.path.relpath(folder, app.folder)
+    assert info["command"].endswith(f"app.py --multirun seed=0 hydra.sweep.dir={place}")
+    assert output.startswith(f"Does a higher rate help?\nsweep {place}, 1 jobs\n")
+    assert info["command"] in output
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("python train.py -m seed=0,1", "python train.py -m seed=0,1 hydra.sweep.dir=x"),
+        ("python train.py seed=0,1 -m", "python train.py seed=0,1 hydra.sweep.dir=x -m"),
+        ("python train.py hydra.sweep.dir=y -m", "python train.py -m hydra.sweep.dir=x"),
+        ("python train.py ~kl +a=1 -m", "python train.py ~kl +a=1 hydra.sweep.dir=x -m"),
+        (
+            "python train.py --config-dir=sweeps --config-name losses",
+            "python train.py --config-dir=sweeps --config-name losses hydra.sweep.dir=x",
+        ),
+    ],
+)  # fmt: skip
+def test_the_command_that_goes_on_is_one_that_hydra_takes(typed, expected, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    again = command_again(typed.split(), tmp_path / "x")
+    assert again.replace("'~kl'", "~kl") == expected
+
+
+def test_one_folder_has_one_sweep_at_a_time(app):
+    first = app.start(*JOBS, "pause=5")
+    try:
+        assert wait_for(lambda: any(r.state == "running" for r in records(app)), 30)
+        status, output = app.run(*JOBS)
+        assert status == 2
+        assert output.startswith("this sweep cannot start:\n")
+        assert f"is running (pid {first.pid})" in output
+    finally:
+        first.kill()
+        first.communicate()
+
+
+def test_jobs_side_by_side_have_cores_of_their_own_and_one_screen(app):
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        pytest.skip("one core")
+    status, output = app.run(*JOBS, *AT_ONCE, "pause=0.1", "crash=error")
+    assert status == 1, output
+    half = len(cores) // 2
+    shares = {"".join(map(str, cores[:half])), "".join(map(str, cores[half : 2 * half]))}
+    assert {line.partition(" on ")[2] for line in app.calls()} == shares
+    assert f"; 2 at once, each on {half} core" in output
+    assert output.count(" done    rate=") == output.count(" failed  rate=") == 2
+    assert "printed by a job" not in output
+    folder = SweepFolder(app.folder / "outputs" / "x")
+    # Not the launcher's: whoever goes on with one run starts the program itself.
+    assert folder.log_of(0).read_text() == "printed by a job app.py\n"
+    assert folder.log_of(1).read_text().endswith("the run failed:\nvLLM is gone\nand more\n")
+
+
+@pytest.mark.parametrize(
+    ("launcher", "sent"),
+    [
+        (AT_ONCE, signal.SIGKILL),
+        (AT_ONCE, signal.SIGINT),
+        (AT_ONCE, signal.SIGTERM),
+        (["hydra/launcher=submitit_local", "hydra.launcher.cpus_per_task=1"], signal.SIGKILL),
+    ],
+)
+def test_a_sweep_that_is_killed_leaves_no_process_and_runs_only_what_is_missing(
+    launcher, sent, app
+):
+    jobs = ["--multirun", "seed=0,2,3", "pause=0.1", DIR]
+    process = app.start(*jobs, *launcher)
+
+    def is_in_the_middle():
+        done = [r for r in records(app) if r.state == "done"]
+        return bool(done) and any(r.state == "running" for r in records(app))
+
+    try:
+        assert wait_for(is_in_the_middle, 60)
+        groups = groups_below(process.pid) | {process.pid}
+        if sent == signal.SIGINT:  # a terminal sends it to all of them
+            os.killpg(process.pid, sent)
+        else:
+            os.kill(process.pid, sent)
+        assert wait_for(lambda: not alive(groups), 5), alive(groups)
+    finally:
+        process.kill()
+    output, _ = process.communicate()
+    if sent != signal.SIGKILL:
+        assert process.returncode == 130, output
+        assert "this goes on with them:" in output, output
+    what_ran(app)
+    done = [r.run_name for r in records(app) if r.state == "done"]
+    status, output = app.run(*jobs)  # with another launcher, it is the same sweep
+    assert status == 0, output
+    assert len(what_ran(app)) == 3 - len(done) < 3
+    assert [record.state for record in records(app)] == ["done"] * 3

@@ -1,0 +1,115 @@
+"""A Hydra program whose sweeps are real and whose runs only write what a run leaves: no vLLM.
+
+    python app.py --multirun "seed=range(3)" crash=error
+
+`crash` ends the runs of seed 1 in some way; a file `mended` beside the program keeps them from it.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+REPO = Path(__file__).parents[2]
+
+PROGRAM = """
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import hydra
+from omegaconf import OmegaConf
+
+from rl.cli.launch import Job, launch, task
+from rl.run.failure import RunFailed
+from rl.run.folder import RunFolder
+from rl.run.metrics import MetricsFile, read_metrics
+
+
+@hydra.main(version_base=None, config_path=".", config_name="app")
+@task
+def main(job: Job):
+    config = job.config
+    run_folder = RunFolder(Path(config["output_dir"], config["run_name"]))
+    first = len(read_metrics(run_folder))
+    assert config["resume"] == (first > 0), "would begin anew what was begun"
+    broken = config["seed"] == 1 and not Path("mended").exists()
+    if broken and config["crash"] == "exit":
+        raise SystemExit(3)
+    metrics = MetricsFile(run_folder)
+    OmegaConf.save(OmegaConf.create(config), run_folder.config)
+    cores = "".join(str(core) for core in sorted(os.sched_getaffinity(0)))
+    with open("calls.txt", "a") as file:
+        file.write(f"rate={config['rate']} seed={config['seed']} from {first} on {cores}\\\\n")
+    print("printed by a job", *job.command[1:])
+    for step in range(first, config["max_steps"]):
+        if broken and config["crash"] == "error" and step == 2:
+            raise RunFailed("vLLM is gone\\\\nand more")
+        metrics.append(step, {"train/reward": config["rate"] + config["seed"], "time/step": 6.0})
+        time.sleep(config["pause"])
+    return config["rate"]
+
+
+if __name__ == "__main__":
+    launch(main)
+"""
+CONFIG = """# Does a higher rate help?
+seed: 0
+rate: 0.5
+max_steps: 10
+pause: 0.0
+crash: ""
+resume: false
+output_dir: outputs
+run_name: s${seed}-${now:%H%M%S%f}
+hydra:
+  run: {dir: "${output_dir}"}
+  sweep: {dir: "${output_dir}/sweeps/${now:%Y%m%d-%H%M%S}", subdir: "."}
+  output_subdir: null
+  job_logging: {root: null}
+  hydra_logging: {root: null}
+  callbacks:
+    summary: {_target_: rl.report.sweep_summary.SweepSummary}
+    start: {_target_: rl.cli.sweep.SweepStart}
+"""
+
+
+class SweepApp:
+    """The program in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "app.py").write_text(PROGRAM.replace("\\\\", "\\"))
+        (folder / "app.yaml").write_text(CONFIG)
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """In a process group of its own, as a shell starts it, for Ctrl-C goes to all of one."""
+        return subprocess.Popen(
+            [sys.executable, "app.py", *arguments],
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+            env={
+                **{key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ},
+                **{"PYTHONPATH": str(REPO), "COLUMNS": "100", "TMPDIR": str(self.folder)},
+            },
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+
+    def run(self, *arguments: str) -> tuple[int, str]:
+        """Its status and all that it said."""
+        process = self.start(*arguments)
+        output, _ = process.communicate(timeout=100)
+        return process.returncode, output
+
+    def calls(self) -> list[str]:
+        """What was really run since the last call."""
+        path = self.folder / "calls.txt"
+        lines = path.read_text().splitlines() if path.exists() else []
+        path.unlink(missing_ok=True)
+        return lines
