@@ -78,7 +78,8 @@ export function left({ open, search }) {
   function drawCount(table) {
     const filters = numFilters();
     const clear = filters ? h("button", { class: "clear-all", onclick: clearAll }, `end ${plural(filters, "filter")}`) : null;
-    count.replaceChildren(h("span", {}, plural(questions.size(), "question")), ...(clear ? [clear] : []));
+    const condition = state.where ? h("code", { title: "the condition of the command line" }, state.where) : null;
+    count.replaceChildren(h("span", {}, plural(questions.size(), "question")), ...(condition ? [condition] : []), ...(clear ? [clear] : []));
     const nothing = questions.size() === 0;
     questions.element.hidden = nothing;
     empty.hidden = !nothing;
@@ -98,12 +99,12 @@ export function left({ open, search }) {
   }
 
   function numFilters() {
-    return Object.keys(state.ranges).length + ["q", "env", "stop", "used"].filter((name) => state[name]).length;
+    return Object.keys(state.ranges).length + ["q", "env", "stop", "used", "where"].filter((name) => state[name]).length;
   }
 
   function clearAll() {
     box.value = "";
-    set({ ranges: {}, q: "", env: "", stop: "", used: "" });
+    set({ ranges: {}, q: "", env: "", stop: "", used: "", where: "" });
   }
 
   return { element, update, step: steps.step, list: questions, focusSearch: () => box.select() };

@@ -88,15 +88,18 @@ async function drawMiddle() {
   middle.show(line, answer, table, row);
 }
 
-async function searchText() {
+// What only the index knows: where a text occurs, and what meets a condition.
+async function ask() {
   const table = tables[run()];
   table.found = state.q ? new Set(await data.search(run(), state.q)) : null;
+  table.met = state.where ? new Set(await data.where(run(), state.where)) : null;
 }
 
 // Where nothing was chosen: training if there is any, and the first rollout that passes.
 function choose() {
   const table = tables[run()];
   const sources = new Set(table.columns.source ?? []);
+  if (!state.source && table.met?.size) state.source = table.columns.source[Math.min(...table.met)];
   if (!state.source) state.source = sources.has("training") || !sources.size ? "training" : "evaluation";
   if (!state.open && table.size) {
     table.source = state.source;
@@ -135,8 +138,8 @@ async function changed(names) {
     await load(run());
   }
   if (!state.open) choose();
-  if (names.includes("run") || names.includes("q")) await searchText();
-  if (names.some((name) => ["run", "q", "source", "ranges", "env", "stop", "used"].includes(name))) {
+  if (["run", "q", "where"].some((name) => names.includes(name))) await ask();
+  if (names.some((name) => ["run", "q", "source", "ranges", "env", "stop", "used", "where"].includes(name))) {
     drawTop();
     drawLeft();
   } else if (names.includes("open")) find.list.update(tables[run()], opened());
@@ -156,7 +159,7 @@ async function poll() {
     document.body.classList.remove("lost");
     if (!news) return drawTop();
     if (!row) choose();
-    if (state.q) await searchText();
+    if (state.q || state.where) await ask();
     drawTop();
     drawLeft();
     await Promise.all([drawMiddle(), row ? null : beside.show(run(), opened())]);
@@ -172,8 +175,8 @@ function move(next, by) {
 
 read();
 await Promise.all([load(run()).catch((error) => fail(error.message))]);
+await ask().catch((error) => fail(error.message));
 choose();
-await searchText();
 drawTop();
 drawLeft();
 find.list.reveal();

@@ -4,7 +4,7 @@
 
 const DEFAULTS = {
   run: "", source: "", open: "", colour: "0", compare: "group", raw: "", folded: "", q: "",
-  env: "", stop: "", used: "",
+  env: "", stop: "", used: "", where: "",
 };
 const ranges = new Set(["step", "reward", "advantage", "length", "turns", "staleness", "push"]);
 const listeners = new Set();

@@ -121,6 +121,18 @@ def test_filters_narrow_the_list_say_how_many_and_end(browser, address):
         expect(page.locator(".find .empty")).to_have_text("No rollout passes this filter.")
 
 
+def test_a_condition_of_the_command_line_is_a_filter_that_can_be_ended(browser, address):
+    condition = "source%3D'evaluation' AND example%3D3"
+    with looking(browser, f"{address}#where={condition}") as page:
+        expect(page.locator("[data-source=evaluation]")).to_have_class("on")
+        expect(questions(page)).to_have_count(2)
+        expect(page.locator(".find > .count code")).to_have_text(
+            "source='evaluation' AND example=3"
+        )
+        page.click(".clear-all")
+        expect(questions(page)).to_have_count(8)
+
+
 def test_steps_are_chosen_on_the_curve_and_by_brackets(browser, address):
     with looking(browser, address) as page:
         page.keyboard.press("]")
