@@ -15,12 +15,14 @@ async function servedData() {
   return {
     live: true,
     runs: await json("runs"),
-    table: (run, start, generation) => json(`table?run=${run}&start=${start}&generation=${generation}`),
+    table: (run, start, generation) =>
+      json(`table?run=${run}&start=${start}&generation=${generation}`),
     rollouts: (run, numbers) => json(`rollouts?run=${run}&n=${numbers.join(",")}`),
     tokens: (run, number) => json(`tokens?run=${run}&n=${number}`),
     search: (run, text) => json(`search?run=${run}&q=${encodeURIComponent(text)}`),
     where: (run, condition) => json(`where?run=${run}&q=${encodeURIComponent(condition)}`),
-    exported: async (chosen) => (await ask("export", { method: "POST", body: JSON.stringify(chosen) })).blob(),
+    exported: async (chosen) =>
+      (await ask("export", { method: "POST", body: JSON.stringify(chosen) })).blob(),
   };
 }
 
@@ -28,7 +30,8 @@ function embeddedData(content) {
   const texts = new Map();
   const text = (run, number) => {
     const key = `${run}.${number}`;
-    if (!texts.has(key)) texts.set(key, spoken(content.runs[run].rollouts[number].messages).toLowerCase());
+    if (!texts.has(key))
+      texts.set(key, spoken(content.runs[run].rollouts[number].messages).toLowerCase());
     return texts.get(key);
   };
   return {
@@ -40,7 +43,9 @@ function embeddedData(content) {
     tokens: async (run, number) => content.runs[run].tokens[number],
     where: async (run) => content.runs[run].rollouts.keys(), // it was met before this was written
     search: async (run, wanted) =>
-      [...content.runs[run].rollouts.keys()].filter((n) => text(run, n).includes(wanted.toLowerCase())),
+      [...content.runs[run].rollouts.keys()].filter((n) =>
+        text(run, n).includes(wanted.toLowerCase()),
+      ),
   };
 }
 

@@ -5,7 +5,9 @@
 
 export const RANGES = ["step", "reward", "advantage", "length", "turns", "staleness", "push"];
 const CHOICES = ["env", "stop", "used"];
-const BITS = Object.fromEntries([...RANGES, ...CHOICES, "q", "where", "source"].map((name, i) => [name, 1 << i]));
+const BITS = Object.fromEntries(
+  [...RANGES, ...CHOICES, "q", "where", "source"].map((name, i) => [name, 1 << i]),
+);
 const MAX_BINS = 24;
 
 export class Table {
@@ -58,19 +60,29 @@ export class Table {
     const { step, group_id, source } = this.columns;
     const last = this.groups.at(-1);
     if (
-      last && last.source === source[row] && last.step === step[row] && last.group === group_id[row] &&
+      last &&
+      last.source === source[row] &&
+      last.step === step[row] &&
+      last.group === group_id[row] &&
       last.end === row
     ) {
       last.end++;
     } else {
-      this.groups.push({ source: source[row], step: step[row], group: group_id[row], start: row, end: row + 1 });
+      this.groups.push({
+        source: source[row],
+        step: step[row],
+        group: group_id[row],
+        start: row,
+        end: row + 1,
+      });
     }
     this.groupOf[row] = this.groups.length - 1;
   }
 
   // Look at every row again, or only at what one filter says.
   filter(state, only = null) {
-    for (const name of only ? [only] : Object.keys(BITS)) this.#mark(name, passes(this, state, name));
+    for (const name of only ? [only] : Object.keys(BITS))
+      this.#mark(name, passes(this, state, name));
   }
 
   #mark(name, pass) {
@@ -107,7 +119,9 @@ export class Table {
   }
 
   #layout(column) {
-    let low = Infinity, high = -Infinity, whole = true;
+    let low = Infinity,
+      high = -Infinity,
+      whole = true;
     const ours = (row) => column[row] !== null && !(this.fails[row] & BITS.source);
     for (let row = 0; row < this.size; row++) {
       if (!ours(row)) continue;
@@ -118,7 +132,11 @@ export class Table {
     if (low === Infinity) return null;
     const each = whole && high - low < MAX_BINS;
     const count = each ? high - low + 1 : MAX_BINS;
-    const width = each ? 1 : whole ? Math.ceil((high - low + 1) / MAX_BINS) : (high - low) / MAX_BINS || 1;
+    const width = each
+      ? 1
+      : whole
+        ? Math.ceil((high - low + 1) / MAX_BINS)
+        : (high - low) / MAX_BINS || 1;
     const bins = { low, high, width, whole, all: new Uint32Array(count) };
     for (let row = 0; row < this.size; row++) if (ours(row)) bins.all[binOf(bins, column[row])]++;
     return bins;
@@ -135,14 +153,17 @@ export class Table {
       entry[1]++;
       sums.set(columns.step[row], entry);
     }
-    return [...sums].map(([step, [sum, count]]) => [step, sum / count, count]).sort((a, b) => a[0] - b[0]);
+    return [...sums]
+      .map(([step, [sum, count]]) => [step, sum / count, count])
+      .sort((a, b) => a[0] - b[0]);
   }
 
   values(name) {
     const counts = new Map();
     const column = this.columns[name] ?? [];
     for (let row = 0; row < this.size; row++) {
-      if (!(this.fails[row] & BITS.source)) counts.set(column[row], (counts.get(column[row]) ?? 0) + 1);
+      if (!(this.fails[row] & BITS.source))
+        counts.set(column[row], (counts.get(column[row]) ?? 0) + 1);
     }
     return [...counts].sort((a, b) => b[1] - a[1]);
   }
@@ -154,7 +175,9 @@ export class Table {
 
   rowAt(address) {
     const [source, step, group, place] = address.split(".");
-    const at = this.groups.find((g) => g.source === source && `${g.step}` === step && `${g.group}` === group);
+    const at = this.groups.find(
+      (g) => g.source === source && `${g.step}` === step && `${g.group}` === group,
+    );
     const row = at ? at.start + Number(place) : -1;
     return at && row < at.end ? row : -1;
   }
@@ -171,7 +194,9 @@ function passes(table, state, name) {
     return chosen && ((row) => chosen.has(column[row]));
   }
   const range = state.ranges[name];
-  return range ? (row) => column[row] !== null && column[row] >= range[0] && column[row] <= range[1] : null;
+  return range
+    ? (row) => column[row] !== null && column[row] >= range[0] && column[row] <= range[1]
+    : null;
 }
 
 export function binOf(bins, value) {
