@@ -51,7 +51,7 @@ function open(number_, row) {
 
 async function load(number_) {
   const table = tables[number_];
-  return table.add(await data.table(number_, table.size, table.generation));
+  return table.add(await data.table(number_, table.next(), table.generation));
 }
 
 function drawTop() {

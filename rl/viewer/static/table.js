@@ -28,6 +28,22 @@ export class Table {
     this.met = null; // rows that meet the condition of the command line
   }
 
+  // The first row to ask for. The record of a step is written after its rollouts, so rows of the
+  // last two steps that have no push yet are asked for once more.
+  next() {
+    const { source, step, used, push } = this.columns;
+    let last = 0,
+      first = this.size;
+    for (let row = 0; row < this.size; row++)
+      if (source[row] === "training") last = Math.max(last, step[row]);
+    if (!this.facts?.record && last > 2) return first;
+    for (let row = this.size - 1; row >= 0; row--) {
+      if (source[row] === "training" && step[row] >= last - 1 && used[row] && push[row] === null)
+        first = row;
+    }
+    return first;
+  }
+
   // Put rows from number `start` on into their places. True if anything changed.
   add(chunk) {
     if (chunk.generation !== this.generation) this.clear();

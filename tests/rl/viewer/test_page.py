@@ -303,6 +303,12 @@ def test_a_run_that_goes_on_grows_without_a_jump(browser, tmp_path):
         expect(page.locator(".find > .count")).to_have_text("40 questions")
         assert page.locator("#list").evaluate("list => list.scrollTop") == before
         assert questions(page).nth(10).inner_text() == seen
+        viewed.write_step(run, 5, num_ranks=0)  # half becomes whole; no rank has written yet
+        expect(page.locator(".find > .count")).to_have_text("48 questions")
+        page.evaluate("location.hash = 'source=training&step=5&push=0..9'")
+        expect(questions(page)).to_have_count(0)
+        viewed.write_step(run, 5)
+        expect(questions(page)).not_to_have_count(0)
 
 
 def test_a_run_without_rollouts_says_what_it_waits_for(browser, tmp_path):
