@@ -43,7 +43,7 @@ from rl.supervisor.warm_start import keep_result, warm_start_key, warm_start_run
 
 CONSTRUCTED = (
     *("model", "adapter", "env", "order", "sampler", "client", "buffer", "optim", "inference"),
-    *("logger", "evaluation"),
+    *("logger", "evaluation", "record"),
 )
 
 
