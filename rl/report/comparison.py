@@ -242,8 +242,9 @@ def _notes(
             "evaluation=default asks all runs the same questions."
         )
     if few := [result.arm.name for result in results if not result.knows_seeds]:
+        names = "every arm" if len(few) == len(results) > 1 else ", ".join(few)
         notes.append(
-            f"Fewer than {st.FEWEST_SEEDS} seeds of {', '.join(few)}: their intervals know nothing "
+            f"Fewer than {st.FEWEST_SEEDS} seeds of {names}: their intervals know nothing "
             "of how much seeds differ, so there is no verdict on them."
         )
     asked, compared = max(len(questions_of(run)) for run in runs), len(judgement.questions)
