@@ -44,7 +44,7 @@ def forest_rows(comparison: Comparison) -> Rows:
                 "interval_text": f"{difference.low:+.3f} to {difference.high:+.3f}"
                 if known
                 else "",
-                "chance_text": "" if is_baseline else f"{result.chance_better:.0%}",
+                "chance_text": f"{result.chance_better:.0%}" if result.chance_better >= 0 else "",
                 "minutes_text": f"{result.minutes:.1f}",
             }
         )

@@ -166,7 +166,7 @@ def _results(judgement: Judgement, control: Arm) -> list[ArmResult]:
                 difference=difference,
                 p_value=p_values[index],
                 verdict=verdict if is_other else "",
-                chance_better=st.chance_better(scores.runs, base.scores.runs) if is_other else nan,
+                chance_better=st.chance_better(scores.runs, base.scores.runs) if knows else nan,
                 visible_difference=st.visible_difference(spread, len(others)) if knows else nan,
                 seeds_needed=st.seeds_needed(gain, spread, len(others)) if knows else None,
                 interquartile=st.interquartile_interval(scores, rng) if several else None,

@@ -34,7 +34,8 @@ def sentence(comparison: Comparison) -> str:
     else:
         parts[-1] = f"{parts[-1]} {_basis(comparison)}"
     text = "; ".join(parts)
-    return f"{text}."
+    # The name of an arm stays as it is written.
+    return f"{'T' if text.startswith('the other') else text[0]}{text[1:]}."
 
 
 def _each(results: Sequence[ArmResult]) -> str:
