@@ -61,7 +61,13 @@ class Rollout:
     @property
     def num_completion(self) -> int:
         """Completion tokens of all its rows."""
-        return sum(row.num_completion for row in self.sequences) + self.num_untracked_tokens
+        return sum(self.turn_lengths) + self.num_untracked_tokens
+
+    @property
+    def turn_lengths(self) -> list[int]:
+        """Completion tokens of each turn, whichever of its rows they are in."""
+        turns = [row.turns[row.completion_mask] for row in self.sequences]
+        return np.bincount(np.concatenate([np.empty(0, np.int32), *turns])).tolist()
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import re
 import shlex
 import signal
 import sys
@@ -41,6 +42,7 @@ from rl.sweeps.slots import Slot, slots_of
 # Hydra sends its callbacks to the launcher's processes, so what is open cannot lie in one of them.
 _OPEN = ExitStack()
 _DIR = "hydra.sweep.dir="
+_OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@-]*=|~")
 
 
 class SweepCheck(Callback):
@@ -127,7 +129,7 @@ class SweepStart(Callback):
         os.environ[SWEEP_VARIABLE] = str(folder)
         sweep = SweepFolder(folder)
         numbers = _claimed(sweep, jobs_of(config))
-        again = _command(folder)
+        again = command_again(sys.orig_argv, folder)
         sweep.write_info(_info(config, sweep, again, slots, numbers))
         _say(what_will_be_done(sweep, again))
         # Hydra tells nobody of the end when a job has failed, nor when it is interrupted.
@@ -183,10 +185,13 @@ def question_of(config: DictConfig) -> str | None:
     return None
 
 
-def _command(folder: Path) -> str:
-    """The command line of this sweep as it was typed, and its folder."""
-    kept = [item for item in sys.orig_argv if not item.startswith(_DIR)]
-    return shlex.join([*kept, f"{_DIR}{as_typed(folder)}"])
+def command_again(typed: Sequence[str], folder: Path) -> str:
+    """The command line of a sweep as it was typed, and its folder beside the other overrides."""
+    line = [item for item in typed if not item.startswith(_DIR)]
+    # Hydra's parser takes overrides in one piece, flags before or behind them.
+    places = [i for i, item in enumerate(line) if _OVERRIDE.match(item)]
+    line.insert(places[-1] + 1 if places else len(line), f"{_DIR}{as_typed(folder)}")
+    return shlex.join(line)
 
 
 def _prepare_for_jobs_at_once(slots: Sequence[Slot]) -> None:

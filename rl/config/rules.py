@@ -16,7 +16,7 @@ from rl.config.facts import fact, is_imitator, is_marked, references
 from rl.config.limits import range_problems, value_of
 from rl.config.resume_rules import run_folder_problems
 from rl.config.secrets import secret_problems
-from rl.config.signatures import did_you_mean
+from rl.config.signatures import did_you_mean, spec_of
 from rl.config.transport import obstacle
 from rl.config.vllm_flags import flag_problems, plain
 
@@ -154,6 +154,17 @@ def adapter(config: Config) -> Iterator[str]:
         )
 
 
+def packages(config: Config) -> Iterator[str]:
+    """What a part imports only once everything has started."""
+    for path, node in _nodes(config["logger"], "logger"):
+        package = fact(node["_target_"], "needs_package", None)
+        if package and spec_of(package) is None:
+            yield (
+                f"{path}: {node['_target_']} needs the package {package}, which is not installed: "
+                f"pip install {package}, or choose another {path}"
+            )
+
+
 def output_head(config: Config) -> Iterator[str]:
     """A head in another dtype than the model's reaches vLLM as an override of ours."""
     inference, head_dtype = config["inference"], config["model"]["head_dtype"]
@@ -240,6 +251,7 @@ RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     rewards,
     order_weights,
     adapter,
+    packages,
     output_head,
     model_folders,
     data_files,

@@ -16,6 +16,7 @@ from rl.run.folder import RunFolder
 _POLICY = ("env", "model", "sampler", "max_seq_len", "inference", "client")
 _MOST_CAUSES = 3
 _LONGEST_CAUSE = 160  # characters
+_MORE = 10  # times as many examples to look again
 
 
 def closing_lines(
@@ -55,25 +56,33 @@ def closing_lines(
                 "red",
             )
         )
-    lines += [Text(f"  {line}") for line in commands(run_folder, overrides, choices)]
+    if best:
+        lines += [Text(f"  {line}") for line in commands(run_folder, overrides, choices, count)]
     files = f"{PROMPT}, results.jsonl, pareto_frontier.jsonl, metadata.json, rollouts.jsonl"
     lines.append(Text(f"{run_folder}/  {files}", "dim"))
     return Group(*lines)
 
 
 def commands(
-    run_folder: RunFolder, overrides: Sequence[str], choices: Mapping[str, str]
+    run_folder: RunFolder, overrides: Sequence[str], choices: Mapping[str, str], num_seen: int
 ) -> list[str]:
-    """The commands that evaluate the prompt, and train with it where that can be."""
+    """The commands that evaluate the prompt, and train with it where that can be.
+
+    `num_seen`: validation examples, which an evaluation of more of them begins with.
+    """
     kept = [item for item in overrides if _is_of_policy(item)]
-    if "experiment" in choices:  # of optimize_prompt.py alone: what it chose is spelled out
-        groups = {group: choices[group] for group in ("env", "model") if group in choices}
-        kept = [f"{g}={c}" for g, c in groups.items() if f"{g}={c}" not in kept] + kept
+    chosen = {key_of(item) for item in kept}
+    # Spelled out: an experiment may have chosen them, and train.py has other defaults.
+    groups = [f"{g}={choices[g]}" for g in ("env", "model") if g in choices and g not in chosen]
     prompt = f"env.system_prompt={run_folder.path / PROMPT}"
-    lines = [shlex.join(["python", "evaluate.py", *kept, prompt])]
-    if choices.get("client") != "messages":
+    more = f"num_examples={num_seen * _MORE}"
+    remote = choices.get("client") == "messages"
+    if remote:
+        groups = [group for group in groups if not group.startswith("model=")]
+    lines = [shlex.join(["python", "evaluate.py", *groups, *kept, prompt, more])]
+    if not remote:  # whose words cannot be trained on
         kept = [item for item in kept if key_of(item) != "adapter_path"]
-        lines.append(shlex.join(["python", "train.py", *kept, prompt]))
+        lines.append(shlex.join(["python", "train.py", *groups, *kept, prompt]))
     return lines
 
 

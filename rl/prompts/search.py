@@ -81,7 +81,7 @@ class Search:
             reflection_minibatch_size=settings.minibatch_size,
             skip_perfect_score=perfect is not None,
             perfect_score=1.0 if perfect is None else perfect,
-            acceptance_criterion=_ScoredByBoth(),
+            acceptance_criterion=_BetterAndNew(),
             stop_callbacks=self._is_over,
             callbacks=[self],  # pyright: ignore[reportArgumentType] any part of the protocol will do
             logger=self.log,
@@ -180,11 +180,13 @@ class _Adapter:
         return dict.fromkeys(components_to_update, shown)
 
 
-class _ScoredByBoth:
+class _BetterAndNew:
     """A prompt is better if it scores higher on the examples that both it and its parent scored."""
 
-    def should_accept(self, proposal: CandidateProposal, state: GEPAState) -> bool:  # noqa: ARG002
-        """Whether the proposal becomes a candidate."""
+    def should_accept(self, proposal: CandidateProposal, state: GEPAState) -> bool:
+        """Whether the proposal becomes a candidate; one that is a candidate already does not."""
+        if proposal.candidate in state.program_candidates:
+            return False
         assert proposal.eval_before is not None
         assert proposal.eval_after is not None
         before, after = proposal.eval_before.outputs, proposal.eval_after.outputs

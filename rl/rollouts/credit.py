@@ -148,7 +148,7 @@ class Crediting:
 def _num_turns(rollout: Rollout) -> int:
     """Turns of a rollout; at least one, for what is earned must be earned somewhere."""
     # Not `turns` alone, which an environment might have changed: every token's turn must count.
-    return max(1, rollout.turns, *(int(row.turns.max()) + 1 for row in rollout.sequences))
+    return max(1, rollout.turns, len(rollout.turn_lengths))
 
 
 def _earned(rollout: Rollout, whole: float, weights: Mapping[str, float]) -> _Earned:

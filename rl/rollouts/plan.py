@@ -61,13 +61,13 @@ def weigh(
         for rollout, credit in zip(group.rollouts, group.credits, strict=True)
     ]
     training = [
-        (rollout.sequences, credit.advantages, position, i, env)
+        (rollout, credit.advantages, position, i, env)
         for i, (rollout, credit, position, env) in enumerate(credited)
         if credit.trains
     ]
     # Weighed over all ranks at once: nothing that follows can change what a token counts.
-    count = _turn_lengths if per_turn else _length
-    lengths = [count(rows) for rows, *_ in training]
+    turns = [rollout.turn_lengths for rollout, *_ in training]
+    lengths = turns if per_turn else [sum(numbers) for numbers in turns]
     weights = aggregation(lengths, [position for _, _, position, *_ in training])
     return [
         WeightedRow(
@@ -76,20 +76,11 @@ def weigh(
             _by_token(row, weight if per_turn else (weight,)),
             *(i, before, env, number),
         )
-        for (rows, advantages, _, i, env), weight in zip(training, weights, strict=True)
-        for number, (before, row) in enumerate(zip(_tokens_before(rows), rows, strict=True))
+        for (rollout, advantages, _, i, env), weight in zip(training, weights, strict=True)
+        for number, (before, row) in enumerate(
+            zip(_tokens_before(rollout.sequences), rollout.sequences, strict=True)
+        )
     ]
-
-
-def _length(rows: Sequence[Row]) -> int:
-    """Completion tokens of a rollout."""
-    return sum(row.num_completion for row in rows)
-
-
-def _turn_lengths(rows: Sequence[Row]) -> list[int]:
-    """Completion tokens of each turn of a rollout."""
-    turns = np.concatenate([row.turns[row.completion_mask] for row in rows] or [np.empty(0, int)])
-    return np.bincount(turns).tolist()
 
 
 def _tokens_before(rows: Sequence[Row]) -> list[int]:
@@ -116,7 +107,7 @@ def rewards_of(groups: Sequence[Group]) -> dict[str, Any]:
         values[: len(credit.turn_rewards)] = credit.turn_rewards
     rewards = [np.nan if credit.reward is None else credit.reward for credit in credits]
     lengths = [
-        _length(rollout.sequences) if credit.trains else 0
+        sum(rollout.turn_lengths) if credit.trains else 0
         for rollout, credit in zip(rollouts, credits, strict=True)
     ]
     return {

@@ -15,8 +15,6 @@ the limit is reached. That limit is one of a turn: an episode of many short ones
 
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from rl.records import Rollout
 
 NEUTRAL = ("keep",)  # does nothing to what was cut off
@@ -66,17 +64,8 @@ def penalty(rollout: Rollout, *, limit: int, start: float, weight: float) -> Sta
     if rollout.reward is None:
         return Standing(None)
     onset = start * limit
-    over = (_longest_turn(rollout) - onset) / (limit - onset)
+    over = (max(rollout.turn_lengths, default=0) - onset) / (limit - onset)
     return Standing(rollout.reward - weight * min(max(over, 0.0), 1.0))
-
-
-def _longest_turn(rollout: Rollout) -> int:
-    """Tokens that the policy chose in a row; the environment's reply stands between two turns."""
-    longest = 0
-    for row in rollout.sequences:
-        edges = np.flatnonzero(np.diff(row.completion_mask, prepend=False, append=False))
-        longest = max(longest, *(edges[1::2] - edges[::2]).tolist(), 0)
-    return longest
 
 
 def drop(rollout: Rollout) -> Standing:

@@ -89,6 +89,11 @@ class RunFolder:
         return self.path / "wandb_id.txt"
 
     @property
+    def tensorboard(self) -> Path:
+        """What TensorBoard reads."""
+        return self.path / "tensorboard"
+
+    @property
     def stop_request(self) -> Path:
         """Where this file is, the trainer saves after the present step and ends."""
         return self.path / "stop"

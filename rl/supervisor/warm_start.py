@@ -46,7 +46,8 @@ def warm_start_key(first: Run, read: Callable[[Path], bytes] = Path.read_bytes) 
     `read` returns what is in a source file.
     """
     content = asdict(first)
-    for group in ("output_dir", "run_name", "inference", "client", "sync", "logger", "trainer"):
+    elsewhere = ("output_dir", "run_name", "inference", "client", "sync", "logger", "record")
+    for group in (*elsewhere, "trainer"):
         del content[group]
     content["max_grad_norm"] = first.trainer["max_grad_norm"]  # the others change no result
     # The first two serve the run that follows; the environment's rewards are not looked at.
@@ -125,6 +126,7 @@ def warm_start_run(run: Run, supervised: dict[str, Any], folder: Path) -> Run:
         },
         logger={"_target_": "rl.trainer.loggers.ConsoleLogger"},
         evaluation={"_target_": "rl.evaluation.periodic.NoEvaluation"},
+        record={"_target_": "rl.rollouts.token_record.TokenRecord", "num_groups": 0},
         trainer={**run.trainer, "checkpoint_every": 0},
         deepspeed={"zero_optimization": {"stage": 0}},
         output_dir=str(folder.parent),

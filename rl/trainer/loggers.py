@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from rl.run.folder import RunFolder
 from rl.run.metrics import finite
+from rl.trainer.rollout_rows import rollout_rows
 
 _LONGEST_NAME = 55  # of the 64 characters that wandb takes
 WANDB_TIMEOUT_S = 30.0  # for the service to answer at the start, and for uploads at the end
@@ -37,20 +38,76 @@ class ConsoleLogger(Logger):
 
 
 @dataclass(kw_only=True)
+class Loggers(Logger):
+    """Several at once, each as if it were alone."""
+
+    loggers: dict[str, Logger]
+
+    def start(self, folder: Path, run_name: str, config: Mapping[str, Any]) -> None:
+        """Open the copies of this run."""
+        for logger in self.loggers.values():
+            logger.start(folder, run_name, config)
+
+    def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
+        """Copy one step to each."""
+        for logger in self.loggers.values():
+            logger.log(step, metrics)
+
+    def finish(self) -> None:
+        """Bring what is left to where it goes."""
+        for logger in self.loggers.values():
+            logger.finish()
+
+
+# What says whether a run is well comes first; the machinery's own numbers are shown on demand.
+CURATED = {  # name: what a table of runs shows of it; None: the last
+    "train/reward": None,
+    "eval/reward": "max",
+    "train/entropy": None,
+    "train/grad_norm": None,
+    "train/clip_fraction": "mean",
+    "train/kl_divergence": None,
+    "mismatch/mean_abs": "max",
+    "staleness/mean": "mean",
+    "rollout/mean_length": None,
+    "rollout/truncated": None,
+    "rollout/zero_spread": None,
+    "rollout/tokens_per_s": "mean",
+}
+HIDDEN = (
+    *("time/*", "stop/*", "buffer/*", "order/*", "staleness/share_*", "mismatch/sampled_*"),
+    *("train/empty", "train/skipped", "train/ratio_clamped", "train/policy_version"),
+)
+
+
+@dataclass(kw_only=True)
 class WandbLogger(Logger):
-    """Weights & Biases. When it fails it goes offline or quiet; the run never notices."""
+    """Weights & Biases. When it fails it goes offline or quiet; the run never notices.
+
+    Attributes:
+        rollouts_every: steps between two tables of rollouts, 0 for none.
+        num_rollouts: rows of such a table.
+
+    """
 
     project: str
     entity: str | None
     mode: Literal["online", "offline", "disabled"]
+    rollouts_every: int
+    num_rollouts: int
     _run: Any = field(default=None, init=False, repr=False)
+    _folder: RunFolder | None = field(default=None, init=False, repr=False)
 
     def start(self, folder: Path, run_name: str, config: Mapping[str, Any]) -> None:
         """Open the run of this folder, so that a resumed one continues it."""
         if self.mode == "disabled":
             return
         try:
-            self._run = self._init(folder, run_name, config)
+            self._run, self._folder = self._init(folder, run_name, config), RunFolder(folder)
+            for name, summary in CURATED.items():
+                self._run.define_metric(name, summary=summary)
+            for pattern in HIDDEN:
+                self._run.define_metric(pattern, hidden=True)
         except Exception as error:  # noqa: BLE001 (whatever a service client raises, the run goes on)
             log.warning("wandb is off for this run: %s", first_line(error))
 
@@ -60,7 +117,7 @@ class WandbLogger(Logger):
             return
         try:
             values = {name: v for name, v in metrics.items() if finite(v) is not None}
-            self._run.log(values, step=step)
+            self._run.log({**values, **self._table(step)}, step=step)
         except Exception as error:  # noqa: BLE001 (as above)
             log.warning("wandb is off from step %d on: %s", step, first_line(error))
             self._run = None
@@ -74,6 +131,18 @@ class WandbLogger(Logger):
             run.finish()
         except Exception as error:  # noqa: BLE001 (as above)
             log.warning("wandb did not finish, its files stay here: %s", first_line(error))
+
+    def _table(self, step: int) -> dict[str, Any]:
+        """A few rollouts of the step, where it is their turn."""
+        if self._folder is None or not self.rollouts_every or step % self.rollouts_every:
+            return {}
+        rows = rollout_rows(self._folder, step, self.num_rollouts)
+        if not rows:
+            return {}
+        import wandb
+
+        table = wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
+        return {"rollouts": table}
 
     def _init(self, folder: Path, run_name: str, config: Mapping[str, Any]) -> Any:
         import wandb

@@ -78,7 +78,7 @@ class PromptedEndpoint:
                     self.end_headers()
                     self.wfile.write(data)
 
-            def log_message(self, *args):
+            def log_message(self, format, *args):
                 pass
 
         with ThreadingHTTPServer(("127.0.0.1", self.port), Handler) as server:

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests.support.record_cases import recorded
+
 UPDATE_MODES = {1: ("zero0", "zero3"), 2: ("zero0", "zero3")}
 RATE, BETA, BONUS = 0.05, 2.0, 1.0
 FACTOR = 300.0  # two untrained models hardly differ: without it weights would round a step away
@@ -30,6 +32,7 @@ def around(cases: Any, mode: str) -> dict[str, Any]:
     result["several"] = several(cases, policy, optim)
     result["distilled"] = distilled(cases, policy)
     result["penalty"] = penalty(cases, policy)
+    result["recorded"] = recorded(cases, policy)
     result["refresh"] = refreshed(cases, policy, reference, start)
     return result
 

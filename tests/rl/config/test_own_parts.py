@@ -6,7 +6,9 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from rl.config.build import construct
+from rl.config.check import check
 from rl.config.schema import ConfigError
+from tests.support.composing import changed, composed, only_problem
 from tests.support.launching import train
 
 PARTS = """
@@ -31,6 +33,10 @@ class Kept:
 
 class Filtering(FifoBuffer):
     pass
+
+
+class Copying:
+    needs_package = "no_such_package"
 """
 FORGETFUL = """
 from rl.rollouts.example_order import ExampleOrder
@@ -82,6 +88,16 @@ def test_what_a_resume_needs_is_asked_for_in_one_sentence(group, target, sentenc
 def test_a_part_that_derives_from_ours_has_it_all(group, name, modules):
     construct(SimpleNamespace(**{group: {"_target_": f"own_parts.{name}"}}), [group])
     assert isinstance(sys.modules["own_parts"], ModuleType)
+
+
+def test_a_logger_whose_package_is_not_installed_is_refused(modules):
+    own = {"_target_": "own_parts.Copying"}
+    several = {"_target_": "rl.trainer.loggers.Loggers", "loggers": {"own": own}}
+    for path, logger in (("logger", own), ("logger.loggers.own", several)):
+        problem = only_problem(changed(composed(), {"logger": logger}))
+        assert problem.startswith(f"{path}: own_parts.Copying needs the package no_such_package")
+    for installed in ("tensorboard", "several"):
+        check(composed(f"logger={installed}"))
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import torch
 from tests.support.policy_setup import BUDGETS, RATE
 from tests.support.policy_worker import GRADIENTS, STEPS
 from tests.support.ranks import measurements
+from tests.support.record_cases import LOSSES
 from tests.support.split_cases import ALONE_MODES, SPLIT_MODES
 from tests.support.update_cases import UPDATE_MODES
 
@@ -192,6 +193,20 @@ def test_a_step_towards_a_teacher_s_candidates_is_that_of_plain_torch(ranks, mod
     assert found["error"] < 1e-5
     assert found["loss"] == pytest.approx(found["value"], rel=1e-5)
     assert found["without"] == 0  # nobody pays for candidates that no reference gave
+
+
+@around
+@pytest.mark.parametrize("loss", LOSSES)
+def test_recorded_slopes_of_all_ranks_are_autograd_s_of_the_whole_objective(ranks, mode, loss):
+    found = measurements(ranks)[f"around {mode}"]["recorded"][loss]
+    assert found["error"] < 1e-6
+    assert found["different"] > 100
+    assert found["trained"]
+    assert found["forked"]
+    # Its tokens are masked, and the group of three was rejected.
+    assert found["untrained"] == ["000000.2", "000006.0", "000006.1", "000006.2"]
+    seen, expected = found["observed"]  # by the first of two updates alone
+    assert seen == expected > 0
 
 
 @around

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "answers.jsonl"
 
 
-def said(path: Path, *questions: str) -> list[int | None]:
+def said(path: Path, *questions: str) -> list[Any]:
     answers = journal(path)
     records = [answers.take({"asked": question}) for question in questions]
     return [record and record["said"] for record in records]

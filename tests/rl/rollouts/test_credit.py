@@ -40,14 +40,16 @@ def weights_of(weights):
     return lambda example: weights
 
 
-def row(length: int, prompt: int = 1) -> Sequence:
+def row(length: int, prompt: int = 1, turn: int = 0) -> Sequence:
     versions = np.array([-1] * prompt + [0] * length, np.int32)
     logprobs = np.zeros(len(versions), np.float32)
-    return Sequence(versions + 2, versions >= 0, logprobs, versions, versions)
+    turns = np.where(versions >= 0, turn, -1).astype(np.int32)
+    return Sequence(versions + 2, versions >= 0, logprobs, versions, turns)
 
 
 def rollout(reward, stop=StopReason.STOP, lengths=(1,), **rewards: float) -> Rollout:
-    return Rollout(tuple(row(n) for n in lengths), [], reward, rewards, stop, 1, 0.0)
+    rows = tuple(row(n, turn=turn) for turn, n in enumerate(lengths))
+    return Rollout(rows, [], reward, rewards, stop, len(rows), 0.0)
 
 
 def group(index: int, rollouts, credits) -> Group:
@@ -90,11 +92,12 @@ def test_the_soft_limit_goes_by_length_alone(lengths, reward, stop):
     assert soft(rollout(None, stop, lengths)) == Standing(None)
 
 
-def test_turns_of_one_row_are_told_apart_by_what_stands_between_them():
-    mask = np.array([0, 1, 1, 1, 1, 0, 0, 1, 1, 1, 1, 1, 1, 0, 1], np.bool_)  # 4, 6 and 1 tokens
-    numbers = np.zeros(len(mask), np.int32)
-    turns = Sequence(numbers, mask, numbers.astype(np.float32), numbers, mask.astype(np.int32) - 1)
-    played = replace(rollout(0.75), sequences=(turns,))
+def test_each_turn_of_one_row_has_the_limit_for_itself():
+    turns = np.array([-1] + [0] * 4 + [-1] * 2 + [1] * 6 + [-1, 2], np.int32)  # 4, 6 and 1 tokens
+    numbers = np.zeros(len(turns), np.int32)
+    one = Sequence(numbers, turns >= 0, numbers.astype(np.float32), numbers, turns)
+    played = replace(rollout(0.75), sequences=(one,))
+    assert played.turn_lengths == [4, 6, 1]
     assert soft(played).reward == pytest.approx(0.75 - 2 * 0.2)
 
 

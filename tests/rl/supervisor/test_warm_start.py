@@ -44,7 +44,7 @@ def test_a_system_prompt_that_can_be_no_path_is_another_lesson_too(text: str) ->
     assert warm_start_key(supervised(f"env.system_prompt='{text}'")) != warm_start_key(supervised())
 
 
-@pytest.mark.parametrize("same", ["seed=5", "optim.learning_rate=0.1", "loss=grpo", "max_steps=9"])
+@pytest.mark.parametrize("same", ["seed=5", "optim.learning_rate=0.1", "loss=grpo", "record=all"])
 def test_every_run_after_the_same_lesson_starts_from_the_same_policy(same: str) -> None:
     assert warm_start_key(supervised(same)) == warm_start_key(supervised())
 

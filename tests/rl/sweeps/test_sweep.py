@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from rl.cli.sweep import command_again
 from rl.run.sweep_folder import SweepFolder
 from tests.support.launching import alive, groups_below, wait_for
 from tests.support.sweep_app import SweepApp
@@ -82,6 +83,25 @@ def test_a_sweep_says_what_it_asks_and_how_it_goes_on(app):
     assert info["command"].endswith(f"app.py --multirun seed=0 hydra.sweep.dir={place}")
     assert output.startswith(f"Does a higher rate help?\nsweep {place}, 1 jobs\n")
     assert info["command"] in output
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("python train.py -m seed=0,1", "python train.py -m seed=0,1 hydra.sweep.dir=x"),
+        ("python train.py seed=0,1 -m", "python train.py seed=0,1 hydra.sweep.dir=x -m"),
+        ("python train.py hydra.sweep.dir=y -m", "python train.py -m hydra.sweep.dir=x"),
+        ("python train.py ~kl +a=1 -m", "python train.py ~kl +a=1 hydra.sweep.dir=x -m"),
+        (
+            "python train.py --config-dir=sweeps --config-name losses",
+            "python train.py --config-dir=sweeps --config-name losses hydra.sweep.dir=x",
+        ),
+    ],
+)  # fmt: skip
+def test_the_command_that_goes_on_is_one_that_hydra_takes(typed, expected, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    again = command_again(typed.split(), tmp_path / "x")
+    assert again.replace("'~kl'", "~kl") == expected
 
 
 def test_one_folder_has_one_sweep_at_a_time(app):

@@ -1,12 +1,17 @@
 """Loggers: a service that fails is a warning, never the end of a run."""
 
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-from rl.trainer.loggers import ConsoleLogger, WandbLogger, wandb_id
+from rl.run.folder import RunFolder
+from rl.trainer.loggers import CURATED, ConsoleLogger, Loggers, WandbLogger, wandb_id
+from tests.support.wandb_files import records
+
+TABLES = {"rollouts_every": 2, "num_rollouts": 4}
 
 
 def test_the_console_logger_has_nothing_to_do(tmp_path):
@@ -24,17 +29,19 @@ from rl.trainer import loggers
 logging.basicConfig(format="%(name)s|%(message)s", level=logging.WARNING)
 loggers.WANDB_TIMEOUT_S = 3.0
 mode, folder = sys.argv[1:]
-logger = loggers.WandbLogger(project="offbyone-test", entity=None, mode=mode)
+logger = loggers.WandbLogger(
+    project="offbyone-test", entity=None, mode=mode, rollouts_every=2, num_rollouts=4
+)
 logger.start(Path(folder), "my run/1", {"seed": 0})
 logger.log(0, {"train/reward": 0.5, "train/loss": math.nan})
-logger.log(1, {"train/reward": 0.6})
+logger.log(1, {"train/reward": 0.6, "time/push": 0.1})
 logger.finish()
 """
 
 
 def use_wandb(folder, mode, **environment):
     """Log two steps in a process of its own, without credentials; returns what we warned of."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
     home = {"HOME": str(folder), "NETRC": str(folder / "netrc")}
     command = [sys.executable, "-c", WANDB_RUN, mode, str(folder)]
@@ -47,15 +54,50 @@ def use_wandb(folder, mode, **environment):
     ]
 
 
+def rollouts(count):
+    """Lines of rollouts, the first unscored, with one advantage or one a turn."""
+    question, reply = {"role": "user", "content": "what?"}, {"role": "tool", "content": "done"}
+    lines = []
+    for i in range(count):
+        answer = {"role": "assistant", "content": f"that {i}", "tool_calls": [{"name": "f"}]}
+        reward, advantage = (i or None), (0.5 if i % 2 else [0.5, 0.25])
+        line = {"messages": [question, answer, reply], "reward": reward, "advantage": advantage}
+        lines.append(json.dumps({"id": f"000000.{i}", **line}) + "\n")
+    return "".join(lines)
+
+
 def logged(folder):
     """The files that wandb wrote, as one string of bytes."""
     return b"".join(path.read_bytes() for path in folder.glob("wandb/offline-run-*/*.wandb"))
 
 
 def test_wandb_offline_writes_below_the_run_folder(tmp_path):
-    assert use_wandb(tmp_path / "run", "offline") == []
-    assert b"train/reward" in logged(tmp_path / "run")
-    assert b"my-run-1" in logged(tmp_path / "run")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for step in (0, 1):
+        RunFolder(folder).rollouts_of(step).write_text(rollouts(10))
+    assert use_wandb(folder, "offline") == []
+    assert b"my-run-1" in logged(folder)
+    kept = list(records(folder))
+    steps = [
+        {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.item}
+        for kind, record in kept
+        if kind == "history"
+    ]
+    assert [step["train/reward"] for step in steps] == [0.5, 0.6]
+    assert "train/loss" not in steps[0]  # NaN
+    # A dozen that says whether the run is well, and the rest on demand.
+    metrics = [record for kind, record in kept if kind == "metric"]
+    assert [metric.name for metric in metrics][: len(CURATED)] == list(CURATED)
+    assert not any(metric.options.hidden for metric in metrics[: len(CURATED)])
+    assert "time/*" in {metric.glob_name for metric in metrics if metric.options.hidden}
+    # A table where it is its turn.
+    assert ["rollouts.path" in step for step in steps] == [True, False]
+    (table,) = (json.loads(path.read_text()) for path in folder.glob("wandb/off*/files/media/*/*"))
+    rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+    assert [row["id"] for row in rows] == ["000000.0", "000000.2", "000000.5", "000000.7"]
+    assert rows[1]["prompt"] == "user: what?"
+    assert rows[1]["answer"] == 'assistant: that 2 [{"name": "f"}]\n\ntool: done'
 
 
 def test_wandb_without_a_key_goes_offline_with_one_warning(tmp_path):
@@ -83,7 +125,7 @@ def test_wandb_that_breaks_during_the_run_is_dropped_with_one_warning(caplog):
         def log(self, values, step):
             raise ConnectionError("gone\nand more")
 
-    logger = WandbLogger(project="p", entity=None, mode="offline")
+    logger = WandbLogger(project="p", entity=None, mode="offline", **TABLES)
     logger._run = Broken()
     for step in range(3):
         logger.log(step, {"train/reward": 0.5})
@@ -101,3 +143,25 @@ def test_the_wandb_id_of_a_run_is_legal_its_own_and_always_the_same(tmp_path):
     other = wandb_id(tmp_path / "elsewhere", "x" * 300)
     assert other != wandb_id(tmp_path, "x" * 300)
     assert len(other) == 64
+
+
+def test_several_loggers_each_get_everything(tmp_path):
+    class Noted(ConsoleLogger):
+        def __init__(self):
+            self.calls = []
+
+        def start(self, folder, run_name, config):
+            self.calls.append(("start", run_name))
+
+        def log(self, step, metrics):
+            self.calls.append((step, dict(metrics)))
+
+        def finish(self):
+            self.calls.append("finish")
+
+    one, other = Noted(), Noted()
+    both = Loggers(loggers={"one": one, "other": other})
+    both.start(tmp_path, "name", {})
+    both.log(3, {"a": 1.0})
+    both.finish()
+    assert one.calls == other.calls == [("start", "name"), (3, {"a": 1.0}), "finish"]

@@ -1,0 +1,69 @@
+"""TensorBoard, read back by its own reader."""
+
+import math
+
+import pytest
+
+from rl.run.folder import RunFolder
+from rl.trainer.tensorboard_logger import TensorBoardLogger
+
+
+def curves(folder):
+    """(step, value) of each metric, as TensorBoard shows them."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    reader = EventAccumulator(str(RunFolder(folder).tensorboard)).Reload()
+    return {
+        name: [(event.step, event.value) for event in reader.Scalars(name)]
+        for name in reader.Tags()["scalars"]
+    }
+
+
+def started(folder):
+    logger = TensorBoardLogger()
+    logger.start(folder, "my run", {"seed": 0})
+    return logger
+
+
+def test_every_step_is_there_as_soon_as_it_was_logged(tmp_path):
+    logger = started(tmp_path)
+    logger.log(0, {"train/reward": 0.25, "train/loss": math.nan, "eval/reward": None})
+    logger.log(1, {"train/reward": 0.5})
+    assert curves(tmp_path) == {"train/reward": [(0, 0.25), (1, 0.5)]}  # not yet finished
+    logger.finish()
+    logger.log(2, {"train/reward": 0.75})  # nothing, and no error
+    assert curves(tmp_path) == {"train/reward": [(0, 0.25), (1, 0.5)]}
+
+
+def test_a_resumed_run_goes_on_without_a_step_twice(tmp_path):
+    first = started(tmp_path)
+    for step in range(5):
+        first.log(step, {"train/reward": step})
+    RunFolder(tmp_path).checkpoint(3).mkdir(parents=True)  # killed at step 5: 3 and 4 are lost
+    again = started(tmp_path)
+    for step in range(3, 6):
+        again.log(step, {"train/reward": 10 * step})
+    expected = [(0, 0), (1, 1), (2, 2), (3, 30), (4, 40), (5, 50)]
+    assert curves(tmp_path) == {"train/reward": expected}
+
+
+@pytest.mark.parametrize("broken", ["at the start", "later"])
+def test_a_folder_that_cannot_be_written_is_a_warning_and_no_end_of_the_run(
+    tmp_path, caplog, broken
+):
+    if broken == "at the start":
+        RunFolder(tmp_path).tensorboard.write_text("no folder")
+    logger = started(tmp_path)
+    if broken == "later":
+        logger._writer.close()
+        logger._writer.file_writer = None  # what writes to it raises
+
+        def fail(*_):
+            raise OSError("No space left on device")
+
+        logger._writer.add_scalar = fail
+    for step in range(3):
+        logger.log(step, {"train/reward": 0.5})
+    logger.finish()
+    assert len(caplog.records) == 1
+    assert "TensorBoard is off" in caplog.text

@@ -1,0 +1,56 @@
+"""A poor prompt becomes a good one: the real GEPA, a policy in the real vLLM, a scripted teacher.
+
+The policy has learned to write a word as it is and backwards, as the system prompt says. The
+environment wants it backwards, and begins with the prompt that says the opposite.
+"""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.launching import ROOT
+from tests.support.prompted_endpoint import PromptedEndpoint
+from tests.support.word_either_way import BACKWARDS, FORWARDS
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
+
+ENV = ["env._target_=tests.support.word_either_way.WordEitherWay", "env.min_length=3"]
+ENV += ["env.max_length=3", "env.num_train=4000"]
+TAUGHT = ["loss=sft", "sampler=demonstrations", "sampler.corruption_rate=0", "group_size=1"]
+TAUGHT += ["batch_size=64", "max_steps=120", "optim.learning_rate=3e-3", "model.dtype=float32"]
+PROPOSALS = ("```\nsideways\n```", "```\nforwards!\n```", f"```\n{BACKWARDS}\n```")
+
+
+def test_a_poor_prompt_becomes_a_good_one(launcher, tmp_path):
+    result = launcher.run("taught", *ENV, *TAUGHT, warm=["model.warm_start=null"])
+    assert result.status == 0, result.screen
+    model = result.folder / "checkpoints" / "step_000120" / "hf"
+
+    with PromptedEndpoint(PROPOSALS).listening() as teacher:
+        done = subprocess.run(
+            [
+                *(sys.executable, "optimize_prompt.py", *ENV),
+                *(f"model.path={model}", "model.max_seq_len=256", "model.max_tokens=8"),
+                *("model.dtype=float32", "model.renderer=qwen3"),
+                *(f"reflection.base_url={teacher.url}", "reflection.model=teacher"),
+                *("num_train=30", "num_val=30", "max_calls=100", "num_rounds=6"),
+                *(f"output_dir={tmp_path}", "run_name=found"),
+            ],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "found" / "metadata.json").read_text())
+    assert found["start_score"] < 0.3  # of a palindrome it is right by chance
+    assert found["best_score"] > 0.6
+    assert found["gain"] > 4 * found["gain_standard_error"]
+    assert (tmp_path / "found" / "system_prompt.txt").read_text() == f"{BACKWARDS}\n"
+    assert found["num_calls"] <= 100
+    assert FORWARDS in teacher.teacher_asked[0]
+    assert not (tmp_path / "found" / "sockets").exists()

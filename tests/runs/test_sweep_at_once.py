@@ -1,0 +1,69 @@
+"""A real sweep of two jobs side by side, killed in the middle and started again."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from rl.run.folder import RunFolder
+from rl.run.metrics import read_metrics
+from rl.run.sweep_folder import SweepFolder
+from tests.support.launching import alive, below, groups_below, stop, wait_for
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
+
+
+def cores_of(pid):
+    status = Path("/proc", str(pid), "status").read_text()
+    return status.partition("Cpus_allowed_list:")[2].split()[0]
+
+
+def test_two_jobs_share_the_cores_and_a_killed_sweep_runs_only_what_is_missing(launcher):
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("one core")
+    place = launcher.output / "at-once"
+    jobs = ["seed=0,1", f"hydra.sweep.dir={place}", "trainer.checkpoint_every=1"]
+    jobs += ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "max_steps=6", "--multirun"]
+    sweep = SweepFolder(place)
+
+    def runs():
+        return [RunFolder(Path(r.folder)) for r in sweep.records().values() if r.folder]
+
+    process = launcher.start("at-once-${seed}", *jobs)
+    try:
+        assert wait_for(lambda: len([r for r in runs() if r.num_saved_steps()]) == 2, 400)
+        workers = [pid for pid in below(process.pid) if b"rl.trainer" in _title(pid)]
+        assert len({cores_of(pid) for pid in workers}) == len(workers) == 2
+        groups = groups_below(process.pid) | {process.pid}
+        os.kill(process.pid, signal.SIGKILL)
+        assert wait_for(lambda: not alive(groups), 5), alive(groups)
+    finally:
+        stop(process)
+    process.communicate()
+    saved = {run.name: run.num_saved_steps() for run in runs()}
+    assert all(record.state == "running" for record in sweep.records().values())
+
+    result = launcher.run("at-once-${seed}", *jobs)
+    assert result.status == 0, result.screen
+    assert "2 to be taken up where they stopped; 2 at once" in result.screen
+    assert {run.name for run in runs()} == set(saved)
+    for run in runs():
+        assert [row["step"] for row in read_metrics(run)] == list(range(6))
+        assert not run.sockets.exists()
+        log = next(sweep.log_of(n) for n, r in sweep.records().items() if r.run_name == run.name)
+        assert log.read_text().count("6/6 steps") == 1
+    assert [record.state for record in sweep.records().values()] == ["done", "done"]
+
+    again = launcher.run("at-once-${seed}", *jobs)
+    assert again.status == 0, again.screen
+    assert "2 jobs, 2 done before" in again.screen
+    assert json.loads(sweep.info.read_text())["command"] in again.screen
+
+
+def _title(pid):
+    try:
+        return Path("/proc", str(pid), "cmdline").read_bytes()
+    except OSError:
+        return b""

@@ -1,0 +1,36 @@
+"""What the real wandb has written offline: records of its file, in LevelDB's log format."""
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+_BLOCK, _HEADER = 32768, 7
+_FULL, _LAST = 1, 4
+
+
+def records(folder: Path) -> Iterator[tuple[str, Any]]:
+    """Every record of the offline runs below a run's folder, with its kind."""
+    from wandb.proto import wandb_internal_pb2
+
+    for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
+        for data in _chunks(path.read_bytes()):
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(data)
+            kind = record.WhichOneof("record_type")
+            yield kind, getattr(record, kind)
+
+
+def _chunks(content: bytes) -> Iterator[bytes]:
+    position, parts = _HEADER, b""  # the file has a header as long as that of a record
+    while position + _HEADER <= len(content):
+        left = _BLOCK - position % _BLOCK
+        if left < _HEADER:  # padding to the end of a block
+            position += left
+            continue
+        _, length, kind = struct.unpack_from("<IHB", content, position)
+        parts += content[position + _HEADER : position + _HEADER + length]
+        position += _HEADER + length
+        if kind in (_FULL, _LAST):
+            yield parts
+            parts = b""
