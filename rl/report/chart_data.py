@@ -238,7 +238,8 @@ def _first_scores(comparison: Comparison) -> dict[Any, float]:
 
 def _view_example(result: ArmResult, example: str) -> str:
     run = result.runs[0]
-    return f'python view.py {shown_path(run)} where="example={example}"'
+    condition = f"source='evaluation' AND example={example}"
+    return f'python view.py {shown_path(run)} where="{condition}"'
 
 
 def view_command(run: Evidence, step: int) -> str:

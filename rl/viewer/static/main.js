@@ -9,7 +9,7 @@ import { left } from "./left.js";
 import { onChange, read, set, state } from "./state.js";
 import { Table } from "./table.js";
 
-const POLL_MS = 1500;
+const POLL_MS = 1000;
 const MOST_EXPORTED = 3000; // rollouts of one file, as the server says too
 
 const data = await openData().catch((error) =>
@@ -54,8 +54,12 @@ async function load(number_) {
   return table.add(await data.table(number_, table.next(), table.generation));
 }
 
+let drawnTop = "";
 function drawTop() {
   const facts = tables[run()].facts;
+  const now = JSON.stringify([run(), facts.going, facts.problems, tables[run()].size]);
+  if (now === drawnTop) return; // an open menu stays open
+  drawnTop = now;
   const names = data.runs.map((name, i) =>
     h("option", { value: name, selected: i === run() }, name),
   );
@@ -250,7 +254,9 @@ choose();
 drawTop();
 drawLeft();
 find.list.reveal();
-onChange(changed);
+onChange((names) =>
+  changed(names).catch((error) => say(`view.py does not answer: ${error.message}`)),
+);
 await Promise.all([drawMiddle(), beside.show(run(), opened())]);
 keyboard({
   j: () => move(find.list.neighbour, 1),
