@@ -3,7 +3,7 @@
 import { compare } from "./compare.js";
 import { conversation } from "./conversation.js";
 import { openData } from "./data.js";
-import { h, number } from "./dom.js";
+import { h, number, plural } from "./dom.js";
 import { keyboard } from "./keys.js";
 import { left } from "./left.js";
 import { onChange, read, set, state } from "./state.js";
@@ -86,7 +86,7 @@ function drawTop() {
     ? h(
         "details",
         { class: "problems" },
-        h("summary", {}, `${facts.problems.length} to know`),
+        h("summary", {}, plural(facts.problems.length, "note")),
         h(
           "ul",
           {},
