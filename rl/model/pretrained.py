@@ -54,14 +54,19 @@ class PretrainedModel:
     def prepare(self, folder: Path) -> Path:  # noqa: ARG002 (TinyModel writes there)
         """Return the local folder of the model; `folder` stays untouched, weights are large."""
         local = local_folder(self.path, self.revision, "model")
-        config = json.loads((local / "config.json").read_text(encoding="utf-8"))
-        longest = config.get("max_position_embeddings")
-        if isinstance(longest, int) and self.max_seq_len > longest:
-            raise ValueError(
-                f"model.max_seq_len={self.max_seq_len}, but {self.path} was built for {longest} "
-                "positions: lower model.max_seq_len"
-            )
+        check_length(local, self.max_seq_len, "model")
         return local
+
+
+def check_length(local: Path, max_seq_len: int, group: str) -> None:
+    """Raise ValueError if the model in a folder was built for shorter rows; `group` names it."""
+    config = json.loads((local / "config.json").read_text(encoding="utf-8"))
+    longest = config.get("max_position_embeddings")
+    if isinstance(longest, int) and max_seq_len > longest:
+        raise ValueError(
+            f"{group}.max_seq_len={max_seq_len}, but {local} was built for {longest} positions: "
+            f"lower {group}.max_seq_len"
+        )
 
 
 def local_folder(path: str, revision: str | None, group: str) -> Path:

@@ -56,7 +56,8 @@ def closing_lines(
                 "red",
             )
         )
-    lines += [Text(f"  {line}") for line in commands(run_folder, overrides, choices, count)]
+    if best:
+        lines += [Text(f"  {line}") for line in commands(run_folder, overrides, choices, count)]
     files = f"{PROMPT}, results.jsonl, pareto_frontier.jsonl, metadata.json, rollouts.jsonl"
     lines.append(Text(f"{run_folder}/  {files}", "dim"))
     return Group(*lines)

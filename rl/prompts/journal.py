@@ -38,7 +38,8 @@ class Journal:
         records = _readable(path)
         while records and failed(records[-1]):
             records.pop()
-        _replace(path, records)
+        if path.is_file():
+            _replace(path, records)
         self._answers: defaultdict[tuple[Any, ...], deque[Record]] = defaultdict(deque)
         for record in records:
             self._answers[self._question(record)].append(record)

@@ -1,14 +1,12 @@
-"""A whole search for a system prompt: check, start what is to be served, search, say. No torch.
+"""A whole search for a system prompt: check, search (served_search.py), say. No torch.
 
 outputs/<run_name>/  system_prompt.txt  results.jsonl  pareto_frontier.jsonl  metadata.json
                      config.yaml  rollouts.jsonl  reflections.jsonl  logs/{gepa,inference}.log
 """
 
-import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,28 +19,19 @@ from rl.config.prompt_optimization import PromptOptimization, checked
 from rl.config.resume_rules import run_folder_problems
 from rl.config.schema import ConfigError
 from rl.evaluation.play import choose
-from rl.evaluation.served import chat_setting, failing, serving_policy
-from rl.inference.live_version import LiveVersion
-from rl.inference.server import SERVED_AS, VLLMServer, serving
-from rl.model.pretrained import local_folder
-from rl.prompts import prompt_player, teacher
+from rl.evaluation.served import failing
+from rl.model.pretrained import check_length, local_folder
 from rl.prompts.closing_lines import closing_lines
-from rl.prompts.journal import Journal, Record
 from rl.prompts.lesson import check_columns
-from rl.prompts.outputs import Candidates, write_outputs
-from rl.prompts.progress import Progress
-from rl.prompts.prompt_player import PromptPlayer, Task, is_unscored, starting_prompt
+from rl.prompts.prompt_player import Task, starting_prompt
 from rl.prompts.reflection import Reflection
-from rl.prompts.teacher import Teacher
+from rl.prompts.served_search import ServedSearch
 from rl.report.finished_runs import resume_command
 from rl.run.child import stopped_by_signals
 from rl.run.failure import RunFailed
 from rl.run.folder import RunFolder
 from rl.run.lock import ensure_free, locked
 from rl.run.open_files import raise_open_files
-from rl.sampling.chat import Chat, ChatSetting
-from rl.sampling.player import Player
-from rl.sampling.renderer_chat import RendererClient
 
 
 def optimize_prompt(
@@ -78,11 +67,13 @@ def optimize_prompt(
         with refused():
             train, validation = _examples(settings, env)
             start = starting_prompt(env, [task.example for task in (*train, *validation)])
+            reflection: Reflection = build(settings.reflection)()
+            teacher_folder = _teacher_folder(reflection, run_folder)
         settings.save(run_folder.config)
         record = {"overrides": overrides, "choices": choices, "command": list(command)}
         run_folder.overrides.write_text(yaml.safe_dump(record, sort_keys=False))
         with _saying_how_to_go_on(run_folder, console), failing():
-            whole = _Whole(settings, run_folder, env, console)
+            whole = ServedSearch(settings, run_folder, env, reflection, teacher_folder, console)
             candidates, ended_by = whole.search(start, train, validation)
     lines = closing_lines(candidates, ended_by, whole.failures, run_folder, overrides, choices)
     console.print(lines, soft_wrap=True)  # commands are there to be copied
@@ -131,120 +122,17 @@ def _examples(settings: PromptOptimization, env: Environment) -> tuple[list[Task
     return train, validation
 
 
-class _Whole:
-    """One search, with all that it needs."""
+def _teacher_folder(reflection: Reflection, run_folder: RunFolder) -> RunFolder:
+    """Return the folder of the teacher's vLLM, which knows its model where we serve one.
 
-    def __init__(
-        self,
-        settings: PromptOptimization,
-        run_folder: RunFolder,
-        env: Environment,
-        console: Console,
-    ) -> None:
-        self._settings, self._run_folder = settings, run_folder
-        self._env, self._console = env, console
-        self._reflection: Reflection = build(settings.reflection)()
-        self.failures: Counter[str] = Counter()  # rollouts that could not be scored, by cause
+    Raises:
+        ValueError: there is no such model, or it was built for shorter rows.
 
-    def search(
-        self, start: str, train: list[Task], validation: list[Task]
-    ) -> tuple[Candidates, str]:
-        """Return the candidates, and why the search ended."""
-        from rl.prompts.search import GepaLog, Search  # GEPA: a quarter of a second
-
-        settings, folder = self._settings, self._run_folder.path
-        summary = {"config": yaml.safe_load(self._run_folder.config.read_text())}
-        with ExitStack() as stack:
-            teacher_folder = self._serve(stack)
-            runner = stack.enter_context(asyncio.Runner())
-            chats = self._chats(teacher_folder)
-            policy, teaching = runner.run(chats.__aenter__())
-            stack.callback(lambda: runner.run(chats.__aexit__(None, None, None)))
-            progress = stack.enter_context(Progress(self._console, settings.max_calls))
-            search = Search(
-                settings,
-                self._player(policy, runner, progress),
-                Teacher(
-                    teaching,
-                    runner,
-                    Journal(folder / "reflections.jsonl", teacher.QUESTION),
-                    self._reflection.timeout,
-                ),
-                progress,
-                lambda candidates: write_outputs(folder, candidates, validation, summary),
-                GepaLog(self._run_folder.log_of("gepa")),
-            )
-            candidates = search.run(start, train, validation)
-        write_outputs(folder, candidates, validation, summary | {"ended_by": search.ended_by})
-        return candidates, search.ended_by
-
-    def _player(self, chat: Chat, runner: asyncio.Runner, progress: Progress) -> PromptPlayer:
-        path = self._run_folder.path / "rollouts.jsonl"
-        journal = Journal(path, prompt_player.QUESTION, failed=is_unscored)
-        if journal.num_kept:
-            self._say(f"{journal.num_kept} rollouts are there already and are not played again")
-        sampler = build(self._settings.sampler)()
-        seed = self._settings.seed if sampler.seeded else None
-
-        def told(record: Record) -> None:
-            progress.call()
-            if is_unscored(record):
-                self.failures[record["error"]] += 1
-
-        player = Player(sampler, self._env, chat, seed=seed)
-        return PromptPlayer(player, runner, journal, self._console.print, told)
-
-    def _serve(self, stack: ExitStack) -> RunFolder:
-        """Start what is ours to serve; the teacher's folder."""
-        settings, reflection = self._settings, self._reflection
-        if settings.model is not None:
-            self._say("starting vLLM (logs/inference.log)")
-            stack.enter_context(serving_policy(settings, self._run_folder))
-        teacher_folder = RunFolder(self._run_folder.path / "teacher")
-        if reflection.path is not None:
-            self._say("starting the teacher's vLLM (teacher/logs/inference.log)")
-            teacher_folder.path.mkdir(exist_ok=True)
-            local = local_folder(reflection.path, reflection.revision, "reflection")
-            teacher_folder.set_model(local)
-            server: VLLMServer = build(settings.inference or {})()
-            lengths = {"dtype": reflection.dtype, "max_seq_len": reflection.max_seq_len}
-            rest = {"seed": settings.seed, "adapter": None}
-            vllm = stack.enter_context(serving(server, teacher_folder, **lengths, **rest))
-            vllm.set_version(0)
-        return teacher_folder
-
-    @asynccontextmanager
-    async def _chats(self, teacher_folder: RunFolder) -> AsyncIterator[tuple[Chat, Chat]]:
-        """The chats with the policy and with the teacher."""
-        reflection = self._reflection
-        setting = chat_setting(self._settings, self._run_folder, self._env)
-        async with build(self._settings.client)().connect(setting) as policy:
-            if reflection.endpoint is not None:
-                async with reflection.at_endpoint(reflection.endpoint) as teaching:
-                    yield policy, teaching
-            elif reflection.path is not None:
-                theirs = _teachers_setting(setting, reflection, teacher_folder)
-                async with RendererClient(on_rewrite="fork").connect(theirs) as teaching:
-                    yield policy, teaching
-            else:
-                yield policy, policy.asking(reflection.sampler)
-
-    def _say(self, text: str) -> None:
-        self._console.print(text, highlight=False)
-
-
-def _teachers_setting(
-    setting: ChatSetting, reflection: Reflection, folder: RunFolder
-) -> ChatSetting:
-    """What a client needs to know of a teacher that we serve."""
-    return replace(
-        setting,
-        sampler=reflection.sampler,
-        max_seq_len=reflection.max_seq_len,
-        has_turns=False,
-        version=LiveVersion(0),
-        socket=folder.vllm_socket,
-        served_as=SERVED_AS["shm"],
-        model=folder.model(),
-        renderer=reflection.renderer,
-    )
+    """
+    folder = RunFolder(run_folder.path / "teacher")
+    if reflection.path is not None:
+        local = local_folder(reflection.path, reflection.revision, "reflection")
+        check_length(local, reflection.max_seq_len, "reflection")
+        folder.path.mkdir(exist_ok=True)
+        folder.set_model(local)
+    return folder
