@@ -10,7 +10,7 @@ import numpy as np
 from rl.report.arms import Arm
 from rl.report.comparison import ArmResult, Comparison
 from rl.report.evidence import HEALTH, Curve, Evidence
-from rl.report.judging import HELD_OUT, curve_of, judged_versions
+from rl.report.judging import curve_of, judged_versions
 from rl.report.panel import ALARMS
 from rl.report.statistics import Floats
 
@@ -262,11 +262,6 @@ def exported(run: Evidence) -> str | None:
     """The page that view.py exported into the run's folder, where it did."""
     page = run.folder / "view.html" if run.folder else None
     return page.as_uri() if page is not None and page.is_file() else None
-
-
-def uses_questions(comparison: Comparison) -> bool:
-    """Whether there is anything to say question by question."""
-    return comparison.measure == HELD_OUT
 
 
 def _short(value: float) -> float | None:

@@ -30,7 +30,7 @@ HEALTH = {  # metrics that say whether training is well, by their names on the p
     "truncated": "rollout/truncated",
     "zero spread": "rollout/zero_spread",
 }
-KEPT = ("train/reward", "train/tokens", "rollout/tokens_per_s", *HEALTH.values(), *ALARMS)
+KEPT = ("step", *HEALTH.values(), *ALARMS)
 _LONGEST_CAUSE = 300  # characters
 
 
@@ -99,7 +99,7 @@ def evidence_of(run: RunResult, num_judged: int = 1) -> Evidence:
         last_log_line="" if status == FINISHED or not folder else _last_log_line(folder),
         num_steps=run.num_steps,
         max_steps=run.max_steps,
-        columns={name: _column(rows, name) for name in ("step", *KEPT)},
+        columns={name: _column(rows, name) for name in KEPT},
         activities=_activities(rows),
         seconds=float(seconds[-1]),
         tokens=float(tokens[-1]),
@@ -154,8 +154,7 @@ def _curve(rows: Sequence[Row], name: str, seconds: Floats, tokens: Floats) -> C
 
 
 def _column(rows: Sequence[Row], name: str) -> Floats:
-    values = (row.get(name) for row in rows)
-    return np.array([np.nan if value is None else value for value in values], float)
+    return np.array([row.get(name) for row in rows], float)  # of None numpy makes NaN
 
 
 def _activities(rows: Sequence[Row]) -> dict[str, float]:

@@ -16,8 +16,8 @@ from typing import Any
 import jinja2
 
 from envs.cache import cache_folder
-from rl.report import charts, page_facts
-from rl.report.chart_data import MOST_QUESTIONS, uses_questions
+from rl.report import charts, curve_charts, page_facts
+from rl.report.chart_data import MOST_QUESTIONS, health_rows
 from rl.report.comparison import Comparison
 from rl.report.sentence import sentence
 from rl.report.summary import as_csv
@@ -36,7 +36,7 @@ def write_page(comparison: Comparison, path: Path, *, command: str = "") -> Path
         command: that made the runs, where it is known.
 
     """
-    drawn = {name: chart.to_dict(validate=False) for name, chart in _charts(comparison).items()}
+    drawn = drawings(comparison)
     text = render(comparison, drawn, command)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, errors="replace")  # a rollout may hold half of a surrogate pair
@@ -45,24 +45,30 @@ def write_page(comparison: Comparison, path: Path, *, command: str = "") -> Path
     return path
 
 
-def _charts(comparison: Comparison) -> dict[str, Any]:
-    """The charts that there is something to draw in."""
-    made: dict[str, Callable[[Comparison], Any]] = {
+def drawings(comparison: Comparison) -> dict[str, dict[str, Any]]:
+    """The charts that there is something to draw in, as Vega-Lite."""
+    made: dict[str, Callable[[Comparison, charts.Datasets], Any]] = {
         "forest": charts.forest,
-        "curves": charts.curves,
-        "health": charts.health,
+        "curves": curve_charts.curves,
+        "health": curve_charts.health,
         "times": charts.times,
+        "questions": charts.questions,
     }
-    if uses_questions(comparison):
-        made["questions"] = charts.questions
-    return {name: make(comparison) for name, make in made.items() if _has_data(name, comparison)}
+    drawn = {}
+    for name, make in made.items():
+        if _has_data(name, comparison):
+            data = charts.Datasets()
+            drawn[name] = data.drawing(make(comparison, data))
+    return drawn
 
 
 def _has_data(name: str, comparison: Comparison) -> bool:
+    if name == "questions":
+        return bool(comparison.questions)
     if name == "times":
         return any(run.activities for run in comparison.runs)
     if name == "health":
-        return bool(charts.health_rows(comparison))
+        return bool(health_rows(comparison))
     return True
 
 

@@ -14,7 +14,7 @@ from rl.report.comparison import ArmResult, Comparison
 from rl.report.sentence import sentence
 from rl.report.statistics import LEVEL, NUM_DRAWS, Interval
 
-COLUMNS = ("arm", "seeds", "score", "interval", "difference", "verdict", "minutes", "failed")
+COLUMNS = ("arm", "seeds", "score", "difference", "interval", "verdict", "min", "failed")
 
 
 def as_record(comparison: Comparison, arms: Sequence[Arm]) -> dict[str, Any]:
@@ -46,6 +46,7 @@ def arm_lines(comparison: Comparison | None, arms: Sequence[Arm]) -> list[dict[s
 def _line(arm: Arm, result: ArmResult | None) -> dict[str, Any]:
     line: dict[str, Any] = {
         "run": arm.label,
+        "name": arm.name,
         "seeds": len(arm.runs),
         "reward": result.score.value if result else None,
         "steps": max(run.num_steps for run in arm.runs),
@@ -112,9 +113,10 @@ def as_csv(comparison: Comparison) -> str:
 
 def as_table(comparison: Comparison | None, arms: Sequence[Arm]) -> Table:
     """The comparison for a terminal."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
     for name in COLUMNS:
-        table.add_column(name, justify="left" if name in ("arm", "verdict") else "right")
+        justify = "left" if name in ("arm", "verdict") else "right"
+        table.add_column(name, justify=justify, no_wrap=name != "arm", overflow="fold")
     for line in arm_lines(comparison, arms):
         style = {"better": "green", "worse": "red"}.get(line.get("verdict", ""), "")
         table.add_row(*cells(line), style=style if line["reward"] is not None else "yellow")
@@ -135,23 +137,16 @@ def cells(line: dict[str, Any]) -> list[str]:
     """One arm's line of the table."""
     failed = str(line["failed"] or "")
     if line["reward"] is None:
-        return [line["run"], "0", "-", "-", "-", "-", "-", failed]
+        return [line["name"], "0", "-", "-", "-", "-", "-", failed]
     is_baseline = line["verdict"] == "baseline"
-    difference = "" if is_baseline else shown_interval(
-        line["difference"], line["difference_interval"], sign="+"
-    )  # fmt: skip
-    low, high = line["interval"]
-    interval = "-" if low is None else f"{low:.3f}..{high:.3f}"
-    score, minutes = f"{line['reward']:.3f}", f"{line['minutes']:.1f}"
+    low, high = line["difference_interval"]
     return [
-        *(line["run"], str(line["scored_seeds"]), score, interval),
-        *(difference, line["verdict"], minutes, failed),
+        line["name"],
+        str(line["scored_seeds"]),
+        f"{line['reward']:.3f}",
+        "" if is_baseline else f"{line['difference']:+.3f}",
+        "" if low is None else f"{low:+.3f}..{high:+.3f}",
+        line["verdict"],
+        f"{line['minutes']:.1f}",
+        failed,
     ]
-
-
-def shown_interval(value: float, ends: Sequence[float | None], sign: str = "") -> str:
-    """A number and where it may lie: +0.041 [+0.012, +0.070]."""
-    low, high = ends
-    if low is None or high is None or math.isnan(low):
-        return f"{value:{sign}.3f}"
-    return f"{value:{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]"

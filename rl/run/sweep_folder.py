@@ -75,7 +75,7 @@ class SweepFolder:
         known = {field.name for field in fields(JobRecord)}
         records = {}
         for path in sorted(self.jobs.glob("[0-9]*.json")):
-            with suppress(OSError, ValueError, TypeError):
+            with suppress(OSError, ValueError, TypeError, AttributeError):
                 content = json.loads(path.read_text())
                 kept = {key: value for key, value in content.items() if key in known}
                 records[int(path.stem)] = JobRecord(**kept)

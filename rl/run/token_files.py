@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,7 +73,12 @@ def write_lines(path: Path, lines: Lines) -> bool:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         parquet.write_table(
-            table, aside, compression="zstd", use_dictionary=rest, use_byte_stream_split=split
+            table,
+            aside,
+            compression="zstd",
+            # pyarrow's own annotations know only the short form, all columns or none.
+            use_dictionary=cast("bool", rest),
+            use_byte_stream_split=cast("bool", split),
         )
         aside.replace(path)
     except OSError as error:

@@ -30,6 +30,7 @@ from rl.model.folder import fingerprint
 from rl.report.finished_runs import how_to_go_on, key_of, steps_done
 from rl.report.screen import Screen, final_summary
 from rl.run.child import Reaper, StopRequest, stopped_by_signals
+from rl.run.commit import commit_of
 from rl.run.failure import RunFailed
 from rl.run.folder import RunFolder
 from rl.run.lock import FULL, ensure_free, locked
@@ -81,7 +82,7 @@ def supervise(
         if run_folder.overrides.is_file() and not has_steps(run_folder.path):
             run_folder.clear_preparations(but=run.model.get("path"))
         record = {"overrides": overrides, "choices": choices, "command": list(command)}
-        record |= {"started_in": os.getcwd(), "run_name": run.run_name}
+        record |= {"started_in": os.getcwd(), "run_name": run.run_name, "commit": commit_of()}
         fetch_references(config)
         try:
             with _disk_full_is_said():

@@ -29,6 +29,8 @@ _FRAME = 6  # lines around the jobs
 _STYLES = {DONE: "green", RUNNING: "", WAITING: "dim", FAILED: "red"}
 _SHOWN_FIRST = (FAILED, RUNNING, DONE, WAITING)  # where not all of them have room
 
+NAMES = ("step", "reward", "eval", "")  # of a job's cells
+
 log = logging.getLogger(__name__)
 
 
@@ -115,9 +117,9 @@ class PlainPainter:
 def line_of(view: SweepView, num: int, now: float) -> str:
     """One job in one line."""
     job = view.jobs[num]
-    parts = [f"{job.record.state:<8}{job.label}"]
-    for name, cell in zip(("step ", "reward ", "eval ", ""), cells_of(job, now), strict=True):
-        parts += [f"{name}{cell}"] if cell else []
+    parts = [f"{job.record.state:<8}{job.label}"] + ([job.phase] if job.phase else [])
+    for name, cell in zip(NAMES, cells_of(job, now), strict=True):
+        parts += [f"{name} {cell}".strip()] if cell else []
     if job.record.state == FAILED:
         parts.append(f"{job.record.error} ({as_typed(view.sweep.log_of(num))})")
     return "  ".join(parts)
@@ -168,14 +170,20 @@ def job_table(jobs: Mapping[int, JobView], now: float, height: int) -> Renderabl
     table.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
     for _ in range(4):
         table.add_column(justify="right", no_wrap=True)
-    table.add_row(*(Text(name, "dim") for name in ("", "", "step", "reward", "eval", "")))
+    table.add_row(*(Text(name, "dim") for name in ("", "", *NAMES)))
     shown = sorted(jobs, key=lambda num: _SHOWN_FIRST.index(jobs[num].record.state))[:height]
     for num in sorted(shown):
-        job = jobs[num]
-        style = _STYLES[job.record.state]
-        label = f"{job.label}: {job.record.error}" if job.record.state == FAILED else job.label
-        cells = [job.record.state, label, *cells_of(job, now)]
-        table.add_row(*(Text(cell, style) for cell in cells))
+        table.add_row(*row_of(jobs[num], now))
     if more := len(jobs) - len(shown):
         table.add_row("", Text(f"and {more} more", "dim"))
     return table
+
+
+def row_of(job: JobView, now: float) -> list[Text]:
+    """A job's line of the table; what catches the eye is its state."""
+    state, style = job.record.state, _STYLES[job.record.state]
+    aside = job.record.error if state == FAILED else job.phase
+    label = f"{job.label}: {aside}" if aside else job.label
+    rest = style if state == WAITING else ""
+    cells = [Text(cell, rest) for cell in cells_of(job, now)]
+    return [Text(state, style), Text(label, style if state == FAILED else rest), *cells]

@@ -9,6 +9,7 @@ from rl.report.panel import RunView, duration
 from rl.report.screen import with_evaluation
 from rl.run.folder import RunFolder
 from rl.run.metrics import MetricsTail
+from rl.run.status import read_statuses
 from rl.run.sweep_folder import RUNNING, WAITING, JobRecord, SweepFolder
 from rl.sweeps.overview import STATES, jobs_of_now, labels_of, seconds_of_a_job, states
 
@@ -20,6 +21,7 @@ class JobView:
     label: str
     record: JobRecord
     run: RunView
+    phase: str = ""  # of its start, until the first step is done
 
     def seconds_left(self, now: float) -> float | None:
         """Of a running job, as far as it is known."""
@@ -47,6 +49,8 @@ class SweepView:
                 tail = self._tails.setdefault(record.folder, MetricsTail(folder))
                 for row in tail.read():
                     job.run.add(with_evaluation(job.run, row))
+                starts = record.state == RUNNING and not job.run.rows
+                job.phase = phase_of_start(folder) if starts else ""
 
     def num_in(self, state: str) -> int:
         """Jobs in a state."""
@@ -77,3 +81,13 @@ class SweepView:
         """2 done, 2 running, 6 waiting."""
         parts = [f"{n} {state}" for state in STATES if (n := self.num_in(state))]
         return ", ".join(parts)
+
+
+def phase_of_start(folder: RunFolder) -> str:
+    """What a run does that has done no step yet."""
+    if folder.warm_start.is_dir():
+        return "warm start"
+    statuses = read_statuses(folder)
+    inference, trainer = statuses.get("inference"), statuses.get("trainer.rank0")
+    slowest = inference if inference and inference.phase != "serving" else trainer
+    return slowest.phase.partition(" (")[0] if slowest else "starting"

@@ -26,14 +26,10 @@ _DIGITS = 5  # behind the point: what a histogram and a label can show
 
 
 def table(index: RunIndex, start: int = 0, generation: int = 0) -> dict[str, Any]:
-    """Return the rows from number `start` on, of all of them where the page has another generation.
-
-    The record of a step is written after its rollouts: rows of the last two steps come once more.
-    """
+    """Return the rows from number `start` on, all of them where the page has another generation."""
     ((now,),) = index.rows("SELECT generation FROM facts")
     if generation != now:
         start = 0
-    start = max(0, min(start, _first_unsettled(index)))
     names = ", ".join(COLUMNS)
     columns = index.columns(f"SELECT {names} FROM viewed WHERE n >= ? ORDER BY n", [start])
     groups = "SELECT question, any_value(title) FROM viewed WHERE n >= ? GROUP BY question"
@@ -45,16 +41,6 @@ def table(index: RunIndex, start: int = 0, generation: int = 0) -> dict[str, Any
         "scales": dict(index.rows("SELECT step::VARCHAR, slope FROM scales")),
         **facts(index),
     }
-
-
-def _first_unsettled(index: RunIndex) -> int:
-    """The first row of the last two training steps."""
-    query = """
-    SELECT min(n) FROM viewed WHERE source = 'training'
-    AND step >= (SELECT max(step) - 1 FROM viewed WHERE source = 'training')
-    """
-    ((first,),) = index.rows(query)
-    return 0 if first is None else first
 
 
 def _listed(values: Any) -> list[Any]:

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlencode
 
 from rich.console import Console
 
@@ -17,6 +18,7 @@ Look at what a run said, and at what training did with every token:
 
     python view.py outputs/run                  in the browser, while it trains or afterwards
     python view.py outputs/one outputs/other    the same question in several runs, or a sweep's
+    python view.py outputs/run where="step = 120"                      these rollouts alone
     python view.py outputs/run export=page.html where="step = 120"     one file to mail
 
     port=8000    the port, else a free one
@@ -60,10 +62,6 @@ def parsed(words: Sequence[str]) -> Arguments:
             arguments.export = Path(value)
         else:
             arguments.where = value
-    if arguments.where is not None and arguments.export is None:
-        raise ValueError(
-            "where= says what to export: give export=page.html, too, or filter in the page"
-        )
     if arguments.export is not None and not arguments.export.absolute().parent.is_dir():
         raise ValueError(f"export={arguments.export}: there is no folder {arguments.export.parent}")
     return arguments
@@ -120,7 +118,7 @@ def _view(arguments: Arguments, console: Console) -> int:
                 arguments.export, arguments.where, dict(zip(runs, indexes, strict=True)), console
             )
         else:
-            _serve(indexes, list(runs), arguments.port, console)
+            _serve(indexes, list(runs), arguments, console)
     finally:
         for index in indexes:
             index.close()
@@ -141,14 +139,19 @@ def _export(path: Path, where: str | None, indexes: dict, console: Console) -> N
     console.print(f"{path} ({len(text) / 1e6:.1f} MB)", markup=False)
 
 
-def _serve(indexes: Sequence, names: Sequence[str], port: int, console: Console) -> None:
+def _serve(indexes: Sequence, names: Sequence[str], arguments: Arguments, console: Console) -> None:
     import uvicorn
 
+    from rl.viewer import answers
     from rl.viewer.server import application, new_key
 
+    chosen = ""
+    if arguments.where is not None:
+        answers.where(indexes[0], arguments.where)  # a condition that is none is said here
+        chosen = "#" + urlencode({"where": arguments.where})
     key = new_key()
-    listener = loopback(port)
-    address = f"http://127.0.0.1:{listener.getsockname()[1]}/{key}/"
+    listener = loopback(arguments.port)
+    address = f"http://127.0.0.1:{listener.getsockname()[1]}/{key}/{chosen}"
     config = uvicorn.Config(
         application(indexes, names, key),
         log_level="error",
@@ -156,7 +159,8 @@ def _serve(indexes: Sequence, names: Sequence[str], port: int, console: Console)
         lifespan="off",
         timeout_graceful_shutdown=1,
     )
-    console.print(f"{address}\n[dim]Ctrl-C ends it. What it shows follows the run.[/dim]")
+    console.print(address, markup=False)
+    console.print("Ctrl-C ends it. What it shows follows the run.", style="dim")
     uvicorn.Server(config).run(sockets=[listener])
 
 

@@ -1,6 +1,6 @@
 """The page and what it asks for, on the loopback interface, behind a key in the address.
 
-    /<key>/  page    runs  table  rollouts  tokens  search  export    JSON, and one file to mail
+    /<key>/  page    runs  table  rollouts  tokens  search  where  export    JSON, one file to mail
 
 Whoever is on this machine can reach the port, so every path begins with the key. The page's policy
 lets it load nothing from elsewhere and run nothing but its own modules.
@@ -67,6 +67,9 @@ def application(indexes: Sequence[RunIndex], names: Sequence[str], key: str) -> 
     def search(request: Request) -> Any:
         return answers.search(asked(request), request.query_params["q"])
 
+    def where(request: Request) -> Any:
+        return answers.where(asked(request), request.query_params["q"])
+
     async def export(request: Request) -> Response:
         wanted = msgspec.json.decode(await request.body(), type=_Selection)
         try:
@@ -79,7 +82,10 @@ def application(indexes: Sequence[RunIndex], names: Sequence[str], key: str) -> 
         Route("/", lambda _: FileResponse(STATIC / "index.html")),
         Route("/runs", _json(lambda _: list(names))),
         Route("/export", export, methods=["POST"]),
-        *(Route(f"/{ask.__name__}", _json(ask)) for ask in (table, rollouts, tokens, search)),
+        *(
+            Route(f"/{ask.__name__}", _json(ask))
+            for ask in (table, rollouts, tokens, search, where)
+        ),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
     return Starlette(
@@ -95,7 +101,7 @@ def _json(ask: Callable[[Request], Any]) -> Callable[[Request], Response]:
         try:
             return Response(msgspec.json.encode(ask(request)), media_type="application/json")
         except (KeyError, ValueError, IndexError) as error:
-            return PlainTextResponse(f"no such question: {error}", status_code=400)
+            return PlainTextResponse(f"this cannot be answered: {error}", status_code=400)
 
     return answer
 

@@ -358,8 +358,8 @@ LEARNING = (
     mutation(
         "records: untracked tokens do not count",
         "rl/records.py",
-        "sum(row.num_completion for row in self.sequences) + self.num_untracked_tokens",
-        "sum(row.num_completion for row in self.sequences)",
+        "sum(self.turn_lengths) + self.num_untracked_tokens",
+        "sum(self.turn_lengths)",
         "rl/sampling/test_messages_chat.py",
     ),
 )

@@ -455,4 +455,19 @@ PLAYING = (
         "if length >",
         "envs/sandbox/test_sandbox.py",
     ),
+    # prompts
+    mutation(
+        "journal: a failure at the end stands",
+        "rl/prompts/journal.py",
+        "while records and failed(records[-1]):",
+        "while False:",
+        "rl/prompts/test_journal.py",
+    ),
+    mutation(
+        "journal: a question always gets its first answer",
+        "rl/prompts/journal.py",
+        "return answers.popleft() if answers else None",
+        "return answers[0] if answers else None",
+        "rl/prompts/test_journal.py",
+    ),
 )

@@ -65,8 +65,10 @@ class Viewed:
                 file.write('{"group": 99, "example": 1, "env": "wi')
         return path
 
-    def write_step(self, path: Path, step: int, random: Random | None = None) -> None:
-        """Write one more step; its last group is rejected in every other one."""
+    def write_step(
+        self, path: Path, step: int, random: Random | None = None, num_ranks: int = 2
+    ) -> None:
+        """Write one more step, the same each time; every other one's last group is rejected."""
         random = random or Random(self.seed + 1000 + step)
         lines: list[dict[str, Any]] = []
         sampled: list[dict[str, Any]] = []
@@ -112,8 +114,8 @@ class Viewed:
         if self.record:
             name = f"step_{step:06d}"
             _parquet(path / "tokens" / f"{name}.rollouts.parquet", sampled)
-            for rank in range(2):  # rows of one group lie on several ranks
-                part = [r for i, r in enumerate(trained) if i % 2 == rank]
+            for rank in range(num_ranks):  # rows of one group lie on several ranks
+                part = [r for i, r in enumerate(trained) if i % num_ranks == rank]
                 _parquet(path / "tokens" / f"{name}.trainer.rank{rank}.parquet", part)
 
 

@@ -4,11 +4,16 @@
 // dimmed, so that it is read from where it parts.
 
 import { h, number, plural, svg } from "./dom.js";
-import { asText } from "./conversation.js";
+import { answerText } from "./messages.js";
+import { SECTIONS } from "./sections.js";
 import { rewardEnds, rewardStyle } from "./colours.js";
 import { set, state } from "./state.js";
 
-const TABS = [["group", "g", "Group"], ["versions", "v", "Over versions"], ["runs", "r", "Other runs"]];
+const TABS = [
+  ["group", "g", "Group"],
+  ["versions", "v", "Over versions"],
+  ["runs", "r", "Other runs"],
+];
 const MOST = 400; // rollouts fetched at once
 const SHARED = 60; // characters of what is shared that stay in sight
 
@@ -22,15 +27,30 @@ export function compare({ data, tables, open }) {
     const mine = ++turn;
     tabs.replaceChildren(
       ...TABS.map(([name, key, label]) =>
-        h("button", { role: "tab", "aria-selected": String(state.compare === name), class: state.compare === name ? "on" : "", "data-tab": name,
-          onclick: () => set({ compare: name }) }, label, h("kbd", {}, key))),
+        h(
+          "button",
+          {
+            role: "tab",
+            "aria-selected": String(state.compare === name),
+            class: state.compare === name ? "on" : "",
+            "data-tab": name,
+            onclick: () => set({ compare: name }),
+          },
+          label,
+          h("kbd", {}, key),
+        ),
+      ),
     );
-    if (row < 0) return body.replaceChildren(h("p", { class: "empty" }, "Open a rollout to compare it."));
+    if (row < 0)
+      return body.replaceChildren(h("p", { class: "empty" }, "Open a rollout to compare it."));
     const sections = SECTIONS[state.compare](tables, run, row);
-    if (typeof sections === "string") return body.replaceChildren(h("p", { class: "empty" }, sections));
+    if (typeof sections === "string")
+      return body.replaceChildren(h("p", { class: "empty" }, sections));
     const left = MOST / Math.max(1, sections.length);
     const fetched = await Promise.all(
-      sections.map((section) => data.rollouts(section.run, section.rows.slice(0, Math.max(4, left)))),
+      sections.map((section) =>
+        data.rollouts(section.run, section.rows.slice(0, Math.max(4, left))),
+      ),
     );
     const [current] = await data.rollouts(run, [row]);
     if (mine !== turn) return;
@@ -50,7 +70,8 @@ export function compare({ data, tables, open }) {
       if (!answers.has(text)) answers.set(text, []);
       answers.get(text).push({ line, row: section.rows[i] });
     });
-    const isHere = (rollouts) => section.run === current.run && rollouts.some((r) => r.row === current.row);
+    const isHere = (rollouts) =>
+      section.run === current.run && rollouts.some((r) => r.row === current.row);
     const ordered = [...answers].sort(
       (a, b) => isHere(b[1]) - isHere(a[1]) || best(b[1]) - best(a[1]) || b[1].length - a[1].length,
     );
@@ -58,68 +79,56 @@ export function compare({ data, tables, open }) {
       const here = isHere(rollouts);
       const dots = rollouts.map((r) => {
         const isOpen = r.row === current.row && section.run === current.run;
-        return h("i", { class: isOpen ? "dot open" : "dot", style: rewardStyle(r.line.reward, table), "data-row": r.row,
-          title: `reward ${number(r.line.reward)}`, onclick: (event) => { event.stopPropagation(); open(section.run, r.row); } });
+        return h("i", {
+          class: isOpen ? "dot open" : "dot",
+          style: rewardStyle(r.line.reward, table),
+          "data-row": r.row,
+          title: `reward ${number(r.line.reward)}`,
+          onclick: (event) => {
+            event.stopPropagation();
+            open(section.run, r.row);
+          },
+        });
       });
-      const count = rollouts.length > 1 ? h("span", { class: "count" }, `× ${rollouts.length}`) : null;
-      return h("div", { class: here ? "answer open" : "answer", onclick: () => here || open(section.run, rollouts[0].row) },
-        h("div", { class: "answerhead" }, h("span", { class: "dots" }, dots), count,
-          h("span", { class: "reward" }, number(rollouts[0].line.reward, 2))),
-        here ? h("p", { class: "text" }, text || "(nothing)") : parted(text, opened));
+      const count =
+        rollouts.length > 1 ? h("span", { class: "count" }, `× ${rollouts.length}`) : null;
+      return h(
+        "div",
+        {
+          class: here ? "answer open" : "answer",
+          onclick: () => here || open(section.run, rollouts[0].row),
+        },
+        h(
+          "div",
+          { class: "answerhead" },
+          h("span", { class: "dots" }, dots),
+          count,
+          h("span", { class: "reward" }, number(rollouts[0].line.reward, 2)),
+        ),
+        here ? h("p", { class: "text" }, text || "(nothing)") : parted(text, opened),
+      );
     });
     const rewards = section.rows.map((row) => table.columns.reward[row]).filter((x) => x !== null);
     const mean = rewards.length ? rewards.reduce((a, b) => a + b, 0) / rewards.length : null;
     const more = section.rows.length > lines.length ? `, ${lines.length} of them here` : "";
-    return h("section", {},
-      h("h3", {}, h("span", {}, section.title), h("span", { class: "sum" }, `mean ${number(mean, 2)} · ${plural(answers.size, "answer")} of ${section.rows.length}${more}`)),
-      cards);
+    return h(
+      "section",
+      {},
+      h(
+        "h3",
+        {},
+        h("span", {}, section.title),
+        h(
+          "span",
+          { class: "sum" },
+          `mean ${number(mean, 2)} · ${plural(answers.size, "answer")} of ${section.rows.length}${more}`,
+        ),
+      ),
+      cards,
+    );
   }
 
   return { element, show };
-}
-
-const SECTIONS = {
-  group(tables, run, row) {
-    const table = tables[run];
-    const group = table.groups[table.groupOf[row]];
-    return [{ run, title: label(group), rows: range(group), step: group.step }];
-  },
-  versions(tables, run, row) {
-    const table = tables[run];
-    const { source } = table.groups[table.groupOf[row]];
-    const groups = asked(table, table.columns.question[row]).filter((group) => group.source === source);
-    if (groups.length < 2) {
-      return "This question was asked once in this run. Held-out questions come back at every evaluation: open one under Evaluations.";
-    }
-    return groups.map((group) => ({ run, title: label(group), rows: range(group), step: group.step }));
-  },
-  runs(tables, run, row) {
-    if (tables.length < 2) return "Only one run is open. To see the same question in others, name their folders too: python view.py outputs/one outputs/other";
-    const table = tables[run];
-    const here = table.groups[table.groupOf[row]];
-    const sections = [];
-    tables.forEach((other, i) => {
-      const groups = other.facts ? asked(other, table.columns.question[row]).filter((g) => g.source === here.source) : [];
-      if (!groups.length) return;
-      const nearest = groups.reduce((a, b) => (Math.abs(b.step - here.step) < Math.abs(a.step - here.step) ? b : a));
-      sections.push({ run: i, title: `${other.facts.name} · ${label(nearest)}`, rows: range(nearest), step: nearest.step, mine: i === run });
-    });
-    if (sections.length < 2) return "No other run was asked this question. Held-out questions are the same in every run: open one under Evaluations.";
-    return sections.sort((a, b) => Number(b.mine) - Number(a.mine));
-  },
-};
-
-function asked(table, question) {
-  const groups = table.groups.filter((group) => table.columns.question[group.start] === question);
-  return groups.sort((a, b) => a.step - b.step);
-}
-
-function label(group) {
-  return group.source === "evaluation" ? `version ${group.step}` : `step ${group.step}`;
-}
-
-function range(group) {
-  return Array.from({ length: group.end - group.start }, (_, i) => group.start + i);
 }
 
 function best(rollouts) {
@@ -129,14 +138,30 @@ function best(rollouts) {
 // The mean reward of each section, as a row of bars.
 function means(sections, tables) {
   const bars = sections.map((section) => {
-    const rewards = section.rows.map((row) => tables[section.run].columns.reward[row]).filter((x) => x !== null);
+    const rewards = section.rows
+      .map((row) => tables[section.run].columns.reward[row])
+      .filter((x) => x !== null);
     return rewards.length ? rewards.reduce((a, b) => a + b, 0) / rewards.length : 0;
   });
-  const most = Math.max(...bars, ...sections.map((section) => rewardEnds(tables[section.run])[1]), 1e-9);
-  const picture = svg("svg", { class: "means", viewBox: `0 0 ${Math.max(bars.length, 6)} 30`, preserveAspectRatio: "none" });
+  const most = Math.max(
+    ...bars,
+    ...sections.map((section) => rewardEnds(tables[section.run])[1]),
+    1e-9,
+  );
+  const picture = svg("svg", {
+    class: "means",
+    viewBox: `0 0 ${Math.max(bars.length, 6)} 30`,
+    preserveAspectRatio: "none",
+  });
   bars.forEach((mean, i) => {
     const height = Math.max(1, (28 * Math.max(0, mean)) / most);
-    picture.append(svg("rect", { x: i + 0.15, width: 0.7, y: 30 - height, height }, svg("title", {}, `${sections[i].title}: ${number(mean, 2)}`)));
+    picture.append(
+      svg(
+        "rect",
+        { x: i + 0.15, width: 0.7, y: 30 - height, height },
+        svg("title", {}, `${sections[i].title}: ${number(mean, 2)}`),
+      ),
+    );
   });
   return h("figure", { class: "overview" }, picture);
 }
@@ -146,24 +171,18 @@ function parted(text, opened) {
   let at = 0;
   while (at < text.length && at < opened.length && text[at] === opened[at]) at++;
   if (at === text.length && at === opened.length) return h("p", { class: "text same" }, text);
-  const shared = text.slice(0, at), rest = text.slice(at);
+  const shared = text.slice(0, at),
+    rest = text.slice(at);
   const [word] = /^\s*[\p{L}\p{N}]*[^\p{L}\p{N}\s]*/u.exec(rest);
-  return h("p", { class: "text" },
-    h("span", { class: "shared", title: "the same as in the open rollout" }, shared.length > SHARED ? "… " + shared.slice(-SHARED).replace(/^\S*\s/, "") : shared),
-    h(at ? "mark" : "span", {}, word || (rest ? rest[0] : "⏹ ends here")), rest.slice(word.length || (rest ? 1 : 0)));
-}
-
-// All that came after the question.
-function answerText(line) {
-  const from = line.messages.findIndex((message) => message?.role === "assistant");
-  if (from < 0) return "";
-  return line.messages.slice(from).map((message) => {
-    if (message?.role !== "assistant") return `‹${message?.role ?? "?"}› ${asText(message?.content ?? message)}`;
-    const calls = [message.tool_calls ?? []].flat().map((call) => `${call?.function?.name ?? "call"}(${compact(call?.function?.arguments ?? call)})`);
-    return [message.reasoning_content, message.content, ...calls].filter(Boolean).map(asText).join("\n");
-  }).join("\n");
-}
-
-function compact(value) {
-  return typeof value === "string" ? value : Object.entries(value ?? {}).map(([k, v]) => `${k}=${JSON.stringify(v)}`).join(", ");
+  return h(
+    "p",
+    { class: "text" },
+    h(
+      "span",
+      { class: "shared", title: "the same as in the open rollout" },
+      shared.length > SHARED ? "… " + shared.slice(-SHARED).replace(/^\S*\s/, "") : shared,
+    ),
+    h(at ? "mark" : "span", {}, word || (rest ? rest[0] : "⏹ ends here")),
+    rest.slice(word.length || (rest ? 1 : 0)),
+  );
 }

@@ -15,11 +15,14 @@ async function servedData() {
   return {
     live: true,
     runs: await json("runs"),
-    table: (run, start, generation) => json(`table?run=${run}&start=${start}&generation=${generation}`),
+    table: (run, start, generation) =>
+      json(`table?run=${run}&start=${start}&generation=${generation}`),
     rollouts: (run, numbers) => json(`rollouts?run=${run}&n=${numbers.join(",")}`),
     tokens: (run, number) => json(`tokens?run=${run}&n=${number}`),
     search: (run, text) => json(`search?run=${run}&q=${encodeURIComponent(text)}`),
-    exported: async (chosen) => (await ask("export", { method: "POST", body: JSON.stringify(chosen) })).blob(),
+    where: (run, condition) => json(`where?run=${run}&q=${encodeURIComponent(condition)}`),
+    exported: async (chosen) =>
+      (await ask("export", { method: "POST", body: JSON.stringify(chosen) })).blob(),
   };
 }
 
@@ -27,7 +30,8 @@ function embeddedData(content) {
   const texts = new Map();
   const text = (run, number) => {
     const key = `${run}.${number}`;
-    if (!texts.has(key)) texts.set(key, spoken(content.runs[run].rollouts[number].messages).toLowerCase());
+    if (!texts.has(key))
+      texts.set(key, spoken(content.runs[run].rollouts[number].messages).toLowerCase());
     return texts.get(key);
   };
   return {
@@ -37,8 +41,11 @@ function embeddedData(content) {
     table: async (run) => content.runs[run].table,
     rollouts: async (run, numbers) => numbers.map((n) => content.runs[run].rollouts[n]),
     tokens: async (run, number) => content.runs[run].tokens[number],
+    where: async (run) => content.runs[run].rollouts.keys(), // it was met before this was written
     search: async (run, wanted) =>
-      [...content.runs[run].rollouts.keys()].filter((n) => text(run, n).includes(wanted.toLowerCase())),
+      [...content.runs[run].rollouts.keys()].filter((n) =>
+        text(run, n).includes(wanted.toLowerCase()),
+      ),
   };
 }
 

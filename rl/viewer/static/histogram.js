@@ -8,10 +8,17 @@ const HEIGHT = 34;
 
 export function histogram(name, label, hint) {
   const picture = svg("svg", { class: "bars", preserveAspectRatio: "none" });
-  const low = h("span"), high = h("span"), chosen = h("b");
-  const clear = h("button", { class: "clear", title: "end this filter", onclick: () => setRange(name, null) }, "×");
+  const low = h("span"),
+    high = h("span"),
+    chosen = h("b");
+  const clear = h(
+    "button",
+    { class: "clear", title: "end this filter", onclick: () => setRange(name, null) },
+    "×",
+  );
   const element = h(
-    "figure", { class: "histogram", title: hint, "data-name": name },
+    "figure",
+    { class: "histogram", title: hint, "data-name": name },
     h("figcaption", {}, h("span", {}, label), chosen, clear),
     picture,
     h("div", { class: "ends" }, low, high),
@@ -49,7 +56,13 @@ export function histogram(name, label, hint) {
       const start = bins.low + i * bins.width;
       const inside = !range || (start + bins.width > range[0] && start <= range[1]);
       const bar = (value, kind) =>
-        svg("rect", { x: i + (1 - wide) / 2, width: wide, y: HEIGHT - height(value), height: height(value), class: kind });
+        svg("rect", {
+          x: i + (1 - wide) / 2,
+          width: wide,
+          y: HEIGHT - height(value),
+          height: height(value),
+          class: kind,
+        });
       picture.append(bar(bins.all[i], "all"));
       picture.append(bar(bins.passing[i], inside ? "passing" : "outside"));
     }

@@ -3,16 +3,29 @@
 import { h } from "./dom.js";
 
 const HELP = [
-  ["j  k", "next, previous rollout"], ["J  K", "next, previous question"], ["[  ]", "previous, next step"],
+  ["j  k", "next, previous rollout"],
+  ["J  K", "next, previous question"],
+  ["[  ]", "previous, next step"],
   ["0 – 6", "colours: plain, advantage, ratio, entropy, version, mismatch, slope"],
   ["t", "raw tokens, as the server saw them"],
-  ["g  v  r", "compare: group, versions, other runs"], ["f", "fold and unfold calls, answers, instructions"],
-  ["/", "search"], ["e", "export what passes the filters as one file"], ["Esc", "leave the search"], ["?", "this"],
+  ["g  v  r", "compare: group, versions, other runs"],
+  ["f", "fold and unfold calls, answers, instructions"],
+  ["/", "search"],
+  ["e", "export what passes the filters as one file"],
+  ["Esc", "leave the search"],
+  ["?", "this"],
 ];
 
 export function keyboard(actions) {
   const help = document.getElementById("help");
-  help.append(h("h2", {}, "Keys"), h("dl", {}, HELP.map(([keys, does]) => h("div", {}, h("dt", {}, h("kbd", {}, keys)), h("dd", {}, does)))));
+  help.append(
+    h("h2", {}, "Keys"),
+    h(
+      "dl",
+      {},
+      HELP.map(([keys, does]) => h("div", {}, h("dt", {}, h("kbd", {}, keys)), h("dd", {}, does))),
+    ),
+  );
   help.addEventListener("click", () => help.close());
 
   window.addEventListener("keydown", (event) => {

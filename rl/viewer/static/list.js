@@ -4,12 +4,20 @@
 import { h, number } from "./dom.js";
 import { rewardStyle } from "./colours.js";
 
-const ROW = 54, SPARE = 8;
+const ROW = 54,
+  SPARE = 8;
 
 export function list({ open }) {
   const room = h("div", { class: "room" });
-  const element = h("div", { id: "list", role: "listbox", tabindex: 0, "aria-label": "Questions" }, room);
-  let table = null, groups = [], opened = -1, drawn = "";
+  const element = h(
+    "div",
+    { id: "list", role: "listbox", tabindex: 0, "aria-label": "Questions" },
+    room,
+  );
+  let table = null,
+    groups = [],
+    opened = -1,
+    drawn = "";
 
   element.addEventListener("scroll", () => draw(), { passive: true });
   new ResizeObserver(() => draw()).observe(element);
@@ -37,7 +45,10 @@ export function list({ open }) {
   function draw() {
     if (!table) return;
     const from = Math.max(0, Math.floor(element.scrollTop / ROW) - SPARE);
-    const to = Math.min(groups.length, Math.ceil((element.scrollTop + element.clientHeight) / ROW) + SPARE);
+    const to = Math.min(
+      groups.length,
+      Math.ceil((element.scrollTop + element.clientHeight) / ROW) + SPARE,
+    );
     const key = `${from} ${to}`;
     if (key === drawn) return;
     drawn = key;
@@ -49,27 +60,44 @@ export function list({ open }) {
   function question(group, i) {
     const { reward, question: keys, used } = table.columns;
     const dots = [];
-    let sum = 0, count = 0;
+    let sum = 0,
+      count = 0;
     for (let row = group.start; row < group.end; row++) {
       if (reward[row] !== null) {
         sum += reward[row];
         count++;
       }
-      const kind = ["dot", row === opened && "open", !table.passes(row) && "faint", !used[row] && "unused"];
+      const kind = [
+        "dot",
+        row === opened && "open",
+        !table.passes(row) && "faint",
+        !used[row] && "unused",
+      ];
       dots.push(
-        h("i", { class: kind.filter(Boolean).join(" "), "data-row": row, style: rewardStyle(reward[row], table) }),
+        h("i", {
+          class: kind.filter(Boolean).join(" "),
+          "data-row": row,
+          style: rewardStyle(reward[row], table),
+        }),
       );
     }
     const inside = opened >= group.start && opened < group.end;
     return h(
       "div",
       {
-        class: inside ? "question open" : "question", "data-group": i, role: "option",
-        "aria-selected": String(inside), style: { transform: `translateY(${i * ROW}px)` },
+        class: inside ? "question open" : "question",
+        "data-group": i,
+        role: "option",
+        "aria-selected": String(inside),
+        style: { transform: `translateY(${i * ROW}px)` },
       },
       h("div", { class: "title" }, table.titles[keys[group.start]] || "(nothing was asked)"),
       h("div", { class: "dots" }, dots),
-      h("div", { class: "place" }, `${group.source === "evaluation" ? "version" : "step"} ${group.step}`),
+      h(
+        "div",
+        { class: "place" },
+        `${group.source === "evaluation" ? "version" : "step"} ${group.step}`,
+      ),
       h("div", { class: "mean" }, number(count ? sum / count : null, 2)),
     );
   }
@@ -95,7 +123,8 @@ export function list({ open }) {
     if (at < 0) return;
     const top = at * ROW;
     if (top < element.scrollTop) element.scrollTop = top;
-    if (top + ROW > element.scrollTop + element.clientHeight) element.scrollTop = top + ROW - element.clientHeight;
+    if (top + ROW > element.scrollTop + element.clientHeight)
+      element.scrollTop = top + ROW - element.clientHeight;
   }
 
   return { element, update, neighbour, nextQuestion, reveal, size: () => groups.length };

@@ -3,8 +3,18 @@
 //     #run=name&source=training&step=120..120&reward=0..0.5&open=training.120.961.3&colour=6
 
 const DEFAULTS = {
-  run: "", source: "", open: "", colour: "0", compare: "group", raw: "", folded: "", q: "",
-  env: "", stop: "", used: "",
+  run: "",
+  source: "",
+  open: "",
+  colour: "0",
+  compare: "group",
+  raw: "",
+  folded: "",
+  q: "",
+  env: "",
+  stop: "",
+  used: "",
+  where: "",
 };
 const ranges = new Set(["step", "reward", "advantage", "length", "turns", "staleness", "push"]);
 const listeners = new Set();

@@ -5,7 +5,9 @@
 
 export const RANGES = ["step", "reward", "advantage", "length", "turns", "staleness", "push"];
 const CHOICES = ["env", "stop", "used"];
-const BITS = Object.fromEntries([...RANGES, ...CHOICES, "q", "source"].map((name, i) => [name, 1 << i]));
+const BITS = Object.fromEntries(
+  [...RANGES, ...CHOICES, "q", "where", "source"].map((name, i) => [name, 1 << i]),
+);
 const MAX_BINS = 24;
 
 export class Table {
@@ -23,6 +25,23 @@ export class Table {
     this.titles = {};
     this.fails = new Uint32Array(0);
     this.found = null; // rows that the text search found
+    this.met = null; // rows that meet the condition of the command line
+  }
+
+  // The first row to ask for. The record of a step is written after its rollouts, so rows of the
+  // last two steps that have no push yet are asked for once more.
+  next() {
+    const { source, step, used, push } = this.columns;
+    let last = 0,
+      first = this.size;
+    for (let row = 0; row < this.size; row++)
+      if (source[row] === "training") last = Math.max(last, step[row]);
+    if (!this.facts?.record && last > 2) return first;
+    for (let row = this.size - 1; row >= 0; row--) {
+      if (source[row] === "training" && step[row] >= last - 1 && used[row] && push[row] === null)
+        first = row;
+    }
+    return first;
   }
 
   // Put rows from number `start` on into their places. True if anything changed.
@@ -57,19 +76,29 @@ export class Table {
     const { step, group_id, source } = this.columns;
     const last = this.groups.at(-1);
     if (
-      last && last.source === source[row] && last.step === step[row] && last.group === group_id[row] &&
+      last &&
+      last.source === source[row] &&
+      last.step === step[row] &&
+      last.group === group_id[row] &&
       last.end === row
     ) {
       last.end++;
     } else {
-      this.groups.push({ source: source[row], step: step[row], group: group_id[row], start: row, end: row + 1 });
+      this.groups.push({
+        source: source[row],
+        step: step[row],
+        group: group_id[row],
+        start: row,
+        end: row + 1,
+      });
     }
     this.groupOf[row] = this.groups.length - 1;
   }
 
   // Look at every row again, or only at what one filter says.
   filter(state, only = null) {
-    for (const name of only ? [only] : Object.keys(BITS)) this.#mark(name, passes(this, state, name));
+    for (const name of only ? [only] : Object.keys(BITS))
+      this.#mark(name, passes(this, state, name));
   }
 
   #mark(name, pass) {
@@ -106,7 +135,9 @@ export class Table {
   }
 
   #layout(column) {
-    let low = Infinity, high = -Infinity, whole = true;
+    let low = Infinity,
+      high = -Infinity,
+      whole = true;
     const ours = (row) => column[row] !== null && !(this.fails[row] & BITS.source);
     for (let row = 0; row < this.size; row++) {
       if (!ours(row)) continue;
@@ -117,7 +148,11 @@ export class Table {
     if (low === Infinity) return null;
     const each = whole && high - low < MAX_BINS;
     const count = each ? high - low + 1 : MAX_BINS;
-    const width = each ? 1 : whole ? Math.ceil((high - low + 1) / MAX_BINS) : (high - low) / MAX_BINS || 1;
+    const width = each
+      ? 1
+      : whole
+        ? Math.ceil((high - low + 1) / MAX_BINS)
+        : (high - low) / MAX_BINS || 1;
     const bins = { low, high, width, whole, all: new Uint32Array(count) };
     for (let row = 0; row < this.size; row++) if (ours(row)) bins.all[binOf(bins, column[row])]++;
     return bins;
@@ -134,14 +169,17 @@ export class Table {
       entry[1]++;
       sums.set(columns.step[row], entry);
     }
-    return [...sums].map(([step, [sum, count]]) => [step, sum / count, count]).sort((a, b) => a[0] - b[0]);
+    return [...sums]
+      .map(([step, [sum, count]]) => [step, sum / count, count])
+      .sort((a, b) => a[0] - b[0]);
   }
 
   values(name) {
     const counts = new Map();
     const column = this.columns[name] ?? [];
     for (let row = 0; row < this.size; row++) {
-      if (!(this.fails[row] & BITS.source)) counts.set(column[row], (counts.get(column[row]) ?? 0) + 1);
+      if (!(this.fails[row] & BITS.source))
+        counts.set(column[row], (counts.get(column[row]) ?? 0) + 1);
     }
     return [...counts].sort((a, b) => b[1] - a[1]);
   }
@@ -153,7 +191,9 @@ export class Table {
 
   rowAt(address) {
     const [source, step, group, place] = address.split(".");
-    const at = this.groups.find((g) => g.source === source && `${g.step}` === step && `${g.group}` === group);
+    const at = this.groups.find(
+      (g) => g.source === source && `${g.step}` === step && `${g.group}` === group,
+    );
     const row = at ? at.start + Number(place) : -1;
     return at && row < at.end ? row : -1;
   }
@@ -163,13 +203,16 @@ function passes(table, state, name) {
   const column = table.columns[name];
   if (name === "source") return (row) => column[row] === state.source;
   if (name === "q") return table.found ? (row) => table.found.has(row) : null;
+  if (name === "where") return table.met ? (row) => table.met.has(row) : null;
   if (name === "used") return state.used ? (row) => String(column[row]) === state.used : null;
   if (CHOICES.includes(name)) {
     const chosen = state[name] ? new Set(state[name].split(",")) : null;
     return chosen && ((row) => chosen.has(column[row]));
   }
   const range = state.ranges[name];
-  return range ? (row) => column[row] !== null && column[row] >= range[0] && column[row] <= range[1] : null;
+  return range
+    ? (row) => column[row] !== null && column[row] >= range[0] && column[row] <= range[1]
+    : null;
 }
 
 export function binOf(bins, value) {

@@ -5,9 +5,16 @@ import { h, number, signed } from "./dom.js";
 const FIELDS = [
   ["log π", "pi", "logprob of the policy in training"],
   ["log μ", "mu", "logprob of the server when it sampled"],
-  ["log old", "old"], ["log ref", "ref"],
-  ["ratio", "ratio"], ["mismatch", "mismatch"], ["entropy", "entropy"], ["version", "version"],
-  ["advantage", "advantage"], ["weight", "weight"], ["correction", "correction"], ["slope", "slope"],
+  ["log old", "old"],
+  ["log ref", "ref"],
+  ["ratio", "ratio"],
+  ["mismatch", "mismatch"],
+  ["entropy", "entropy"],
+  ["version", "version"],
+  ["advantage", "advantage"],
+  ["weight", "weight"],
+  ["correction", "correction"],
+  ["slope", "slope"],
 ];
 
 export function cardOf(body, tokenAt, stepNow) {
@@ -33,19 +40,59 @@ export function cardOf(body, tokenAt, stepNow) {
 }
 
 function about(token, step) {
-  const title = h("div", { class: "tokentitle" }, h("code", {}, JSON.stringify(token.piece)), h("span", {}, `token ${token.id}`));
-  const rows = FIELDS.filter(([, name]) => token[name] !== null && token[name] !== undefined).map(([label, name]) =>
-    h("div", {}, h("dt", {}, label), h("dd", {}, name === "version" || name === "ratio" || name === "entropy" || name === "weight" ? number(token[name], 4) : signed(token[name], 4))),
+  const title = h(
+    "div",
+    { class: "tokentitle" },
+    h("code", {}, JSON.stringify(token.piece)),
+    h("span", {}, `token ${token.id}`),
+  );
+  const rows = FIELDS.filter(([, name]) => token[name] !== null && token[name] !== undefined).map(
+    ([label, name]) =>
+      h(
+        "div",
+        {},
+        h("dt", {}, label),
+        h(
+          "dd",
+          {},
+          name === "version" || name === "ratio" || name === "entropy" || name === "weight"
+            ? number(token[name], 4)
+            : signed(token[name], 4),
+        ),
+      ),
   );
   const behind = token.version === null ? 0 : step - token.version;
   const metrics = Object.entries(token.metrics).filter(([, value]) => value);
   const parts = [title];
   if (!token.sampled) parts.push(h("p", {}, "given, not sampled: no gradient"));
   else parts.push(h("dl", {}, rows));
-  if (metrics.length) parts.push(h("p", { class: "flags" }, metrics.map(([name, value]) => (value === 1 ? name : `${name} ${number(value)}`)).join(" · ")));
-  if (behind > 0 && token.mismatch !== null) parts.push(h("p", {}, `Its version is ${behind} behind, so the mismatch holds what training changed since.`));
+  if (metrics.length)
+    parts.push(
+      h(
+        "p",
+        { class: "flags" },
+        metrics
+          .map(([name, value]) => (value === 1 ? name : `${name} ${number(value)}`))
+          .join(" · "),
+      ),
+    );
+  if (behind > 0 && token.mismatch !== null)
+    parts.push(
+      h(
+        "p",
+        {},
+        `Its version is ${behind} behind, so the mismatch holds what training changed since.`,
+      ),
+    );
   if (token.reason) parts.push(h("p", { class: "reason" }, `No gradient: ${token.reason}.`));
-  else if (token.slope) parts.push(h("p", { class: "effect" }, token.slope < 0 ? "Training made it more probable." : "Training made it less probable."));
+  else if (token.slope)
+    parts.push(
+      h(
+        "p",
+        { class: "effect" },
+        token.slope < 0 ? "Training made it more probable." : "Training made it less probable.",
+      ),
+    );
   return parts;
 }
 

@@ -8,10 +8,12 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rl.cli.hydra_errors import explain
 from rl.cli.launch import command_of
-from tests.support.composing import REPO
+from rl.run.sweep_folder import SweepFolder
+from tests.support.composing import REPO, composed
 from tests.support.launching import train
 
 
@@ -213,6 +215,28 @@ def test_all_runs_of_a_sweep_are_checked_before_the_first_starts(tmp_path: Path)
     # In this order nothing is trained should the check be missing.
     assert result.stderr.startswith("this sweep cannot start:\n- loss=gspo gives")
     assert "(2 of 4 runs, first: loss=gspo aggregation=token_mean seed=0 " in result.stderr
+
+
+def test_a_sweep_goes_on_with_the_settings_that_it_began_with_or_not_at_all(tmp_path: Path) -> None:
+    sweep = SweepFolder(tmp_path / "x")
+    sweep.path.mkdir()
+    for seed in (0, 1):
+        number, record = sweep.claim(["loss=grpo", f"seed={seed}", f"output_dir={tmp_path}"])
+        record.run_name = name = f"begun-{seed}"
+        record.folder, record.state = str(tmp_path / name), "failed"
+        sweep.write(number, record)
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_text('{"step": 0}\n')
+        config = composed("loss=grpo", f"seed={seed}", f"run_name={name}", f"output_dir={tmp_path}")
+        config["optim"]["learning_rate"] = 0.5  # somebody has changed the YAML since
+        (tmp_path / name / "config.yaml").write_text(yaml.safe_dump(config))
+    again = ["--multirun", "loss=grpo", "seed=0,1,2", f"hydra.sweep.dir={sweep}"]
+    result = train(*again, output_dir=tmp_path)
+    assert result.returncode == 2
+    assert "optim.learning_rate was 0.5 and is 0.0005" in result.stderr
+    assert "(3 of 3 runs, first: loss=grpo seed=0" in result.stderr
+    assert "another configuration than" in result.stderr
+    assert not sweep.info.exists()
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,18 @@ def test_filters_narrow_the_list_say_how_many_and_end(browser, address):
         expect(page.locator(".find .empty")).to_have_text("No rollout passes this filter.")
 
 
+def test_a_condition_of_the_command_line_is_a_filter_that_can_be_ended(browser, address):
+    condition = "source%3D'evaluation' AND example%3D3"
+    with looking(browser, f"{address}#where={condition}") as page:
+        expect(page.locator("[data-source=evaluation]")).to_have_class("on")
+        expect(questions(page)).to_have_count(2)
+        expect(page.locator(".find > .count code")).to_have_text(
+            "source='evaluation' AND example=3"
+        )
+        page.click(".clear-all")
+        expect(questions(page)).to_have_count(8)
+
+
 def test_steps_are_chosen_on_the_curve_and_by_brackets(browser, address):
     with looking(browser, address) as page:
         page.keyboard.press("]")
@@ -291,6 +303,12 @@ def test_a_run_that_goes_on_grows_without_a_jump(browser, tmp_path):
         expect(page.locator(".find > .count")).to_have_text("40 questions")
         assert page.locator("#list").evaluate("list => list.scrollTop") == before
         assert questions(page).nth(10).inner_text() == seen
+        viewed.write_step(run, 5, num_ranks=0)  # half becomes whole; no rank has written yet
+        expect(page.locator(".find > .count")).to_have_text("48 questions")
+        page.evaluate("location.hash = 'source=training&step=5&push=0..9'")
+        expect(questions(page)).to_have_count(0)
+        viewed.write_step(run, 5)
+        expect(questions(page)).not_to_have_count(0)
 
 
 def test_a_run_without_rollouts_says_what_it_waits_for(browser, tmp_path):
