@@ -245,9 +245,8 @@ def _view_example(result: ArmResult, example: str) -> str:
 
 
 def view_command(run: Evidence, where: str) -> str:
-    """The command that makes a page of these rollouts, where `exported` looks for it."""
-    path = shown_path(run)
-    return f'python view.py {path} export={path}/{EXPORTED} where="{where}"'
+    """The command that shows these rollouts of a run."""
+    return f'python view.py {shown_path(run)} where="{where}"'
 
 
 def _judged_rollouts(run: Evidence, measure: str) -> str:

@@ -24,10 +24,7 @@ from rl.report.statistics import WORSE
 OVERLAID = 4  # arms that one panel can hold
 FACET_COLUMNS = 4
 # In Vega's own language: a command for each of thousands of points would be half of the page.
-_VIEW = (
-    "'python view.py ' + datum.run + ' export=' + datum.run + '/page.html "
-    "where=\"{}step = ' + datum.steps + '\"'"
-)
+_VIEW = "'python view.py ' + datum.run + ' where=\"{}step = ' + datum.steps + '\"'"
 
 
 def curves(comparison: Comparison, data: Datasets) -> Chart:

@@ -39,10 +39,8 @@ from rl.run.status import progress_of, read_statuses
 from rl.supervisor.base_model import fetch_references, make_cache, model_of, refused
 from rl.supervisor.children import Children
 from rl.supervisor.sources import check_imports
-from rl.supervisor.warm_start import keep_result, warm_start_key, warm_start_run
+from rl.supervisor.warm_start import IMITATION, keep_result, warm_start_key, warm_start_run
 
-# Of a warm start; an evaluation that the primary configuration chose reads keys of its sampler.
-FOR_DEMONSTRATIONS = ["loss=sft", "sampler=demonstrations", "evaluation=none"]
 CONSTRUCTED = (
     *("model", "adapter", "env", "order", "sampler", "client", "buffer", "optim", "inference"),
     *("logger", "evaluation", "record"),
@@ -156,7 +154,7 @@ def _prepared(
         with refused():
             return source.prepare(run_folder.built_model)
     supervised = RunFolder(run_folder.warm_start)
-    first = warm_start_run(run, compose(FOR_DEMONSTRATIONS), supervised.path)
+    first = warm_start_run(run, compose(IMITATION), supervised.path)
     kept = cache_folder() / "warm" / warm_start_key(first)
     if not kept.is_dir():
         make_cache(kept.parent)

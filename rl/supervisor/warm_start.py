@@ -27,6 +27,8 @@ _LEARNING = (
     *("loss", "reward", "truncation", "advantage", "critic", "aggregation"),
     *("reference", "kl", "correction", "order", "sampler", "buffer"),
 )
+# What is composed for them; an evaluation that the run has would ask for a policy's sampler.
+IMITATION = ["loss=sft", "sampler=demonstrations", "evaluation=none"]
 _LIBRARIES = ("torch", "transformers", "deepspeed", "renderers")
 
 

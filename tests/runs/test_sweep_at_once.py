@@ -25,13 +25,14 @@ def test_two_jobs_share_the_cores_and_a_killed_sweep_runs_only_what_is_missing(l
         pytest.skip("one core")
     place = launcher.output / "at-once"
     jobs = ["seed=0,1", f"hydra.sweep.dir={place}", "trainer.checkpoint_every=1"]
-    jobs += ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "max_steps=6", "--multirun"]
+    jobs += ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "max_steps=6"]
+    jobs += ["model.warm_start=null", "--multirun"]
     sweep = SweepFolder(place)
 
     def runs():
         return [RunFolder(Path(r.folder)) for r in sweep.records().values() if r.folder]
 
-    process = launcher.start("at-once-${seed}", *jobs)
+    process = launcher.start("at-once-${seed}", *jobs, warm=[])
     try:
         assert wait_for(lambda: len([r for r in runs() if r.num_saved_steps()]) == 2, 400)
         workers = [pid for pid in below(process.pid) if b"rl.trainer" in _title(pid)]
@@ -45,7 +46,7 @@ def test_two_jobs_share_the_cores_and_a_killed_sweep_runs_only_what_is_missing(l
     saved = {run.name: run.num_saved_steps() for run in runs()}
     assert all(record.state == "running" for record in sweep.records().values())
 
-    result = launcher.run("at-once-${seed}", *jobs)
+    result = launcher.run("at-once-${seed}", *jobs, warm=[])
     assert result.status == 0, result.screen
     assert "2 to be taken up where they stopped; 2 at once" in result.screen
     assert {run.name for run in runs()} == set(saved)
@@ -56,7 +57,7 @@ def test_two_jobs_share_the_cores_and_a_killed_sweep_runs_only_what_is_missing(l
         assert log.read_text().count("6/6 steps") == 1
     assert [record.state for record in sweep.records().values()] == ["done", "done"]
 
-    again = launcher.run("at-once-${seed}", *jobs)
+    again = launcher.run("at-once-${seed}", *jobs, warm=[])
     assert again.status == 0, again.screen
     assert "2 jobs, 2 done before" in again.screen
     assert json.loads(sweep.info.read_text())["command"] in again.screen

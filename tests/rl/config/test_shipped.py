@@ -10,7 +10,7 @@ from rl.config.build import build
 from rl.config.check import check
 from rl.config.schema import ConfigError, Run
 from rl.config.signatures import read
-from rl.supervisor.supervise import FOR_DEMONSTRATIONS
+from rl.supervisor.warm_start import IMITATION
 from tests.support.composing import CONF, SWEEPS, composed
 
 DATA = Path(__file__).parents[2] / "support" / "data.jsonl"
@@ -97,6 +97,7 @@ def test_every_sweep_opens_with_its_question_and_composes(path: Path, tmp_path: 
     assert path.read_text().startswith("# ")
     assert path.read_text().splitlines()[0].endswith("?")
     check(composed(f"output_dir={tmp_path}", sweep=path.stem))
+    composed(*IMITATION, f"output_dir={tmp_path}", sweep=path.stem)  # for its warm start
     hydra = yaml.safe_load(path.read_text())["hydra"]
     assert hydra["mode"] == "MULTIRUN"
     for key, values in hydra["sweeper"]["params"].items():
@@ -211,10 +212,3 @@ def test_build_gives_the_callable_with_its_knobs_and_nothing_else(config: dict[s
     assert made([1.0, 1.0]) == [0.0, 0.0]
     with pytest.raises(ConfigError, match=r"losses\.advantages.none\.epsilon is not a knob"):
         build({"_target_": "losses.advantages.none", "epsilon": 1})
-
-
-@pytest.mark.parametrize("name", sorted(path.stem for path in SWEEPS.glob("*.yaml")))
-def test_every_sweep_can_make_the_demonstrations_of_a_warm_start(name):
-    assert composed(*FOR_DEMONSTRATIONS, sweep=name)["sampler"]["_target_"].endswith(
-        "DemonstrationSampler"
-    )
