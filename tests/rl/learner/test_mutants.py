@@ -156,12 +156,13 @@ def updated(alone, world=1, norm=1.0):
     policy.ranks = SimpleNamespace(device=alone.device, world=world, any=bool)
     policy.engine, policy._temperature = Engine(norm), 1.0
 
-    def objective(batch, logprobs, entropies, beta):
-        return (logprobs * torch.tensor([3.0, 5.0])).sum(), {}
+    def per_token(batch, logprobs, entropies, beta):
+        return logprobs, {}
 
     batch = Batch.of(micro([-1, 3, 4]), alone.device, 4)
-    batch = replace(batch, rollout_logprobs=torch.tensor([-9.0, -2.5]))
-    metrics = policy._update([batch], objective, 0.0, 1e-3)
+    weights = torch.tensor([3.0, 5.0])
+    batch = replace(batch, rollout_logprobs=torch.tensor([-9.0, -2.5]), token_weights=weights)
+    metrics = policy._update([batch], SimpleNamespace(per_token=per_token), 0.0, 1e-3, None)
     return metrics, policy.engine.weight.grad.tolist()
 
 
