@@ -14,9 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, overload
+from typing import Any, ClassVar, Literal
 
 from envs.episode import Example, Split
+from envs.lazy_examples import LazyExamples
 from envs.loading import json_lines, load_rows
 from envs.messages import user
 
@@ -102,8 +103,8 @@ class Dataset:
 
 
 @dataclass(frozen=True)
-class _Examples(Sequence[Example]):
-    """Examples made when they are looked at: a data set may be larger than the memory."""
+class _Examples(LazyExamples):
+    """Those of some rows: a data set may be larger than the memory."""
 
     dataset: Dataset
     rows: Rows
@@ -113,16 +114,8 @@ class _Examples(Sequence[Example]):
     def __len__(self) -> int:
         return len(self.numbers)
 
-    @overload
-    def __getitem__(self, index: int) -> Example: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Example]: ...
-    def __getitem__(self, index: int | slice) -> Example | list[Example]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        number = range(len(self))[index]  # IndexError behind the last
-        row = self.rows[self.numbers[number]]
-        return self.dataset.example(row, number, self.env)
+    def made(self, index: int) -> Example:
+        return self.dataset.example(self.rows[self.numbers[index]], index, self.env)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,7 +61,7 @@ class Rollout:
     @property
     def num_completion(self) -> int:
         """Completion tokens of all its rows."""
-        return sum(self.turn_lengths) + self.num_untracked_tokens
+        return sum(row.num_completion for row in self.sequences) + self.num_untracked_tokens
 
     @property
     def turn_lengths(self) -> list[int]:

@@ -47,7 +47,7 @@ PROCESSES = {"rl.rollouts", "rl.trainer"}
 # All that rl/ may know of the other two folders: what an environment is, what a loss sees.
 SHARED = {
     *("envs.cache", "envs.episode", "envs.messages", "envs.protocol", "envs.threads"),
-    "envs.turn_limits",
+    *("envs.lazy_examples", "envs.turn_limits"),
     "envs.turn_rewards",
     "losses.tokens",
 }

@@ -16,7 +16,14 @@ from rl.config.annotations import Node
 from rl.config.check import check
 from rl.config.facts import fact, is_imitator
 from rl.config.limits import range_problems
-from rl.config.rules import data_files, lengths, limits_of_parts, model_folders, rewards
+from rl.config.rules import (
+    data_files,
+    lengths,
+    limits_of_parts,
+    model_folders,
+    output_head,
+    rewards,
+)
 from rl.config.schema import SAVED
 from rl.config.secrets import secret_problems
 from rl.config.signatures import read
@@ -141,6 +148,7 @@ POLICY_RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     lengths,
     limits_of_parts,
     rewards,
+    output_head,
     model_folders,
     data_files,
     flag_problems,

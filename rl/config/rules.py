@@ -167,7 +167,7 @@ def packages(config: Config) -> Iterator[str]:
 
 def output_head(config: Config) -> Iterator[str]:
     """A head in another dtype than the model's reaches vLLM as an override of ours."""
-    inference, head_dtype = config["inference"], config["model"]["head_dtype"]
+    inference, head_dtype = config["inference"], value_of(config, "model.head_dtype")
     flags = {plain(str(key)) for key in (inference or {}).get("args", {})}
     if head_dtype and "hf_overrides" in flags:
         yield (

@@ -60,6 +60,7 @@ class Search:
     keep: Callable[[Candidates], None]
     log: GepaLog
     ended_by: str = ""
+    _failure: Exception | None = None  # that GEPA would take for bad luck
     _unscored: set[tuple[str, int]] = field(default_factory=set)  # prompt, place in validation
 
     def run(self, start: str, train: Sequence[Task], validation: Sequence[Task]) -> Candidates:
@@ -71,11 +72,12 @@ class Search:
         """
         settings, perfect = self.settings, self.settings.perfect_score
         self._round_calls = 2 * settings.minibatch_size + len(validation)
+        adapter = _Adapter(self.player, settings.state_columns, self._unscored, self._fail)
         result = gepa.optimize(
             seed_candidate={COMPONENT: start},
             trainset=list(train),
             valset=list(validation),
-            adapter=_Adapter(self.player, settings.state_columns, self._unscored),
+            adapter=adapter,
             reflection_lm=self.teacher,
             reflection_prompt_template=settings.reflection["template"],
             reflection_minibatch_size=settings.minibatch_size,
@@ -87,16 +89,19 @@ class Search:
             logger=self.log,
             seed=settings.seed,
         )
-        if self.teacher.failure is not None:
-            raise self.teacher.failure
+        if failure := self._failure or self.teacher.failure:
+            raise failure
         return self._candidates(result)
+
+    def _fail(self, failure: Exception) -> None:
+        self._failure = failure
 
     def _is_over(self, gepa_state: GEPAState) -> bool:
         """Whether no further round may begin; one that begins never exceeds the budget."""
         settings, rounds = self.settings, gepa_state.i + 1
         scores = gepa_state.program_full_scores_val_set
-        if self.teacher.failure is not None:
-            self.ended_by = "the teacher failed"
+        if self._failure or self.teacher.failure:
+            self.ended_by = "a failure"
         elif settings.perfect_score is not None and max(scores) >= settings.perfect_score:
             self.ended_by = f"every validation example has perfect_score={settings.perfect_score:g}"
         elif settings.num_rounds is not None and rounds >= settings.num_rounds:
@@ -139,9 +144,15 @@ class _Adapter:
     propose_new_texts: ProposalFn | None = None  # GEPA asks the teacher itself
 
     def __init__(
-        self, player: PromptPlayer, columns: Sequence[str], unscored: set[tuple[str, int]]
+        self,
+        player: PromptPlayer,
+        columns: Sequence[str],
+        unscored: set[tuple[str, int]],
+        fail: Callable[[Exception], None],
     ) -> None:
-        self._player, self._columns, self._unscored = player, columns, unscored
+        """`unscored` takes prompts and places, `fail` what must end the search."""
+        self._player, self._columns = player, columns
+        self._unscored, self._fail = unscored, fail
 
     def evaluate(
         self,
@@ -176,7 +187,11 @@ class _Adapter:
     ) -> dict[str, list[dict[str, Any]]]:
         """Return what the teacher is shown; rollouts that say nothing of the prompt are not."""
         attempts = [a for a in eval_batch.trajectories or [] if a.reward is not None]
-        shown = [lesson(attempt, self._columns) for attempt in attempts]
+        try:
+            shown = [lesson(attempt, self._columns) for attempt in attempts]
+        except Exception as error:  # GEPA would go on, round after round without a proposal
+            self._fail(error)
+            raise
         return dict.fromkeys(components_to_update, shown)
 
 

@@ -1,16 +1,18 @@
 """What the charts draw: rows of plain numbers, no more of them than an eye can tell apart."""
 
+import os
 from collections.abc import Iterator, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 
 from rl.report.arms import Arm
 from rl.report.comparison import ArmResult, Comparison
 from rl.report.evidence import HEALTH, Curve, Evidence
-from rl.report.judging import curve_of, judged_versions
+from rl.report.judging import HELD_OUT, curve_of, judged_versions
 from rl.report.panel import ALARMS
 from rl.report.statistics import Floats
 
@@ -18,6 +20,7 @@ Rows = list[dict[str, Any]]
 
 MOST_POINTS = 40  # of a curve
 MOST_QUESTIONS = 150  # of the heat map
+EXPORTED = "page.html"  # in the folder of a run: what view.py exported there
 
 
 def forest_rows(comparison: Comparison) -> Rows:
@@ -41,14 +44,14 @@ def forest_rows(comparison: Comparison) -> Rows:
                 "interval_text": f"{difference.low:+.3f} to {difference.high:+.3f}"
                 if known
                 else "",
-                "chance_text": "" if is_baseline else f"{result.chance_better:.0%}",
+                "chance_text": f"{result.chance_better:.0%}" if result.chance_better >= 0 else "",
                 "minutes_text": f"{result.minutes:.1f}",
             }
         )
     return rows
 
 
-def seed_rows(comparison: Comparison) -> Rows:
+def seed_rows(comparison: Comparison, place: Path) -> Rows:
     """A run a row: the dots of the forest plot."""
     return [
         {
@@ -56,27 +59,27 @@ def seed_rows(comparison: Comparison) -> Rows:
             "seed": str(run.seed),
             "score": _short(float(score)),
             "run": shown_path(run),
-            "view": view_command(run, _last_step(run)),
-            "link": exported(run),
+            "view": view_command(run, _judged_rollouts(run, comparison.measure)),
+            "link": exported(run, place),
         }
         for result in comparison.results
         for run, score in zip(result.runs, result.scores.runs, strict=True)
     ]
 
 
-def curve_rows(comparison: Comparison) -> tuple[Rows, Rows]:
+def curve_rows(comparison: Comparison, place: Path) -> tuple[Rows, Rows]:
     """Points of every run, and of each arm the median and the range over its runs."""
     points: Rows = []
     bands: Rows = []
     for arm in comparison.arms:
         curves = [(run, _thinned(curve_of(run, comparison.measure))) for run in arm.runs]
         for run, curve in curves:
-            points += _points(arm, run, curve)
+            points += _points(arm, run, curve, place)
         bands += _band(arm, [curve for run, curve in curves if run.finished])
     return points, bands
 
 
-def _points(arm: Arm, run: Evidence, curve: Curve) -> Iterator[dict[str, Any]]:
+def _points(arm: Arm, run: Evidence, curve: Curve, place: Path) -> Iterator[dict[str, Any]]:
     values = zip(curve.steps, curve.seconds, curve.tokens, curve.scores, strict=True)
     for step, seconds, tokens, score in values:
         yield {
@@ -87,7 +90,7 @@ def _points(arm: Arm, run: Evidence, curve: Curve) -> Iterator[dict[str, Any]]:
             "tokens": int(tokens),
             "score": _short(float(score)),
             "ended": "finished" if run.finished else run.status,
-            "link": exported(run),
+            "link": exported(run, place),
         }
 
 
@@ -195,16 +198,16 @@ def time_rows(comparison: Comparison) -> tuple[Rows, Rows]:
     return rows, speeds
 
 
-def question_rows(comparison: Comparison) -> Rows:
+def question_rows(comparison: Comparison, place: Path) -> Rows:
     """Score of each arm on each question, and of all at the first version; widest spread first."""
     results = comparison.by_score
     means = np.array([result.scores.y.mean(0) for result in results])  # [A, Q]
     order = np.lexsort((means.mean(0), -np.ptp(means, axis=0)))[:MOST_QUESTIONS]
     rows: Rows = []
     first = _first_scores(comparison)
-    for place, index in enumerate(order):
+    for rank, index in enumerate(order):
         question = comparison.questions[index]
-        shared = {"place": place + 1, "question": question.text, "example": question.example}
+        shared = {"place": rank + 1, "question": question.text, "example": question.example}
         if question in first:
             rows.append({"arm": AT_FIRST, **shared, "score": _short(first[question]), "view": ""})
         for result, row in zip(results, means, strict=True):
@@ -214,7 +217,7 @@ def question_rows(comparison: Comparison) -> Rows:
                     **shared,
                     "score": _short(float(row[index])),
                     "view": _view_example(result, question.example),
-                    "link": exported(result.runs[0]),
+                    "link": exported(result.runs[0], place),
                 }
             )
     return rows
@@ -237,17 +240,20 @@ def _first_scores(comparison: Comparison) -> dict[Any, float]:
 
 
 def _view_example(result: ArmResult, example: str) -> str:
-    run = result.runs[0]
-    return f'python view.py {shown_path(run)} where="example={example}"'
+    where = f"source = 'evaluation' AND example = '{example}'"
+    return view_command(result.runs[0], where)
 
 
-def view_command(run: Evidence, step: int) -> str:
-    """The command that shows the rollouts behind a point."""
-    return f'python view.py {shown_path(run)} where="step={step}"'
+def view_command(run: Evidence, where: str) -> str:
+    """The command that makes a page of these rollouts, where `exported` looks for it."""
+    path = shown_path(run)
+    return f'python view.py {path} export={path}/{EXPORTED} where="{where}"'
 
 
-def _last_step(run: Evidence) -> int:
-    return max(run.num_steps - 1, 0)
+def _judged_rollouts(run: Evidence, measure: str) -> str:
+    if measure == HELD_OUT:
+        return f"source = 'evaluation' AND step = {judged_versions(run, 1)[-1]}"
+    return f"step = {max(run.num_steps - 1, 0)}"
 
 
 def shown_path(run: Evidence) -> str:
@@ -258,10 +264,12 @@ def shown_path(run: Evidence) -> str:
     return str(run.folder.relative_to(here) if run.folder.is_relative_to(here) else run.folder)
 
 
-def exported(run: Evidence) -> str | None:
-    """The page that view.py exported into the run's folder, where it did."""
-    page = run.folder / "view.html" if run.folder else None
-    return page.as_uri() if page is not None and page.is_file() else None
+def exported(run: Evidence, place: Path) -> str | None:
+    """The page that view.py exported into the run's folder, seen from `place`, where it did."""
+    page = run.folder / EXPORTED if run.folder else None
+    if page is None or not page.is_file():
+        return None
+    return quote(os.path.relpath(page, place))
 
 
 def _short(value: float) -> float | None:

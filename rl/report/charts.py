@@ -3,6 +3,7 @@
 Charts have no colours of their own for ink and paper: the page and the figures give them (`theme`).
 """
 
+from pathlib import Path
 from typing import Any
 
 import altair as alt
@@ -27,13 +28,18 @@ PALETTE = (
 TIMES = ("#3b7dd8", "#c8a02b", "#b5539c", "#2a9d8f", "#e07b39", "#6a5acd", "#7d8ba1")
 ROW = 26  # pixels of an arm
 
+# Only where there is one: Vega would follow a null.
+LINK = alt.when("isValid(datum.link)").then(alt.Href("link:N"))
+
 Chart = Any  # altair's classes for layers, rows and facets have no common one that types well
 
 
 class Datasets:
     """The rows of one drawing, by name: given to Altair they would be checked one by one."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: Path) -> None:
+        """`place` is the folder of the page, from where its links go."""
+        self.place = place
         self._rows: dict[str, Rows] = {}
 
     def __call__(self, rows: Rows) -> alt.NamedData:
@@ -98,8 +104,9 @@ def forest(comparison: Comparison, data: Datasets) -> Chart:
         x=alt.X("low:Q", scale=alt.Scale(zero=False), axis=axis), x2="high:Q", y=y, color=verdict
     )
     means = base.mark_tick(thickness=3, height=15).encode(x="score:Q", y=y, color=verdict)
-    seeds = alt.Chart(data(seed_rows(comparison))).mark_circle(size=34, opacity=0.75).encode(
-        x="score:Q", y=y, color=alt.value("#7d8ba1"), href="link:N",
+    dots = alt.Chart(data(seed_rows(comparison, data.place)))
+    seeds = dots.mark_circle(size=34, opacity=0.75).encode(
+        x="score:Q", y=y, color=alt.value("#7d8ba1"), href=LINK,
         tooltip=["arm:N", "seed:N", "score:Q", "run:N", "view:N"],
     )  # fmt: skip
     left = alt.layer(band, bars, seeds, means).properties(
@@ -184,7 +191,7 @@ def times(comparison: Comparison, data: Datasets) -> Chart:
 
 def questions(comparison: Comparison, data: Datasets) -> Chart:
     """A column a question, a row an arm; where arms differ most comes first."""
-    rows = question_rows(comparison)
+    rows = question_rows(comparison, data.place)
     has_first = any(row["arm"] == AT_FIRST for row in rows)
     names = [AT_FIRST] * has_first + [result.arm.name for result in comparison.by_score]
     most = max(row["place"] for row in rows)
@@ -198,7 +205,7 @@ def questions(comparison: Comparison, data: Datasets) -> Chart:
             color=alt.Color("score:Q", title="score", scale=alt.Scale(scheme="viridis"),
                             legend=alt.Legend(orient="top", gradientLength=160,
                                               gradientThickness=8, titleOrient="left")),
-            href="link:N",
+            href=LINK,
             tooltip=["question:N", "arm:N", "score:Q", "example:N", "view:N"],
         )
         .properties(width=max(320, min(900, 14 * most)), height=22 * len(names))

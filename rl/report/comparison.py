@@ -166,7 +166,7 @@ def _results(judgement: Judgement, control: Arm) -> list[ArmResult]:
                 difference=difference,
                 p_value=p_values[index],
                 verdict=verdict if is_other else "",
-                chance_better=st.chance_better(scores.runs, base.scores.runs) if is_other else nan,
+                chance_better=st.chance_better(scores.runs, base.scores.runs) if knows else nan,
                 visible_difference=st.visible_difference(spread, len(others)) if knows else nan,
                 seeds_needed=st.seeds_needed(gain, spread, len(others)) if knows else None,
                 interquartile=st.interquartile_interval(scores, rng) if several else None,
@@ -242,8 +242,9 @@ def _notes(
             "evaluation=default asks all runs the same questions."
         )
     if few := [result.arm.name for result in results if not result.knows_seeds]:
+        names = "every arm" if len(few) == len(results) > 1 else ", ".join(few)
         notes.append(
-            f"Fewer than {st.FEWEST_SEEDS} seeds of {', '.join(few)}: their intervals know nothing "
+            f"Fewer than {st.FEWEST_SEEDS} seeds of {names}: their intervals know nothing "
             "of how much seeds differ, so there is no verdict on them."
         )
     asked, compared = max(len(questions_of(run)) for run in runs), len(judgement.questions)

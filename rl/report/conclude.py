@@ -61,15 +61,23 @@ def report(
     if page.parent in paths and arms:
         _write_summary(page.parent, comparison, arms, text)
     _print(console, sources, comparison, arms, text)
-    if comparison is None:
-        return False
+    return comparison is not None and _write(console, comparison, page, sources.command)
+
+
+def show(comparison: Comparison, page: Path, console: Console) -> bool:
+    """Print a comparison and write its page; whether there is one."""
+    _print(console, RunSources(question=comparison.question), comparison, comparison.arms,
+           sentence(comparison))  # fmt: skip
+    return _write(console, comparison, page, "")
+
+
+def _write(console: Console, comparison: Comparison, page: Path, command: str) -> bool:
     page.parent.mkdir(parents=True, exist_ok=True)
-    record = json.dumps(as_record(comparison, arms), indent=1)
+    record = json.dumps(as_record(comparison, comparison.arms), indent=1)
     page.with_suffix(".json").write_text(record + "\n")
-    written = _write_page(console, comparison, page, sources.command)
-    console.print(
-        Text(f"\n{page if written else page.with_suffix('.json')}", "dim"), soft_wrap=True
-    )
+    written = _write_page(console, comparison, page, command)
+    place = page if written else page.with_suffix(".json")
+    console.print(Text(f"\n{place}", "dim"), soft_wrap=True)
     return written
 
 

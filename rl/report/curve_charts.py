@@ -7,6 +7,7 @@ import altair as alt
 from rl.report.chart_data import Rows, alarm_rows, curve_rows, health_rows
 from rl.report.charts import (
     BASELINE_COLOUR,
+    LINK,
     PALETTE,
     ROW,
     VERDICTS,
@@ -17,11 +18,16 @@ from rl.report.charts import (
 )
 from rl.report.comparison import Comparison
 from rl.report.evidence import HEALTH
+from rl.report.judging import HELD_OUT
 from rl.report.statistics import WORSE
 
 OVERLAID = 4  # arms that one panel can hold
 FACET_COLUMNS = 4
-_VIEW = "'python view.py ' + datum.run + ' where=\"step=' + datum.steps + '\"'"
+# In Vega's own language: a command for each of thousands of points would be half of the page.
+_VIEW = (
+    "'python view.py ' + datum.run + ' export=' + datum.run + '/page.html "
+    "where=\"{}step = ' + datum.steps + '\"'"
+)
 
 
 def curves(comparison: Comparison, data: Datasets) -> Chart:
@@ -29,7 +35,7 @@ def curves(comparison: Comparison, data: Datasets) -> Chart:
 
     A panel each has the baseline's median in grey behind it.
     """
-    points, bands = curve_rows(comparison)
+    points, bands = curve_rows(comparison, data.place)
     names, few = names_of(comparison), len(comparison.arms) <= OVERLAID
     # The layers of a facet share one data set: its rows say which layer they belong to.
     rows = [{**row, "layer": "band"} for row in bands]
@@ -40,7 +46,7 @@ def curves(comparison: Comparison, data: Datasets) -> Chart:
     legend = alt.Legend(orient="top", labelFontSize=13) if few else None
     colour = alt.Color("arm:N", scale=colours(comparison), title=None, legend=legend)
     has_unfinished = any(row["ended"] != "finished" for row in points)
-    layers = alt.layer(*_layers(colour, few, has_unfinished), data=data(rows))
+    layers = alt.layer(*_layers(comparison, colour, few, has_unfinished), data=data(rows))
     progress = alt.param(
         name="progress",
         value="steps",
@@ -54,7 +60,10 @@ def curves(comparison: Comparison, data: Datasets) -> Chart:
     return panels.facet(facet, columns=FACET_COLUMNS, spacing=14).add_params(progress)
 
 
-def _layers(colour: Any, few: bool, has_unfinished: bool) -> list[alt.Chart]:
+def _layers(
+    comparison: Comparison, colour: Any, few: bool, has_unfinished: bool
+) -> list[alt.Chart]:
+    source = "source = \\'evaluation\\' AND " if comparison.measure == HELD_OUT else ""
     x = alt.X("at:Q", title=None, axis=alt.Axis(grid=False, tickCount=4, format="~s"))
     y, low = (
         alt.Y(f"{field}:Q", title=None, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=4))
@@ -68,9 +77,9 @@ def _layers(colour: Any, few: bool, has_unfinished: bool) -> list[alt.Chart]:
     layers = [
         band.mark_area(opacity=0.16).encode(x=x, y=low, y2="high:Q", color=colour),
         band.mark_line(strokeWidth=2.5).encode(x=x, y=y, color=colour),
-        run.transform_calculate(view=_VIEW)
+        run.transform_calculate(view=_VIEW.format(source))
         .mark_circle(size=24, opacity=0.6)
-        .encode(x=x, y=y, color=colour, tooltip=tips, href="link:N"),
+        .encode(x=x, y=y, color=colour, tooltip=tips, href=LINK),
     ]
     if has_unfinished:
         failed = run.transform_filter("datum.ended != 'finished'")

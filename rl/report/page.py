@@ -36,7 +36,7 @@ def write_page(comparison: Comparison, path: Path, *, command: str = "") -> Path
         command: that made the runs, where it is known.
 
     """
-    drawn = drawings(comparison)
+    drawn = drawings(comparison, path.parent)
     text = render(comparison, drawn, command)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, errors="replace")  # a rollout may hold half of a surrogate pair
@@ -45,8 +45,8 @@ def write_page(comparison: Comparison, path: Path, *, command: str = "") -> Path
     return path
 
 
-def drawings(comparison: Comparison) -> dict[str, dict[str, Any]]:
-    """The charts that there is something to draw in, as Vega-Lite."""
+def drawings(comparison: Comparison, place: Path) -> dict[str, dict[str, Any]]:
+    """The charts that there is something to draw in, as Vega-Lite, for a page in `place`."""
     made: dict[str, Callable[[Comparison, charts.Datasets], Any]] = {
         "forest": charts.forest,
         "curves": curve_charts.curves,
@@ -57,7 +57,7 @@ def drawings(comparison: Comparison) -> dict[str, dict[str, Any]]:
     drawn = {}
     for name, make in made.items():
         if _has_data(name, comparison):
-            data = charts.Datasets()
+            data = charts.Datasets(place)
             drawn[name] = data.drawing(make(comparison, data))
     return drawn
 

@@ -154,11 +154,11 @@ def _command(arm: Arm) -> str:
     run = arm.runs[0]
     record = read_record(RunFolder(run.folder)) if run.folder else {}
     command = [str(part) for part in record.get("command") or ["python", "train.py"]]
-    command = [part for part in command if part != "hydra.mode=RUN"]
-    seeds = [str(one.seed) for one in arm.runs if one.seed is not None]
-    several = ["--multirun", f"seed={','.join(dict.fromkeys(seeds))}"] if len(seeds) > 1 else []
-    one = [f"seed={seeds[0]}"] if len(seeds) == 1 else []
-    return shlex.join([*command, *run.overrides, *one, *several])
+    seeds = list(dict.fromkeys(str(one.seed) for one in arm.runs if one.seed is not None))
+    # A prepared sweep would sweep over its own keys again: of such an arm one run is shown.
+    if len(seeds) > 1 and "hydra.mode=RUN" not in command:
+        return shlex.join([*command, *run.overrides, "--multirun", f"seed={','.join(seeds)}"])
+    return shlex.join([*command, *run.overrides, *(f"seed={seed}" for seed in seeds[:1])])
 
 
 def origins(comparison: Comparison) -> FactTable:

@@ -1,6 +1,7 @@
 """The runs that a report is about: those of a sweep's folder, or run folders themselves."""
 
 import json
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -9,8 +10,7 @@ from typing import Any
 
 from rl.report.finished_runs import RunResult, meaningful, result_of
 from rl.run.folder import RunFolder
-
-JOBS, SWEEP = "jobs", "sweep.json"  # in the folder of a sweep
+from rl.run.sweep_folder import SweepFolder
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ def read_sources(paths: Sequence[Path]) -> RunSources:
     notes: list[str] = []
     sweeps: list[dict[str, Any]] = []
     for path in paths:
-        if (path / JOBS).is_dir():
+        if SweepFolder(path).jobs.is_dir():
             runs += _jobs(path, notes)
-            sweeps.append(_json(path / SWEEP))
+            sweeps.append(SweepFolder(path).read_info())
         elif is_run(path):
             runs.append(result_of(RunFolder(path.absolute())))
         elif inside := [child for child in _children(path) if is_run(child)]:
@@ -58,7 +58,7 @@ def _children(path: Path) -> list[Path]:
 
 
 def _jobs(sweep: Path, notes: list[str]) -> Iterator[RunResult]:
-    for path in sorted((sweep / JOBS).glob("*.json")):
+    for path in sorted(SweepFolder(sweep).jobs.glob("*.json")):
         job = _json(path)
         if not isinstance(job.get("overrides"), list):
             notes.append(f"{path} is no record of a job: it is left out.")
@@ -74,8 +74,10 @@ def _json(path: Path) -> dict[str, Any]:
     return {}
 
 
-def _as_typed(command: Any) -> str:
-    return " ".join(map(str, command)) if isinstance(command, list) else str(command)
+def _as_typed(command: str) -> str:
+    """A sweep's command without the folder by which it would go on with what is there."""
+    parts = shlex.split(str(command))
+    return shlex.join(part for part in parts if not part.startswith("hydra.sweep.dir="))
 
 
 def _once(runs: Sequence[RunResult]) -> Iterator[RunResult]:

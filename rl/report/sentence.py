@@ -34,7 +34,8 @@ def sentence(comparison: Comparison) -> str:
     else:
         parts[-1] = f"{parts[-1]} {_basis(comparison)}"
     text = "; ".join(parts)
-    return f"{text}."
+    # The name of an arm stays as it is written.
+    return f"{'T' if text.startswith('the other') else text[0]}{text[1:]}."
 
 
 def _each(results: Sequence[ArmResult]) -> str:
@@ -56,15 +57,19 @@ def _what_it_takes(results: Sequence[ArmResult], baseline: ArmResult) -> str:
     visible = max(result.visible_difference for result in results)
     smallest = f"smallest visible difference {visible:.2g}"
     fewest = min(result.scores.num_seeds for result in [*results, baseline])
-    more = sorted(r.seeds_needed - fewest for r in results if r.seeds_needed is not None)
-    if not more:
+    needed = [(r.seeds_needed - fewest, r.arm.name) for r in results if r.seeds_needed is not None]
+    if not needed:
         return f"{smallest}; for differences this small it takes more questions, not seeds"
-    if len(results) == 1 or more[0] == more[-1]:
-        return f"{smallest}; {_seeds(max(more[0], 1))} would do"
-    return f"{smallest}; {max(more[0], 1)} to {_seeds(more[-1])} each would do"
+    (least, nearest), (most, furthest) = min(needed), max(needed)
+    if len(results) == 1:
+        return f"{smallest}; {_seeds(least)} would do"
+    if least == most:
+        return f"{smallest}; {_seeds(least)} each would do for {nearest}"
+    return f"{smallest}; {_seeds(least)} each would do for {nearest}, {most} for {furthest}"
 
 
 def _seeds(number: int) -> str:
+    number = max(number, 1)  # those that there are would have done, had chance been kinder
     return f"{number} more seed{'s' * (number > 1)}"
 
 

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,16 +70,11 @@ def write_lines(path: Path, lines: Lines) -> bool:
     split = [f"{name}.list.element" for name in values if name in _CONTINUOUS]
     rest = ["id", "row", *(f"{name}.list.element" for name in values if name not in _CONTINUOUS)]
     aside = path.with_name(f".{path.name}.incomplete")
+    # Its annotations know no lists of columns.
+    how: dict[str, Any] = {"use_dictionary": rest, "use_byte_stream_split": split}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        parquet.write_table(
-            table,
-            aside,
-            compression="zstd",
-            # pyarrow's own annotations know only the short form, all columns or none.
-            use_dictionary=cast("bool", rest),
-            use_byte_stream_split=cast("bool", split),
-        )
+        parquet.write_table(table, aside, compression="zstd", **how)
         aside.replace(path)
     except OSError as error:
         with suppress(OSError):

@@ -15,9 +15,9 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from random import Random
-from typing import overload
 
 from envs.episode import Example
+from envs.lazy_examples import LazyExamples
 from envs.protocol import Environment, Pool
 from rl.sampling.chat import Chat
 
@@ -84,7 +84,7 @@ class PromptLengths:
             examples.report()
 
 
-class _Fitting(Sequence[Example]):
+class _Fitting(LazyExamples):
     """Examples with a substitute for each whose prompt is too long."""
 
     def __init__(self, examples: Sequence[Example], lengths: "_Lengths") -> None:
@@ -95,14 +95,7 @@ class _Fitting(Sequence[Example]):
     def __len__(self) -> int:
         return len(self._examples)
 
-    @overload
-    def __getitem__(self, index: int) -> Example: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Example]: ...
-    def __getitem__(self, index: int | slice) -> Example | list[Example]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        index = range(len(self))[index]
+    def made(self, index: int) -> Example:
         if not self.is_long(index):
             return self._examples[index]
         rng = Random(f"substitute:{index}")

@@ -16,10 +16,11 @@ from rl.viewer.runs import NoRun, runs_in, runs_of
 USAGE = """\
 Look at what a run said, and at what training did with every token:
 
-    python view.py outputs/run                  in the browser, while it trains or afterwards
-    python view.py outputs/one outputs/other    the same question in several runs, or a sweep's
-    python view.py outputs/run where="step = 120"                      these rollouts alone
-    python view.py outputs/run export=page.html where="step = 120"     one file to mail
+    python view.py outputs/run                        in the browser, also while it trains
+    python view.py outputs/one outputs/other          the same question in several runs
+    python view.py outputs/sweeps/a-sweep             all of its runs
+    python view.py outputs/run where="step = 120"     these rollouts alone
+    python view.py outputs/run export=page.html where="step = 120"    one file to mail
 
     port=8000    the port, else a free one
     where=...    SQL over step, source, env, reward, advantage, length, turns, staleness, push,

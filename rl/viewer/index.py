@@ -13,7 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -316,8 +316,9 @@ def source_files(run_folder: RunFolder) -> list[SourceFile]:
     ]
     files = []
     for source, path in found:
-        stat, step = path.stat(), 0 if path == run_folder.evaluated else _step_of(path)
-        files.append(SourceFile(path, source, step, stat.st_mtime_ns, stat.st_size))
+        with suppress(FileNotFoundError):  # a step that is done again goes meanwhile
+            stat, step = path.stat(), 0 if path == run_folder.evaluated else _step_of(path)
+            files.append(SourceFile(path, source, step, stat.st_mtime_ns, stat.st_size))
     return sorted(files, key=lambda file: (file.source != "training", file.step))
 
 

@@ -100,7 +100,7 @@ def _json(ask: Callable[[Request], Any]) -> Callable[[Request], Response]:
     def answer(request: Request) -> Response:
         try:
             return Response(msgspec.json.encode(ask(request)), media_type="application/json")
-        except (KeyError, ValueError, IndexError) as error:
+        except (KeyError, ValueError, IndexError, OSError) as error:
             return PlainTextResponse(f"this cannot be answered: {error}", status_code=400)
 
     return answer

@@ -91,6 +91,20 @@ LEARNING = (
         "rl/learner/test_objective_by_hand.py",
     ),
     mutation(
+        "observation: the slope of the entropies is recorded",
+        "rl/learner/observation.py",
+        '"slope": slopes[0]',
+        '"slope": slopes[1]',
+        "rl/learner/test_observation.py",
+    ),
+    mutation(
+        "observation: what a correction stopped passes for kept",
+        "rl/learner/observation.py",
+        "batch.token_weights * correction",
+        "batch.token_weights",
+        "rl/learner/test_observation.py",
+    ),
+    mutation(
         "objective: the correction forgotten",
         "rl/learner/objective.py",
         "loss = corrected.weights * loss",
@@ -333,6 +347,41 @@ LEARNING = (
             run_folder.state_of(final).write_text(json.dumps(state))
 """,
         "rl/trainer/test_checkpoint_mutants.py",
+    ),
+    mutation(
+        "token_record: a rank writes rows that nobody wants",
+        "rl/trainer/token_record.py",
+        'self._batch.record_ids[i] if i >= 0 else ""',
+        "self._batch.record_ids[i]",
+        "rl/trainer/test_token_record.py",
+    ),
+    mutation(
+        "token_record: all rows of a rollout have one number",
+        "rl/rollouts/plan.py",
+        "        batch.row_numbers[i] = weighted.number\n",
+        "",
+        "rl/trainer/test_token_record.py",
+    ),
+    mutation(
+        "token_files: a file is seen before it is whole",
+        "rl/run/token_files.py",
+        'path.with_name(f".{path.name}.incomplete")',
+        "path",
+        "rl/run/test_token_files.py",
+    ),
+    mutation(
+        "dropped_steps: the last step that was kept goes, too",
+        "rl/run/dropped_steps.py",
+        '.partition(".")[0]) >= step',
+        '.partition(".")[0]) >= step - 1',
+        "rl/run/test_dropped_steps.py",
+    ),
+    mutation(
+        "tensorboard: a resumed run shows steps twice",
+        "rl/trainer/tensorboard_logger.py",
+        "purge_step=start or None",
+        "purge_step=None",
+        "rl/trainer/test_tensorboard_logger.py",
     ),
     mutation(
         "checkpoint: one more is kept",

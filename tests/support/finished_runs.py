@@ -92,6 +92,6 @@ def made_sweep(folder: Path, runs: Sequence[Path], question: str = "") -> Path:
         job = {"overrides": overrides, "folder": str(run), "error": None}
         (folder / "jobs" / f"{index:05d}.json").write_text(json.dumps(job))
     if question:
-        sweep = {"question": question, "command": ["python", "train.py", "--multirun"]}
+        sweep = {"question": question, "command": "python train.py --multirun hydra.sweep.dir=x"}
         (folder / "sweep.json").write_text(json.dumps(sweep))
     return folder

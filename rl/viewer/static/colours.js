@@ -54,7 +54,9 @@ export const COLOURS = [
     scale: ["down", "up"],
     means: "what training did with it; hatched: clipped or left out",
     // The objective falls along the slope: a negative one makes the token more probable.
-    paint: (token, scales) => both(-token.slope, scales.slope),
+    // A root: the weak pushes of a long rollout count together, so they are to be seen.
+    paint: (token, scales) =>
+      both(-Math.sign(token.slope) * Math.sqrt(Math.abs(token.slope) / scales.slope), 1),
     hatched: (token) => token.slope === 0 && token.reason !== null && token.advantage !== 0,
   },
 ];

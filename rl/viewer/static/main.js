@@ -3,13 +3,13 @@
 import { compare } from "./compare.js";
 import { conversation } from "./conversation.js";
 import { openData } from "./data.js";
-import { h, number } from "./dom.js";
+import { h, number, plural } from "./dom.js";
 import { keyboard } from "./keys.js";
 import { left } from "./left.js";
 import { onChange, read, set, state } from "./state.js";
 import { Table } from "./table.js";
 
-const POLL_MS = 1500;
+const POLL_MS = 1000;
 const MOST_EXPORTED = 3000; // rollouts of one file, as the server says too
 
 const data = await openData().catch((error) =>
@@ -54,8 +54,12 @@ async function load(number_) {
   return table.add(await data.table(number_, table.next(), table.generation));
 }
 
+let drawnTop = "";
 function drawTop() {
   const facts = tables[run()].facts;
+  const now = JSON.stringify([run(), facts.going, facts.problems, tables[run()].size]);
+  if (now === drawnTop) return; // an open menu stays open
+  drawnTop = now;
   const names = data.runs.map((name, i) =>
     h("option", { value: name, selected: i === run() }, name),
   );
@@ -82,7 +86,7 @@ function drawTop() {
     ? h(
         "details",
         { class: "problems" },
-        h("summary", {}, `${facts.problems.length} to know`),
+        h("summary", {}, plural(facts.problems.length, "note")),
         h(
           "ul",
           {},
@@ -250,7 +254,9 @@ choose();
 drawTop();
 drawLeft();
 find.list.reveal();
-onChange(changed);
+onChange((names) =>
+  changed(names).catch((error) => say(`view.py does not answer: ${error.message}`)),
+);
 await Promise.all([drawMiddle(), beside.show(run(), opened())]);
 keyboard({
   j: () => move(find.list.neighbour, 1),

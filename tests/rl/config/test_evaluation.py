@@ -91,6 +91,10 @@ def test_the_folder_of_an_adapter_stands_for_its_base_and_itself(tmp_path: Path)
             "client.on_rewrit is no key of rl.sampling.renderer_chat.",
         ),
         ([*HUB, "run_name=../up"], 'run_name="../up" is no name for a folder'),
+        (
+            [*HUB, "model.head_dtype=float32", "+inference.args.hf_overrides={a: 1}"],
+            "model.head_dtype=float32 and inference.args.hf_overrides exclude each other",
+        ),
         (["model.path=/nowhere/at/all"], "model.path=/nowhere/at/all: no such folder"),
     ],
 )

@@ -157,10 +157,11 @@ def updated(alone, world=1, norm=1.0):
     policy.engine, policy._temperature = Engine(norm), 1.0
 
     def per_token(batch, logprobs, entropies, beta):
-        return logprobs * torch.tensor([3.0, 5.0]) / batch.token_weights, {}
+        return logprobs, {}
 
     batch = Batch.of(micro([-1, 3, 4]), alone.device, 4)
-    batch = replace(batch, rollout_logprobs=torch.tensor([-9.0, -2.5]))
+    weights = torch.tensor([3.0, 5.0])
+    batch = replace(batch, rollout_logprobs=torch.tensor([-9.0, -2.5]), token_weights=weights)
     metrics = policy._update([batch], SimpleNamespace(per_token=per_token), 0.0, 1e-3, None)
     return metrics, policy.engine.weight.grad.tolist()
 

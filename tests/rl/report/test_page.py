@@ -75,12 +75,12 @@ def test_the_rows_of_the_charts_are_the_numbers(sweep):
     assert list(forest) == [result.arm.name for result in comparison.by_score]
     assert forest["cispo"]["verdict"] == "better"
     assert forest["grpo"]["difference"] is None
-    points, bands = curve_rows(comparison)
+    points, bands = curve_rows(comparison, sweep)
     assert len([p for p in points if p["arm"] == "cispo"]) == 9
     assert [band["steps"] for band in bands if band["arm"] == "cispo"] == [0, 10, 20]
     assert [band["seconds"] for band in bands if band["arm"] == "cispo"] == [0, 30, 60]
     assert {row["metric"] for row in health_rows(comparison)} == {"entropy", "gradient norm"}
-    questions = question_rows(comparison)
+    questions = question_rows(comparison, sweep)
     assert {row["arm"] for row in questions} == {"at first", "grpo", "cispo", "dapo"}
     assert {row["score"] for row in questions if row["arm"] == "at first"} == {0.3}
 

@@ -102,6 +102,20 @@ def test_a_step_that_is_done_again_is_read_again_under_another_generation(run: P
     assert after["columns"]["step"].count(1) == 5
 
 
+def test_steps_that_a_resumed_run_dropped_are_forgotten_with_their_tokens(run: Path):
+    index = indexed(run)
+    before = answers.table(index)
+    for path in [*run.glob("rollouts/step_000002*"), *run.glob("tokens/step_000002*")]:
+        path.unlink()
+    index.refresh()
+    after = answers.table(index, 30, before["generation"])
+    assert (after["start"], after["generation"] == before["generation"]) == (0, False)
+    assert 2 not in after["columns"]["step"][: after["columns"]["source"].index("evaluation")]
+    assert after["columns"]["push"][:24] == before["columns"]["push"][:24]
+    assert "2" not in after["scales"]
+    assert answers.rollouts(index, [30])[0]["source"] == "evaluation"
+
+
 def test_a_broken_line_is_named_and_the_others_are_there(run: Path):
     path = run / "rollouts" / "step_000000.jsonl"
     lines = path.read_text().splitlines()
