@@ -407,8 +407,8 @@ LEARNING = (
     mutation(
         "records: untracked tokens do not count",
         "rl/records.py",
-        "sum(self.turn_lengths) + self.num_untracked_tokens",
-        "sum(self.turn_lengths)",
+        "sum(row.num_completion for row in self.sequences) + self.num_untracked_tokens",
+        "sum(row.num_completion for row in self.sequences)",
         "rl/sampling/test_messages_chat.py",
     ),
 )

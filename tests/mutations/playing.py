@@ -470,4 +470,19 @@ PLAYING = (
         "return answers[0] if answers else None",
         "rl/prompts/test_journal.py",
     ),
+    # viewer
+    mutation(
+        "viewer index: half a line is read",
+        "rl/viewer/index.py",
+        'end = content.rfind(b"\\n") + 1',
+        "end = len(content)",
+        "rl/viewer/test_index.py",
+    ),
+    mutation(
+        "viewer index: a file that was written anew goes unseen",
+        "rl/viewer/index.py",
+        "if content[start - len(tail) : start] != tail:",
+        "if False:",
+        "rl/viewer/test_index.py",
+    ),
 )
