@@ -35,7 +35,7 @@ train: $(STAMP) ## train the built-in tiny policy; ARGS="loss=grpo env=..." comp
 	$(BIN)/python train.py $(ARGS)
 
 test: $(STAMP) ## everything but gpu: fast tests first, then the real vLLM; ARGS="-k cispo" selects
-	@$(BIN)/python -m pytest -m "not gpu" -n 2 --dist loadgroup $(ARGS)
+	@$(BIN)/python -m pytest -m "not gpu" -n 2 $(ARGS)
 
 lint: $(STAMP) ## ruff check, ruff format --check, basedpyright
 	$(BIN)/ruff check .

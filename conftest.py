@@ -1,21 +1,45 @@
 """Order of the whole suite: fast tests first, then those that start the real vLLM."""
 
 import gc
+from functools import cache
+from typing import Any
 
 import pytest
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=_is_real)  # stable
-    for item in items:
-        # With several workers: a file stays together, for its fixtures are expensive, and real runs
-        # never share the cores, for some of them have to end within seconds.
-        item.add_marker(pytest.mark.xdist_group("real" if _is_real(item) else str(item.path)))
+    real = {item.path for item in items if _is_real(item)}
+    items.sort(key=lambda item: (item.path in real, _is_real(item)))  # stable
 
 
 def _is_real(item: pytest.Item) -> bool:
     return item.get_closest_marker("server") is not None
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """What one process does when there are several (`make test`).
+
+    A file stays together, for its fixtures are expensive. So do all files with real runs, for some
+    of those have to end within seconds, and all that count the sandboxes of this checkout.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    @cache
+    def scope(path: str) -> str:
+        text = (config.rootpath / path).read_text()
+        for sign in ("pytest.mark.server", "tests.support.sandboxes"):
+            if sign in text:
+                return sign
+        return path
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return scope(nodeid.partition("::")[0])
+
+    config.option.loadscopereorder = False
+    return Scheduling(config, log)
 
 
 @pytest.hookimpl(tryfirst=True)
