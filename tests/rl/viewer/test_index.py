@@ -212,6 +212,17 @@ def test_an_index_that_cannot_be_kept_lives_in_memory(run: Path):
     assert answers.table(third)["columns"]["step"]
 
 
+def test_an_index_with_a_broken_block_is_made_anew(run: Path):
+    indexed(run).close()
+    path = RunFolder(run).viewer_index
+    with path.open("r+b") as file:
+        file.seek(20)
+        file.write(b"x" * 64)
+    index = indexed(run)
+    assert not index.not_kept
+    assert answers.table(index)["columns"]["step"]
+
+
 def test_a_folder_that_cannot_be_written_is_read_all_the_same(run: Path):
     (run / "viewer").write_text("in the way")
     index = indexed(run)
