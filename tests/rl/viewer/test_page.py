@@ -327,6 +327,18 @@ def test_a_run_without_rollouts_says_what_it_waits_for(browser, tmp_path):
         expect(page.locator(".find .empty")).to_contain_text("This run was not evaluated")
 
 
+def test_a_question_that_is_asked_again_later_can_be_opened(browser, runs, tmp_path):
+    # A search for a prompt plays its examples again under every candidate.
+    evaluated = (runs[0] / "evaluations" / "version_000000.jsonl").read_text()
+    (tmp_path / "search").mkdir()
+    (tmp_path / "search" / "rollouts.jsonl").write_text(evaluated * 2)
+    with serving(tmp_path / "search") as address, looking(browser, address) as page:
+        expect(questions(page)).to_have_count(8)
+        questions(page).nth(7).locator("[data-row]").nth(3).click()
+        expect(page.locator("#list .question.open .dot.open")).to_have_attribute("data-row", "31")
+        expect(page.locator("#middle")).not_to_contain_text("no longer there")
+
+
 def test_it_is_dark_where_the_person_wants_it_dark(browser, address):
     shades = {}
     for scheme in ("light", "dark"):
