@@ -16,6 +16,7 @@ import yaml
 from rl.run.folder import RunFolder
 from rl.run.lock import FolderInUse, FolderUnusable, ensure_free
 from rl.viewer.index import RunIndex
+from rl.viewer.rollout_lines import whole_characters
 from rl.viewer.token_record import tokens_of
 
 COLUMNS = (
@@ -100,7 +101,7 @@ def rollouts(index: RunIndex, numbers: Sequence[int]) -> list[dict[str, Any]]:
     for n, path, start, size, identity, step, source in index.rows(query, [list(numbers)]):
         with Path(path).open("rb") as file:
             file.seek(start)
-            line = json.loads(file.read(size))
+            line = json.loads(whole_characters(file.read(size)))
         lines.append({**line, "n": n, "id": identity, "step": step, "source": source})
     return lines
 

@@ -6,9 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rl.run.folder import RunFolder
+from rl.run.json_lines import json_line
 from rl.run.lock import locked
 from rl.viewer import answers
 from rl.viewer.index import RunIndex
@@ -156,6 +158,19 @@ def test_messages_of_any_shape_are_read(tmp_path: Path):
     assert columns["advantage"] == [0.25]
     assert answers.search(index, "GRÖSSE") == []
     assert answers.search(index, "GRÖßE") == [0]
+
+
+def test_half_a_character_in_the_arguments_of_a_call_is_read(tmp_path: Path):
+    run = tmp_path / "run"
+    (run / "rollouts").mkdir(parents=True)
+    call = {"function": {"name": "f", "arguments": {"text": "\ud83d"}}}
+    messages = [{"role": "assistant", "content": "日😀", "tool_calls": [call]}]
+    line = json_line({"messages": messages, "reward": 1.0, "group": 3})
+    (run / "rollouts" / "step_000000.jsonl").write_text(line)
+    index = indexed(run)
+    assert answers.table(index)["problems"] == []
+    assert answers.search(index, "日😀") == [0]
+    assert '"text":"\ufffd"' in msgspec.json.encode(answers.rollouts(index, [0])).decode()
 
 
 def test_a_question_is_the_same_in_every_version_and_run_whatever_the_system_says(tmp_path: Path):
