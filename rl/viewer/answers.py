@@ -83,7 +83,7 @@ def _short(path: str) -> str:
 def is_going(run_folder: RunFolder) -> bool:
     """Whether somebody trains there now."""
     try:
-        ensure_free(run_folder)
+        ensure_free(run_folder, patience_s=0)  # a page asks every second, and waits for it
     except FolderInUse:
         return True
     except FolderUnusable:

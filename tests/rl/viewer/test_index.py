@@ -141,6 +141,16 @@ def test_half_a_line_is_a_problem_only_when_nobody_writes_any_more(tmp_path: Pat
     assert answers.facts(index)["problems"] == ["rollouts/step_000002.jsonl ends in half a line"]
 
 
+def test_whether_a_run_goes_on_is_known_at_once(run: Path, monkeypatch):
+    def sleep(_: float) -> None:
+        raise AssertionError("a page asks every second, and waits for the answer")
+
+    with locked(RunFolder(run)):
+        monkeypatch.setattr("rl.run.lock.time.sleep", sleep)
+        assert answers.is_going(RunFolder(run))
+    assert not answers.is_going(RunFolder(run))
+
+
 def test_messages_of_any_shape_are_read(tmp_path: Path):
     run = tmp_path / "run"
     (run / "rollouts").mkdir(parents=True)
