@@ -139,8 +139,12 @@ def where(index: RunIndex, condition: str) -> list[int]:
         ValueError: it is none.
 
     """
+    query = f"SELECT n FROM viewed WHERE ({condition}) ORDER BY n"
     try:
-        return [n for (n,) in index.rows(f"SELECT n FROM viewed WHERE ({condition}) ORDER BY n")]
+        # Whoever has the page's key may look, and not write files in our name.
+        if len(duckdb.extract_statements(query)) != 1:
+            raise ValueError(f"where={condition!r} is more than a condition")
+        return [n for (n,) in index.rows(query)]
     except duckdb.Error as error:
         columns = ", ".join(c for c in COLUMNS if c != "question")
         reason = str(error).splitlines()[0]

@@ -271,6 +271,19 @@ def test_a_condition_that_is_none_is_refused_with_the_columns(run: Path):
         answers.where(index, "rewrd > 1")
 
 
+def test_a_condition_asks_and_does_nothing_else(run: Path, tmp_path: Path):
+    index, written = indexed(run), tmp_path / "written.csv"
+    for condition in (
+        f"true); COPY (SELECT 1) TO '{written}'; SELECT n FROM viewed WHERE (true",
+        "true); DELETE FROM rollouts; SELECT n FROM viewed WHERE (true",
+    ):
+        with pytest.raises(ValueError, match="more than a condition"):
+            answers.where(index, condition)
+    assert not written.exists()
+    assert index.rows("SELECT count(*) FROM rollouts") == [(68,)]
+    assert answers.where(index, "stop != ';'")
+
+
 def test_an_evaluation_that_is_a_run_of_its_own_is_read(run: Path, tmp_path: Path):
     alone = tmp_path / "alone"
     alone.mkdir()
