@@ -1,5 +1,6 @@
 """What a search says at its end: what it found, how sure that is, and the commands that use it."""
 
+import math
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -40,15 +41,18 @@ def closing_lines(
             )
         )
     else:
+        sure = math.isfinite(error)  # not of a single example
+        margin = f" ± {error:.3f}" if sure else ""
         lines.append(
             Text(
                 f"validation score {start_score:.3f} -> {best_score:.3f} on {count} examples "
-                f"({gain:+.3f} ± {error:.3f}), prompt {best} of {len(candidates.prompts)}",
+                f"({gain:+.3f}{margin}), prompt {best} of {len(candidates.prompts)}",
                 "bold",
             )
         )
         chosen = "it was chosen by this very score, so look again on other examples:"
-        lines.append(Text(f"± is one standard error over the examples; {chosen}", "dim"))
+        what = "± is one standard error over the examples; " if sure else ""
+        lines.append(Text(f"{what}{chosen}", "dim"))
     for cause, times in failures.most_common(_MOST_CAUSES):
         lines.append(
             Text(

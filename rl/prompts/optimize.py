@@ -97,7 +97,7 @@ def _saying_how_to_go_on(run_folder: RunFolder, console: Console) -> Iterator[No
     except RunFailed as error:
         raise RunFailed(f"{error}\n{line}") from error
     except KeyboardInterrupt:
-        console.print(line, highlight=False, soft_wrap=True)
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
         raise
 
 

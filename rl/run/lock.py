@@ -34,10 +34,11 @@ class FolderInUse(FolderUnusable):
         )
 
 
-def ensure_free(run_folder: RunFolder) -> None:
+def ensure_free(run_folder: RunFolder, patience_s: float = _PATIENCE_S) -> None:
     """Raise FolderInUse if another process runs in this folder; touches nothing."""
     with suppress(OSError), run_folder.lock.open("rb") as file:
-        _take(run_folder, file, fcntl.LOCK_SH)  # shared: two who only ask do not see each other
+        # Shared: two who only ask do not see each other.
+        _take(run_folder, file, fcntl.LOCK_SH, patience_s)
 
 
 @contextmanager
@@ -55,7 +56,7 @@ def locked(run_folder: RunFolder) -> Iterator[None]:
     except OSError as error:
         raise _unwritable(run_folder, error) from error
     with file:
-        _take(run_folder, file, fcntl.LOCK_EX)
+        _take(run_folder, file, fcntl.LOCK_EX, _PATIENCE_S)
         try:
             file.truncate(0)
             file.write(f"{os.getpid()}\n".encode())
@@ -71,15 +72,15 @@ def _unwritable(run_folder: RunFolder, error: OSError) -> FolderUnusable:
     )
 
 
-def _take(run_folder: RunFolder, file: IO[bytes], kind: int) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
+def _take(run_folder: RunFolder, file: IO[bytes], kind: int, patience_s: float) -> None:
+    deadline = time.monotonic() + patience_s
     while True:
         # flock and not lockf, which this process would lose by closing any other descriptor of the
         # file. Children do not keep it alive: Python closes descriptors on exec.
         try:
             fcntl.flock(file, kind | fcntl.LOCK_NB)
         except BlockingIOError:
-            if time.monotonic() > deadline:
+            if time.monotonic() >= deadline:
                 file.seek(0)
                 pid = file.read(32).decode(errors="replace").strip()
                 raise FolderInUse(run_folder, pid or "unknown") from None

@@ -16,6 +16,7 @@ import yaml
 from rl.run.folder import RunFolder
 from rl.run.lock import FolderInUse, FolderUnusable, ensure_free
 from rl.viewer.index import RunIndex
+from rl.viewer.rollout_lines import whole_characters
 from rl.viewer.token_record import tokens_of
 
 COLUMNS = (
@@ -82,7 +83,7 @@ def _short(path: str) -> str:
 def is_going(run_folder: RunFolder) -> bool:
     """Whether somebody trains there now."""
     try:
-        ensure_free(run_folder)
+        ensure_free(run_folder, patience_s=0)  # a page asks every second, and waits for it
     except FolderInUse:
         return True
     except FolderUnusable:
@@ -100,7 +101,7 @@ def rollouts(index: RunIndex, numbers: Sequence[int]) -> list[dict[str, Any]]:
     for n, path, start, size, identity, step, source in index.rows(query, [list(numbers)]):
         with Path(path).open("rb") as file:
             file.seek(start)
-            line = json.loads(file.read(size))
+            line = json.loads(whole_characters(file.read(size)))
         lines.append({**line, "n": n, "id": identity, "step": step, "source": source})
     return lines
 
@@ -138,8 +139,12 @@ def where(index: RunIndex, condition: str) -> list[int]:
         ValueError: it is none.
 
     """
+    query = f"SELECT n FROM viewed WHERE ({condition}) ORDER BY n"
     try:
-        return [n for (n,) in index.rows(f"SELECT n FROM viewed WHERE ({condition}) ORDER BY n")]
+        # Whoever has the page's key may look, and not write files in our name.
+        if len(duckdb.extract_statements(query)) != 1:
+            raise ValueError(f"where={condition!r} is more than a condition")
+        return [n for (n,) in index.rows(query)]
     except duckdb.Error as error:
         columns = ", ".join(c for c in COLUMNS if c != "question")
         reason = str(error).splitlines()[0]

@@ -49,7 +49,7 @@ def parsed(words: Sequence[str]) -> Arguments:
     arguments = Arguments()
     for word in words:
         name, equals, value = word.partition("=")
-        if not equals or Path(word).exists():
+        if not equals or (name not in KEYS and Path(word).exists()):
             arguments.folders.append(Path(word))
         elif name not in KEYS:
             raise ValueError(
@@ -136,7 +136,10 @@ def _export(path: Path, where: str | None, indexes: dict, console: Console) -> N
     ]
     note = f"where {where}" if where else ""
     text = page([one for one in chosen if one.numbers] or chosen, note)
-    path.write_text(text, encoding="utf-8")
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"export={path} cannot be written: {error.strerror}") from error
     console.print(f"{path} ({len(text) / 1e6:.1f} MB)", markup=False)
 
 

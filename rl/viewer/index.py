@@ -120,15 +120,15 @@ class RunIndex:
             try:
                 return _prepared(path)
             except duckdb.Error as error:
-                if "lock" in str(error).lower():  # another viewer has it
+                if _is_locked(error):  # another viewer has it
                     raise
                 path.unlink()  # broken, or another version's
                 return _prepared(path)
         except OSError as error:
             self.not_kept = f"{path.parent}: {error.strerror}"
         except duckdb.Error as error:
-            locked = "lock" in str(error).lower()
-            self.not_kept = "another viewer has it" if locked else str(error).splitlines()[0]
+            why = str(error).splitlines()[0]
+            self.not_kept = "another viewer has it" if _is_locked(error) else why
         return _prepared(":memory:")
 
     def close(self) -> None:
@@ -282,6 +282,10 @@ def _no_garbage() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+def _is_locked(error: duckdb.Error) -> bool:
+    return "Could not set lock" in str(error)  # a broken file has its "block" named
 
 
 def _new_generation() -> int:

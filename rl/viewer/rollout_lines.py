@@ -6,6 +6,7 @@ A file that is being written ends in half a line; what has no end yet is left fo
 """
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ class RolloutLine(msgspec.Struct):
 
 
 _DECODER = msgspec.json.Decoder(RolloutLine)
+_HALVES = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -64,11 +66,26 @@ def rows_of(
     for line in content.splitlines(keepends=True):
         number += 1
         try:
-            yield _row(_DECODER.decode(line), offset, len(line), step, places)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            yield _row(_decoded(line), offset, len(line), step, places)
+        except ValueError as error:
             if line.strip():
                 yield BrokenLine(number, str(error))
         offset += len(line)
+
+
+def _decoded(line: bytes) -> RolloutLine:
+    try:
+        return _DECODER.decode(line)
+    except msgspec.DecodeError:
+        return _DECODER.decode(whole_characters(line))
+
+
+def whole_characters(line: bytes) -> bytes:
+    """Return a line without halves of characters, which Python's JSON has and no other reads."""
+    if b"\\ud" not in line:
+        return line
+    text = json.dumps(json.loads(line), ensure_ascii=False)
+    return _HALVES.sub("\ufffd", text).encode()
 
 
 def _row(line: RolloutLine, offset: int, size: int, step: int, places: Counter[int]) -> Row:

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse, Response
@@ -71,10 +72,12 @@ def application(indexes: Sequence[RunIndex], names: Sequence[str], key: str) -> 
         return answers.where(asked(request), request.query_params["q"])
 
     async def export(request: Request) -> Response:
-        wanted = msgspec.json.decode(await request.body(), type=_Selection)
         try:
-            text = page([Chosen(indexes[wanted.run], names[wanted.run], wanted.n)])
-        except ValueError as error:
+            wanted = msgspec.json.decode(await request.body(), type=_Selection)
+            chosen = Chosen(indexes[wanted.run], names[wanted.run], wanted.n)
+            # A thread, for it may take long, and whoever looks at the run meanwhile waits for none.
+            text = await run_in_threadpool(page, [chosen])
+        except (ValueError, IndexError, OSError) as error:
             return PlainTextResponse(str(error), status_code=400)
         return Response(text, media_type="text/html")
 

@@ -143,8 +143,15 @@ def pieces(tokenizer: tokenizers.Tokenizer | None, ids: list[int]) -> list[str]:
     """Return each token's text; of those that make one character the last has it, the others ""."""
     if tokenizer is None:
         return [f"{number} " for number in ids]
-    stream = DecodeStream(skip_special_tokens=False)
-    return [stream.step(tokenizer, number) or "" for number in ids]
+    stream, shown = DecodeStream(skip_special_tokens=False), []
+    for number in ids:
+        try:
+            piece = stream.step(tokenizer, number)
+        except Exception:  # noqa: BLE001 (its own kind: bytes that were no character after all)
+            stream = DecodeStream(skip_special_tokens=False)
+            piece = stream.step(tokenizer, number)
+        shown.append(piece or "")
+    return shown
 
 
 def _special(tokenizer: tokenizers.Tokenizer | None, ids: list[int]) -> list[bool]:

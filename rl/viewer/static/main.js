@@ -148,7 +148,10 @@ async function drawMiddle() {
   const [[line], answer] = await Promise.all([
     data.rollouts(run(), [row]),
     data.tokens(run(), row),
-  ]);
+  ]).catch((error) => {
+    shown = ""; // asked for again when somebody comes back to it
+    throw error;
+  });
   if (mine !== asked) return;
   middle.show(line, answer, table, row);
 }
@@ -254,10 +257,9 @@ choose();
 drawTop();
 drawLeft();
 find.list.reveal();
-onChange((names) =>
-  changed(names).catch((error) => say(`view.py does not answer: ${error.message}`)),
-);
-await Promise.all([drawMiddle(), beside.show(run(), opened())]);
+const unanswered = (error) => say(`view.py does not answer: ${error.message}`);
+onChange((names) => changed(names).catch(unanswered));
+await Promise.all([drawMiddle(), beside.show(run(), opened())]).catch(unanswered);
 keyboard({
   j: () => move(find.list.neighbour, 1),
   k: () => move(find.list.neighbour, -1),

@@ -191,11 +191,13 @@ export class Table {
 
   rowAt(address) {
     const [source, step, group, place] = address.split(".");
-    const at = this.groups.find(
-      (g) => g.source === source && `${g.step}` === step && `${g.group}` === group,
-    );
-    const row = at ? at.start + Number(place) : -1;
-    return at && row < at.end ? row : -1;
+    for (const g of this.groups) {
+      if (g.source !== source || `${g.step}` !== step || `${g.group}` !== group) continue;
+      // One that is asked again later goes on counting in another place of the list.
+      const row = g.start + Number(place) - this.columns.place[g.start];
+      if (row >= g.start && row < g.end) return row;
+    }
+    return -1;
   }
 }
 

@@ -1,13 +1,16 @@
 """The commands that a search prints are commands."""
 
 import shlex
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from rl.config.check import check
 from rl.config.evaluation import checked
-from rl.prompts.closing_lines import commands
+from rl.prompts.closing_lines import closing_lines, commands
+from rl.prompts.outputs import Candidates
 from rl.run.folder import RunFolder
 from tests.support.composing import composed
 
@@ -54,6 +57,15 @@ def test_what_is_printed_evaluates_and_trains_the_same_policy_with_the_prompt_th
         assert config["model"] == search["model"]
         prompt = str(folder.path / "system_prompt.txt")
         assert config["env"] == search["env"] | {"system_prompt": prompt}
+
+
+def test_one_example_has_no_standard_error_and_none_is_printed(folder, capsys):
+    found = Candidates(["Hm.", "Better."], [[], [0]], [[0.0], [1.0]], [0, 3], 9)
+    Console().print(closing_lines(found, "max_calls=9", Counter(), folder, [], LOCAL))
+    screen = " ".join(capsys.readouterr().out.split())
+    assert "(+1.000)" in screen
+    assert "±" not in screen
+    assert "look again on other examples" in screen
 
 
 def test_words_of_somebody_elses_server_are_evaluated_and_not_trained_on(folder, tmp_path):

@@ -234,6 +234,18 @@ def start(endpoint: PromptedEndpoint, folder: Path, **more: object) -> subproces
     )
 
 
+def test_the_command_that_goes_on_keeps_what_stands_in_brackets(
+    endpoint, tmp_path, capsys, monkeypatch
+):
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rl.prompts.optimize.ServedSearch.search", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        search(endpoint, tmp_path, state_columns="[turns,tokens]")
+    assert "'state_columns=[turns,tokens]'" in capsys.readouterr().out
+
+
 def test_a_search_that_was_interrupted_and_killed_ends_as_if_nobody_had_stopped_it(
     endpoint, tmp_path
 ):

@@ -59,6 +59,17 @@ def test_wrong_words_are_refused_in_a_sentence(run, tmp_path):
             parsed([str(run), *words])
 
 
+def test_a_condition_may_be_longer_than_the_name_of_a_file(run):
+    where = " OR ".join(f"step = {step}" for step in range(60))
+    assert parsed([str(run), f"where={where}"]).where == where
+
+
+def test_an_export_that_cannot_be_written_is_said(run, capsys, tmp_path):
+    status, screen = said(capsys, str(run), f"export={tmp_path}")
+    assert status == 2
+    assert f"export={tmp_path} cannot be written: Is a directory" in screen
+
+
 def test_a_folder_of_runs_and_a_sweep_are_all_their_runs(run, capsys, tmp_path):
     Viewed(steps=1, seed=1).write(run.parent / "second")
     page = tmp_path / "page.html"

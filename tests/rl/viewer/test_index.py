@@ -6,9 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rl.run.folder import RunFolder
+from rl.run.json_lines import json_line
 from rl.run.lock import locked
 from rl.viewer import answers
 from rl.viewer.index import RunIndex
@@ -139,6 +141,16 @@ def test_half_a_line_is_a_problem_only_when_nobody_writes_any_more(tmp_path: Pat
     assert answers.facts(index)["problems"] == ["rollouts/step_000002.jsonl ends in half a line"]
 
 
+def test_whether_a_run_goes_on_is_known_at_once(run: Path, monkeypatch):
+    def sleep(_: float) -> None:
+        raise AssertionError("a page asks every second, and waits for the answer")
+
+    with locked(RunFolder(run)):
+        monkeypatch.setattr("rl.run.lock.time.sleep", sleep)
+        assert answers.is_going(RunFolder(run))
+    assert not answers.is_going(RunFolder(run))
+
+
 def test_messages_of_any_shape_are_read(tmp_path: Path):
     run = tmp_path / "run"
     (run / "rollouts").mkdir(parents=True)
@@ -156,6 +168,19 @@ def test_messages_of_any_shape_are_read(tmp_path: Path):
     assert columns["advantage"] == [0.25]
     assert answers.search(index, "GRÖSSE") == []
     assert answers.search(index, "GRÖßE") == [0]
+
+
+def test_half_a_character_in_the_arguments_of_a_call_is_read(tmp_path: Path):
+    run = tmp_path / "run"
+    (run / "rollouts").mkdir(parents=True)
+    call = {"function": {"name": "f", "arguments": {"text": "\ud83d"}}}
+    messages = [{"role": "assistant", "content": "日😀", "tool_calls": [call]}]
+    line = json_line({"messages": messages, "reward": 1.0, "group": 3})
+    (run / "rollouts" / "step_000000.jsonl").write_text(line)
+    index = indexed(run)
+    assert answers.table(index)["problems"] == []
+    assert answers.search(index, "日😀") == [0]
+    assert '"text":"\ufffd"' in msgspec.json.encode(answers.rollouts(index, [0])).decode()
 
 
 def test_a_question_is_the_same_in_every_version_and_run_whatever_the_system_says(tmp_path: Path):
@@ -212,6 +237,17 @@ def test_an_index_that_cannot_be_kept_lives_in_memory(run: Path):
     assert answers.table(third)["columns"]["step"]
 
 
+def test_an_index_with_a_broken_block_is_made_anew(run: Path):
+    indexed(run).close()
+    path = RunFolder(run).viewer_index
+    with path.open("r+b") as file:
+        file.seek(20)
+        file.write(b"x" * 64)
+    index = indexed(run)
+    assert not index.not_kept
+    assert answers.table(index)["columns"]["step"]
+
+
 def test_a_folder_that_cannot_be_written_is_read_all_the_same(run: Path):
     (run / "viewer").write_text("in the way")
     index = indexed(run)
@@ -233,6 +269,19 @@ def test_a_condition_that_is_none_is_refused_with_the_columns(run: Path):
     assert len(answers.where(index, "step = 1")) == 12
     with pytest.raises(ValueError, match=r"where='rewrd > 1' is no condition .* reward, advantage"):
         answers.where(index, "rewrd > 1")
+
+
+def test_a_condition_asks_and_does_nothing_else(run: Path, tmp_path: Path):
+    index, written = indexed(run), tmp_path / "written.csv"
+    for condition in (
+        f"true); COPY (SELECT 1) TO '{written}'; SELECT n FROM viewed WHERE (true",
+        "true); DELETE FROM rollouts; SELECT n FROM viewed WHERE (true",
+    ):
+        with pytest.raises(ValueError, match="more than a condition"):
+            answers.where(index, condition)
+    assert not written.exists()
+    assert index.rows("SELECT count(*) FROM rollouts") == [(68,)]
+    assert answers.where(index, "stop != ';'")
 
 
 def test_an_evaluation_that_is_a_run_of_its_own_is_read(run: Path, tmp_path: Path):

@@ -9,8 +9,10 @@ import socket
 import threading
 from base64 import b64decode
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 import uvicorn
@@ -325,6 +327,50 @@ def test_a_run_without_rollouts_says_what_it_waits_for(browser, tmp_path):
         expect(page.locator("#right")).to_contain_text("Only one run is open")
         page.click("[data-source=evaluation]")
         expect(page.locator(".find .empty")).to_contain_text("This run was not evaluated")
+
+
+def test_a_question_that_is_asked_again_later_can_be_opened(browser, runs, tmp_path):
+    # A search for a prompt plays its examples again under every candidate.
+    evaluated = (runs[0] / "evaluations" / "version_000000.jsonl").read_text()
+    (tmp_path / "search").mkdir()
+    (tmp_path / "search" / "rollouts.jsonl").write_text(evaluated * 2)
+    with serving(tmp_path / "search") as address, looking(browser, address) as page:
+        expect(questions(page)).to_have_count(8)
+        questions(page).nth(7).locator("[data-row]").nth(3).click()
+        expect(page.locator("#list .question.open .dot.open")).to_have_attribute("data-row", "31")
+        expect(page.locator("#middle")).not_to_contain_text("no longer there")
+
+
+def test_a_rollout_that_cannot_be_read_is_said_and_the_next_one_opens(browser, address):
+    page = browser.new_page()
+    page.set_default_timeout(DEADLINE)
+    try:
+        page.route("**/tokens?*", lambda route: route.fulfill(status=400, body="it is gone"))
+        page.goto(address)
+        expect(page.locator(".toast")).to_contain_text("it is gone")
+        page.unroute("**/tokens?*")
+        page.wait_for_selector("body.ready")
+        page.keyboard.press("j")
+        expect(page.locator("#middle .body")).to_contain_text("turn 1")
+        page.keyboard.press("k")
+        expect(page.locator("#middle .head")).to_contain_text("1 of 4")
+    finally:
+        page.close()
+
+
+def test_an_export_lets_the_page_go_on(runs, monkeypatch):
+    answered = threading.Event()
+
+    def slow(_: object) -> str:
+        assert answered.wait(20)
+        return "written"
+
+    monkeypatch.setattr("rl.viewer.server.page", slow)
+    with serving(runs[0]) as address, ThreadPoolExecutor() as pool:
+        export = pool.submit(urlopen, f"{address}export", b'{"run": 0, "n": [0]}', 30)
+        assert json.load(urlopen(f"{address}runs", timeout=10)) == ["first"]
+        answered.set()
+        assert export.result().read() == b"written"
 
 
 def test_it_is_dark_where_the_person_wants_it_dark(browser, address):

@@ -135,3 +135,15 @@ def test_a_character_of_several_tokens_stands_at_its_last():
     assert len(shown) == len(ids)
     assert "".join(shown) == "é<|im_end|>日"
     assert shown[0] == ""
+
+
+def test_bytes_that_are_no_character_stop_nothing():
+    words = {"<unk>": 0, "a": 1, **{f"<0x{i:02X}>": 2 + i for i in range(256)}}
+    model = tokenizers.models.BPE(words, [], byte_fallback=True, unk_token="<unk>")
+    tokenizer = tokenizers.Tokenizer(model)
+    decoders = tokenizers.decoders
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    whole = [2 + byte for byte in "日".encode()]
+    ids = [1, *whole, *whole[:2], 1, *whole, 1]
+    shown = pieces(tokenizer, ids)
+    assert shown == ["a", "", "", "日", "", "", "a", "", "", "日", "a"]
