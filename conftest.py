@@ -6,6 +6,11 @@ from typing import Any
 
 import pytest
 
+_TOGETHER = {
+    "real runs": ("pytest.mark.server",),
+    "sandboxes": ("sandbox", "envs.maths", "math-python", "math_python"),
+}  # by what stands in the file
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -29,10 +34,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     @cache
     def scope(path: str) -> str:
         text = (config.rootpath / path).read_text()
-        for sign in ("pytest.mark.server", "tests.support.sandboxes"):
-            if sign in text:
-                return sign
-        return path
+        together = (name for name, signs in _TOGETHER.items() if any(s in text for s in signs))
+        return next(together, path)
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
