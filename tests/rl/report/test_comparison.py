@@ -306,3 +306,15 @@ def test_a_smoothed_curve_is_the_mean_of_the_last_steps(tmp_path):
         [0, 0.5, 1, 1.5, 17.5]
     )
     assert curve.seconds[2] == 6.0  # before the third step, of 3 s each
+
+
+def test_runs_that_are_called_like_their_choice_are_arms_of_their_own(tmp_path):
+    for loss in ("grpo", "cispo"):
+        made_run(
+            tmp_path / loss, f"loss={loss}", loss={"_target_": f"losses.{loss}.{loss}"},
+            cache=f"/tmp/{loss}/cache", shown_as=f"lab-{loss}",
+        )  # fmt: skip
+    arms = arms_of([evidence_of(run) for run in read_sources([tmp_path]).runs])
+    assert [arm.name for arm in arms] == ["cispo", "grpo"]
+    differing = set(arms[0].runs[0].config) - {"choice"}
+    assert differing == {"loss._target_", "max_steps"}  # nothing that holds the run's name
