@@ -318,3 +318,18 @@ def test_runs_that_are_called_like_their_choice_are_arms_of_their_own(tmp_path):
     assert [arm.name for arm in arms] == ["cispo", "grpo"]
     differing = set(arms[0].runs[0].config) - {"choice"}
     assert differing == {"loss._target_", "max_steps"}  # nothing that holds the run's name
+
+
+def test_an_arm_without_any_reward_is_no_baseline(tmp_path):
+    for seed in range(3):
+        bare = RunFolder(made_run(tmp_path / f"a{seed}", "loss=sft", seed=seed))
+        bare.metrics.write_text(bare.metrics.read_text().replace("train/reward", "train/loss"))
+    with pytest.raises(NothingToCompare, match="neither an evaluation nor a training reward"):
+        compared(tmp_path)
+    for seed in range(3):
+        made_run(tmp_path / f"b{seed}", "loss=grpo", seed=seed)
+    comparison = compared(tmp_path)
+    assert [one.arm.name for one in comparison.results] == ["grpo"]
+    assert {why for _, why in comparison.left_out} == {"it has no reward"}
+    with pytest.raises(NothingToCompare, match="sft has neither"):
+        compared(tmp_path, baseline="loss=sft")
