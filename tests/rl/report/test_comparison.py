@@ -180,6 +180,18 @@ def test_a_question_that_could_not_be_scored_in_one_run_is_left_out(three_arms):
     assert {q.example for q in comparison.questions} == {str(q) for q in range(16)} - {"3"}
 
 
+def test_one_run_that_could_not_be_scored_costs_the_others_no_question(three_arms):
+    path = RunFolder(three_arms / "loss-dapo-s0").evaluation_of(20)
+    lines = [json.loads(line) | {"reward": None} for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    comparison = compared(three_arms)
+    assert (comparison.measure, len(comparison.questions)) == (HELD_OUT, NUM_QUESTIONS)
+    assert [(run.name, why) for run, why in comparison.left_out] == [
+        ("loss-dapo-s0", "it could not be scored on most of its questions")
+    ]
+    assert compared(three_arms / "loss-dapo-s0").measure == TRAINING  # nothing else is left
+
+
 def test_a_run_without_an_evaluation_is_left_out_where_others_have_one(three_arms):
     made_run(three_arms / "bare", "loss=gspo")
     assert [(run.name, why) for run, why in compared(three_arms).left_out] == [
