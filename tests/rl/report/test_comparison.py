@@ -345,3 +345,14 @@ def test_an_arm_without_any_reward_is_no_baseline(tmp_path):
     assert {why for _, why in comparison.left_out} == {"it has no reward"}
     with pytest.raises(NothingToCompare, match="sft has neither"):
         compared(tmp_path, baseline="loss=sft")
+
+
+def test_no_two_arms_have_one_name(tmp_path):
+    for index, last in enumerate((1, 2, 3, 3)):
+        first = min(index + 1, 3) // 3  # 0, 0, 1, 1
+        made_run(tmp_path / f"r{index}", a=first, b=first, c=first, d=last, e=index)
+    made_run(tmp_path / "other", "loss=grpo", a=0, b=0, c=0, d=5, e=6, f=7)
+    made_run(tmp_path / "another", "loss=grpo", a=0, b=0, c=0, d=5, e=6, f=8)
+    labels = [arm.label for arm in arms_of([evidence_of(r) for r in read_sources([tmp_path]).runs])]
+    assert len(set(labels)) == 6
+    assert {"loss=grpo f=7", "loss=grpo f=8"} <= set(labels)
