@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from rl.report.evidence import evidence_of
 from rl.report.judging import HELD_OUT, TRAINING, smoothed
 from rl.report.run_sources import read_sources
 from rl.report.sentence import sentence
+from rl.report.statistics import UNCLEAR
 from rl.report.summary import as_record
 from rl.run.folder import RunFolder
 from rl.run.status import Status
@@ -356,3 +358,17 @@ def test_no_two_arms_have_one_name(tmp_path):
     labels = [arm.label for arm in arms_of([evidence_of(r) for r in read_sources([tmp_path]).runs])]
     assert len(set(labels)) == 6
     assert {"loss=grpo f=7", "loss=grpo f=8"} <= set(labels)
+
+
+def test_no_arm_takes_less_than_one_more_seed(three_arms):
+    comparison = compared(three_arms, baseline="grpo")
+    needed = {"dapo": 3, "cispo": 5}  # fewer than there are, and as many
+    results = [
+        replace(one, verdict=one.verdict and UNCLEAR, seeds_needed=needed.get(one.arm.name))
+        for one in comparison.results
+    ]
+    base = next(one for one in results if one.arm.name == "grpo")
+    text = sentence(replace(comparison, results=tuple(results), baseline=base))
+    assert "1 more seed each would do for" in text
+    assert "-1" not in text
+    assert "0 for" not in text
