@@ -1,5 +1,6 @@
 """Runs compared: the numbers computed again by other means, and what to do with what is missing."""
 
+import csv
 import fcntl
 import json
 from dataclasses import replace
@@ -16,7 +17,7 @@ from rl.report.judging import HELD_OUT, TRAINING, smoothed
 from rl.report.run_sources import read_sources
 from rl.report.sentence import sentence
 from rl.report.statistics import UNCLEAR
-from rl.report.summary import as_record
+from rl.report.summary import as_csv, as_record
 from rl.run.folder import RunFolder
 from rl.run.status import Status
 from tests.support.finished_runs import (
@@ -372,3 +373,20 @@ def test_no_arm_takes_less_than_one_more_seed(three_arms):
     assert "1 more seed each would do for" in text
     assert "-1" not in text
     assert "0 for" not in text
+
+
+def test_a_line_of_an_evaluation_that_is_no_text_is_counted_and_left_out(three_arms):
+    path = RunFolder(three_arms / "loss-dapo-s0").evaluation_of(20)
+    path.write_bytes(path.read_bytes().replace(b"reverse 3", b"reverse \xff3", 1))
+    comparison = compared(three_arms)
+    assert len(comparison.questions) == NUM_QUESTIONS  # the other rollout of question 3 is left
+    assert any(note.startswith("1 lines of metrics or evaluations") for note in comparison.notes)
+
+
+def test_runs_of_one_name_in_two_folders_keep_their_own_scores(tmp_path):
+    made_run(tmp_path / "one" / "s0", "loss=grpo", reward=0.25)
+    made_run(tmp_path / "two" / "s0", "loss=cispo", reward=0.75)
+    lines = csv.DictReader(as_csv(compared(tmp_path / "one", tmp_path / "two")).splitlines())
+    assert {line["arm"]: line["score"] for line in lines} == {
+        "loss=grpo": "0.25", "loss=cispo": "0.75",
+    }  # fmt: skip
