@@ -3,6 +3,8 @@
 import csv
 import json
 import re
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -115,3 +117,19 @@ def test_an_empty_folder_is_said_and_nothing_is_written(tmp_path, capsys):
     assert main([str(tmp_path)]) == 1
     assert "there is no run here" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_of_a_cell_shows_its_question_whatever_that_is_called(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for run in made_arm(tmp_path / "my runs", "loss=grpo"):
+        path = RunFolder(run).evaluation_of(20)
+        path.write_text(path.read_text().replace('"example": 3,', '"example": "it\'s `id` $HOME",'))
+    rows = question_rows(compared(tmp_path / "my runs"), tmp_path)
+    command = next(row["view"] for row in rows if row["example"].startswith("it") and row["view"])
+    shell = ["bash", "-c", command.replace("python view.py", "printf '%s\\n'")]
+    run, export, where = subprocess.check_output(shell, text=True).splitlines()
+    assert Path(run).is_dir()
+    assert export == f"export={run}/page.html"
+    condition = where.removeprefix("where=")
+    assert "example = 'it''s `id` $HOME'" in condition
+    assert "env = 'reverse'" in condition
