@@ -106,6 +106,7 @@ def test_a_page_of_training_rewards_has_no_questions(tmp_path):
         ([".", "judged=0"], 2, "judged=0: give the number"),
         ([".", "out=page.pdf"], 2, "ends in .html"),
         (["baseline=grpo"], 2, "name the folder"),
+        ([".", "out=sweep.html"], 2, "sweep.json is another file's name"),
     ],
 )
 def test_bad_arguments_are_answered_in_a_sentence(arguments, status, problem, capsys, tmp_path):
@@ -133,3 +134,13 @@ def test_the_command_of_a_cell_shows_its_question_whatever_that_is_called(tmp_pa
     condition = where.removeprefix("where=")
     assert "example = 'it''s `id` $HOME'" in condition
     assert "env = 'reverse'" in condition
+
+
+def test_what_cannot_be_written_is_said_below_the_sentence(tmp_path, capsys):
+    made_run(tmp_path / "run", "loss=grpo", reward=0.25)
+    (tmp_path / "file").write_text("")  # where a folder would have to be
+    (tmp_path / "summary.md").mkdir()
+    for arguments in ([f"out={tmp_path}/file/report.html"], []):
+        assert main([str(tmp_path), *arguments]) == 1
+        told = capsys.readouterr().out
+        assert told.index("scores 0.250") < told.index("nothing could be written")
