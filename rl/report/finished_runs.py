@@ -79,7 +79,8 @@ class RunResult:
     @property
     def max_steps(self) -> int:
         """Optimizer steps of the whole run; one more than there are where nobody knows."""
-        return int((self.config or {}).get("max_steps", self.num_steps + 1))
+        max_steps = (self.config or {}).get("max_steps")
+        return max_steps if isinstance(max_steps, int) else self.num_steps + 1
 
 
 def steps_done(rows: Sequence[Row]) -> int:

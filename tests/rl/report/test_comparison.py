@@ -268,6 +268,17 @@ def test_a_config_that_cannot_be_read_costs_no_other_run(three_arms):
     assert {arm.name for arm in comparison.arms} >= {"cispo", "dapo", "grpo"}
 
 
+def test_records_that_hold_something_else_cost_no_other_run(three_arms, tmp_path):
+    sweep = made_sweep(tmp_path / "sweep", sorted(three_arms.iterdir()))
+    job = {"overrides": ["loss=gspo"], "folder": 7, "error": None}
+    (sweep / "jobs" / "00099.json").write_text(json.dumps(job))
+    (three_arms / "loss-dapo-s0" / "config.yaml").write_text("max_steps: many\n")
+    for info in ("[]", '{"command": "python \'train.py"}'):
+        (sweep / "sweep.json").write_text(info)
+        assert len(compared(sweep, baseline="loss=grpo").results) == 3
+    assert read_sources([sweep]).command == "python 'train.py"
+
+
 def test_a_run_that_is_named_twice_counts_once(three_arms, tmp_path):
     sweep = made_sweep(tmp_path / "sweep", sorted(three_arms.iterdir()))
     assert len(compared(sweep, three_arms, three_arms / "loss-dapo-s0").runs) == 15
