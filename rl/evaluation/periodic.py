@@ -66,7 +66,7 @@ class Evaluator:
         self._run_folder, self._last = run_folder, last
         self._due: asyncio.Queue[int] = asyncio.Queue()
         self._metrics: dict[int, asyncio.Future[dict[str, float]]] = {}  # by version
-        self._failed = False
+        self._ended = False
 
     def start(self, version: int) -> None:
         """This version is live: evaluate it if it is due."""
@@ -75,7 +75,7 @@ class Evaluator:
 
     def _begin(self, version: int) -> None:
         self._metrics[version] = asyncio.get_running_loop().create_future()
-        if self._failed:
+        if self._ended:
             self._metrics[version].set_result({})
         self._due.put_nowait(version)
 
@@ -94,19 +94,18 @@ class Evaluator:
     async def run(self) -> None:
         """Evaluate what is due, for ever.
 
-        Raises what an evaluation raised; whoever waits for one then gets no metrics, for the ranks
-        must not wait for it but save.
+        Raises what an evaluation raised. However this ends, and sampling that fails cancels it,
+        whoever waits for an evaluation gets no metrics: the ranks must not wait for it but save.
         """
         try:
             while True:
                 version = await self._due.get()
                 self._metrics[version].set_result(await self._evaluate(version))
-        except Exception:
-            self._failed = True
+        finally:
+            self._ended = True
             for metrics in self._metrics.values():
                 if not metrics.done():
                     metrics.set_result({})
-            raise
 
     async def _evaluate(self, version: int) -> dict[str, float]:
         settings = self._settings

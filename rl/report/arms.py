@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from rl.report.evidence import Evidence, is_same_arm
 
+_MOST_KEYS = 3  # that an arm is called by
 AS_COMPOSED = "(as composed)"  # an arm that overrides nothing which the others do not
 
 
@@ -44,13 +45,17 @@ def labels(groups: Sequence[Sequence[Evidence]]) -> list[str]:
     firsts = [group[0] for group in groups]
     common = set.intersection(*(set(run.overrides) for run in firsts)) if firsts else set()
     names = [" ".join(item for item in run.overrides if item not in common) for run in firsts]
-    differing = differing_keys(firsts)
     texts = []
     for name, run in zip(names, firsts, strict=True):
-        values = [f"{key}={(run.config or {}).get(key)}" for key in differing[:3]]
-        full = " ".join([name, *values]).strip() if names.count(name) > 1 else name
-        texts.append(full or AS_COMPOSED)
-    return texts
+        alike = [other for other, its in zip(firsts, names, strict=True) if its == name]
+        keys = differing_keys(alike)[:_MOST_KEYS]  # none where the name is one arm's own
+        values = [f"{key}={(run.config or {}).get(key)}" for key in keys]
+        texts.append(" ".join([name, *values]).strip() or AS_COMPOSED)
+    # Charts know an arm by its name alone.
+    return [
+        f"{text} ({texts[:index].count(text) + 1})" if texts.count(text) > 1 else text
+        for index, text in enumerate(texts)
+    ]
 
 
 def short(full: Sequence[str]) -> list[str]:

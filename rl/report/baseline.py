@@ -142,6 +142,8 @@ def read_stored(file: Path) -> StoredCurves:
     if not file.is_file():
         raise NothingToCompare(f"{file} does not exist: `make baseline STORE=store` writes it")
     content = json.loads(file.read_text())
+    if not isinstance(content, dict) or not {"questions", "runs", "commit", "day"} <= set(content):
+        raise NothingToCompare(f"{file} holds no stored curves")
     questions = [Question(*fields) for fields in content["questions"]]
     commit = content["commit"]
     runs = [_as_evidence(run, questions, commit) for run in content["runs"]]

@@ -1,6 +1,8 @@
 """What the charts draw: rows of plain numbers, no more of them than an eye can tell apart."""
 
 import os
+import re
+import shlex
 from collections.abc import Iterator, Sequence
 from math import isfinite
 from pathlib import Path
@@ -11,6 +13,7 @@ import numpy as np
 
 from rl.report.arms import Arm
 from rl.report.comparison import ArmResult, Comparison
+from rl.report.evaluations import Question
 from rl.report.evidence import HEALTH, Curve, Evidence
 from rl.report.judging import HELD_OUT, curve_of, judged_versions
 from rl.report.panel import ALARMS
@@ -216,7 +219,7 @@ def question_rows(comparison: Comparison, place: Path) -> Rows:
                     "arm": result.arm.name,
                     **shared,
                     "score": _short(float(row[index])),
-                    "view": _view_example(result, question.example),
+                    "view": _view_question(result, question),
                     "link": exported(result.runs[0], place),
                 }
             )
@@ -239,14 +242,18 @@ def _first_scores(comparison: Comparison) -> dict[Any, float]:
     return {question: mean for question, mean in means.items() if isfinite(mean)}
 
 
-def _view_example(result: ArmResult, example: str) -> str:
-    where = f"source = 'evaluation' AND example = '{example}'"
+def _view_question(result: ArmResult, question: Question) -> str:
+    """Examples of two environments may have one id."""
+    env, example = (text.replace("'", "''") for text in (question.env, question.example))
+    where = f"source = 'evaluation' AND env = '{env}' AND example = '{example}'"
     return view_command(result.runs[0], where)
 
 
 def view_command(run: Evidence, where: str) -> str:
     """The command that shows these rollouts of a run."""
-    return f'python view.py {shown_path(run)} where="{where}"'
+    # A shell reads some characters within double quotes, too: an example's id may be anything.
+    condition = re.sub(r'([\\"$`])', r"\\\1", where)
+    return f'python view.py {shlex.quote(shown_path(run))} where="{condition}"'
 
 
 def _judged_rollouts(run: Evidence, measure: str) -> str:

@@ -15,6 +15,7 @@ A folder is that of a sweep (outputs/sweeps/...), of a run, or one that holds ru
                        (in the first folder unless given)
 
 What each number is: docs/report.md"""
+TAKEN = ("sweep", "summary", "versions")  # .json of sweeps and runs, beside which a page may lie
 KEYS = ("baseline", "judged", "out")
 OK, NO_PAGE, BAD_ARGUMENTS = 0, 1, 2
 
@@ -43,6 +44,8 @@ def main(arguments: list[str]) -> int:
     page = Path(options.get("out") or paths[0] / "report.html")
     if page.suffix != ".html":
         return _refuse(f"out={page}: name a page that ends in .html")
+    if page.stem in TAKEN:
+        return _refuse(f"out={page}: {page.stem}.json is another file's name: choose another")
     if "out" not in options and not paths[0].is_dir():
         return _refuse(f"{paths[0]} does not exist")
     baseline = options.get("baseline")

@@ -112,11 +112,16 @@ def compare(
         notes: what a reader must know beforehand.
 
     Raises:
-        NothingToCompare: no run counts, or none is called like the baseline.
+        NothingToCompare: no run counts, or none is called like the baseline, or it has no score.
 
     """
     control = _baseline(arms, baseline)
     judgement = judge(arms, control, num_judged)
+    if not any(judged.arm is control for judged in judgement.arms):
+        raise NothingToCompare(
+            f"{control.name} has neither an evaluation nor a training reward: choose another "
+            "baseline, or run with evaluation=default"
+        )
     results = _results(judgement, control)
     left_out = [(run, run.cause) for arm in arms for run in arm.runs if not run.finished]
     left_out += judgement.left_out
@@ -184,7 +189,10 @@ def _baseline(arms: Sequence[Arm], wanted: str | None) -> Arm:
         raise NothingToCompare(_why_nothing(arms))
     if wanted is None:
         evaluated = [arm for arm in counting if any(run.evaluations for run in arm.finished)]
-        return (evaluated or counting)[0]
+        rewarded = [
+            arm for arm in counting if any(r.training_reward is not None for r in arm.finished)
+        ]
+        return (evaluated or rewarded or counting)[0]
     chosen = next((arm for arm in arms if wanted in (arm.label, arm.name)), None)
     if chosen is None:
         names = ", ".join(arm.label for arm in arms)

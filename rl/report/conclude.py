@@ -58,10 +58,15 @@ def report(
         text = sentence(comparison)
     except NothingToCompare as nothing:
         text = f"{nothing}."
-    if page.parent in paths and arms:
-        _write_summary(page.parent, comparison, arms, text)
     _print(console, sources, comparison, arms, text)
-    return comparison is not None and _write(console, comparison, page, sources.command)
+    try:
+        if page.parent in paths and arms:
+            _write_summary(page.parent, comparison, arms, text)
+        return comparison is not None and _write(console, comparison, page, sources.command)
+    except OSError as error:  # the folder of somebody else, a full disk
+        problem = f"nothing could be written ({error}): name another place, out=.../report.html"
+        console.print(Text(problem, "yellow"), soft_wrap=True)
+        return False
 
 
 def show(comparison: Comparison, page: Path, console: Console) -> bool:

@@ -66,6 +66,7 @@ def parse_evaluation(version: int, path: Path) -> Evaluation:
     num_rollouts = num_broken = 0
     for line in content.splitlines():
         try:
+            line.decode()  # msgspec looks into no text that it only keeps
             rollout = _LINE.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError):
             num_broken += 1

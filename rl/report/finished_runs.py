@@ -52,10 +52,13 @@ class RunResult:
         """The run's settings without the seed and what holds its name; None without any."""
         if self.folder is None or not self.settings:
             return None
+        # A word of its own: a run called grpo must not hide the loss losses.grpo.grpo.
+        name = re.compile(rf"(?<![\w.]){re.escape(self.folder.name)}(?![\w.])")
         return {
             key: value
             for key, value in self.settings.items()
-            if key.rpartition(".")[2] not in RUN_KEYS and self.folder.name not in str(value)
+            if key.rpartition(".")[2] not in RUN_KEYS
+            and not (isinstance(value, str) and name.search(value))
         }
 
     @property
@@ -76,7 +79,8 @@ class RunResult:
     @property
     def max_steps(self) -> int:
         """Optimizer steps of the whole run; one more than there are where nobody knows."""
-        return int((self.config or {}).get("max_steps", self.num_steps + 1))
+        max_steps = (self.config or {}).get("max_steps")
+        return max_steps if isinstance(max_steps, int) else self.num_steps + 1
 
 
 def steps_done(rows: Sequence[Row]) -> int:

@@ -44,12 +44,19 @@ class Judgement:
 def judge(arms: Sequence[Arm], control: Arm, num_judged: int) -> Judgement:
     """Judge the finished runs by the questions that the control's were asked, if they were.
 
-    A run that was asked others is left out; so is a question that some run could not be scored on.
+    A run that was asked others is left out, and one that could be scored on few of them; so is a
+    question that some other run could not be scored on.
     """
     asked = [tuple(sorted(questions_of(run))) for run in control.finished if run.evaluations]
     if not asked:
         return _by_training_reward(arms)
     reference = set(Counter(asked).most_common(1)[0][0])
+    tables = {
+        id(run): _judged_scores(run, num_judged)
+        for arm in arms
+        for run in arm.finished
+        if run.evaluations
+    }
     kept: list[tuple[Arm, list[Evidence]]] = []
     left_out: list[tuple[Evidence, str]] = []
     for arm in arms:
@@ -59,15 +66,15 @@ def judge(arms: Sequence[Arm], control: Arm, num_judged: int) -> Judgement:
                 left_out.append((run, "it has no evaluation"))
             elif len(reference & questions_of(run)) < FEWEST_SHARED * len(reference):
                 left_out.append((run, f"it was asked other questions than {control.name}"))
+            elif len(reference & _scored(tables[id(run)])) < FEWEST_SHARED * len(reference):
+                left_out.append((run, "it could not be scored on most of its questions"))
             else:
                 runs.append(run)
         if runs:
             kept.append((arm, runs))
-    tables = {id(run): _judged_scores(run, num_judged) for _, runs in kept for run in runs}
-    scored = (
-        {question for question, score in table.items() if not isnan(score)}
-        for table in tables.values()
-    )
+    if not any(arm is control for arm, _ in kept):
+        return _by_training_reward(arms)
+    scored = [_scored(tables[id(run)]) for _, runs in kept for run in runs]
     questions = tuple(sorted(reference.intersection(*scored)))
     if not questions:
         return _by_training_reward(arms)
@@ -116,6 +123,10 @@ def _judged_scores(run: Evidence, num_judged: int) -> dict[Question, float]:
         question: float(np.mean([table.get(question, nan) for table in tables]))
         for question in tables[-1]
     }
+
+
+def _scored(table: dict[Question, float]) -> set[Question]:
+    return {question for question, score in table.items() if not isnan(score)}
 
 
 def _versions(runs: Sequence[Evidence], num_judged: int) -> str:

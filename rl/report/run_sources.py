@@ -63,7 +63,7 @@ def _jobs(sweep: Path, notes: list[str]) -> Iterator[RunResult]:
         if not isinstance(job.get("overrides"), list):
             notes.append(f"{path} is no record of a job: it is left out.")
             continue
-        folder = RunFolder(Path(job["folder"])) if job.get("folder") else None
+        folder = RunFolder(Path(str(job["folder"]))) if job.get("folder") else None
         yield RunResult(meaningful([str(o) for o in job["overrides"]]), folder, job.get("error"))
 
 
@@ -76,7 +76,10 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _as_typed(command: str) -> str:
     """A sweep's command without the folder by which it would go on with what is there."""
-    parts = shlex.split(str(command))
+    try:
+        parts = shlex.split(str(command))
+    except ValueError:  # a quotation without an end
+        return str(command)
     return shlex.join(part for part in parts if not part.startswith("hydra.sweep.dir="))
 
 

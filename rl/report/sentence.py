@@ -57,7 +57,12 @@ def _what_it_takes(results: Sequence[ArmResult], baseline: ArmResult) -> str:
     visible = max(result.visible_difference for result in results)
     smallest = f"smallest visible difference {visible:.2g}"
     fewest = min(result.scores.num_seeds for result in [*results, baseline])
-    needed = [(r.seeds_needed - fewest, r.arm.name) for r in results if r.seeds_needed is not None]
+    needed = [
+        # Those that there are would have done, had chance been kinder: then one more.
+        (max(r.seeds_needed - fewest, 1), r.arm.name)
+        for r in results
+        if r.seeds_needed is not None
+    ]
     if not needed:
         return f"{smallest}; for differences this small it takes more questions, not seeds"
     (least, nearest), (most, furthest) = min(needed), max(needed)
@@ -69,7 +74,6 @@ def _what_it_takes(results: Sequence[ArmResult], baseline: ArmResult) -> str:
 
 
 def _seeds(number: int) -> str:
-    number = max(number, 1)  # those that there are would have done, had chance been kinder
     return f"{number} more seed{'s' * (number > 1)}"
 
 

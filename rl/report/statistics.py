@@ -104,13 +104,13 @@ class Spread:
     seeds: tuple[tuple[float, int], ...]  # (A, S) of each arm whose seeds are resampled
     questions: float  # C
     noise: float  # R
-    num_questions: int
+    free_questions: int  # all but one of each environment: C's degrees of freedom
 
     @property
     def variance(self) -> float:
         """V; NaN where neither seeds nor questions can say anything."""
         seeds = sum(variance for variance, _ in self.seeds)
-        if not self.seeds and self.num_questions < 2:
+        if not self.seeds and not self.free_questions:
             return float("nan")
         # A and C each estimate a part of the whole, so by chance alone is V below one of them.
         return max(seeds + self.questions - self.noise, seeds, self.questions)
@@ -137,14 +137,14 @@ class Spread:
 
     def _freedom(self, share: float) -> float:
         parts = sum(share * variance**2 / (seeds - 1) for variance, seeds in self.seeds)
-        parts += self.questions**2 / max(self.num_questions - 1, 1)
+        parts += self.questions**2 / max(self.free_questions, 1)
         return float(self.variance**2 / parts) if parts else float("inf")
 
     def with_seeds(self, num_seeds: int) -> "Spread":
         """What it would be with so many seeds in each arm."""
         seeds = tuple((variance * old / num_seeds, num_seeds) for variance, old in self.seeds)
         lasting = max(self.questions - self.noise, 0.0)  # more seeds do not help against it
-        return Spread(seeds, lasting, 0.0, self.num_questions)
+        return Spread(seeds, lasting, 0.0, self.free_questions)
 
 
 def spread_of(arm: Scores, baseline: Scores | None = None) -> Spread:
@@ -157,7 +157,8 @@ def spread_of(arm: Scores, baseline: Scores | None = None) -> Spread:
         if len(part) > 1
     )
     seeds = tuple((one.between_seeds, one.num_seeds) for one in arms if one.resamples_seeds)
-    return Spread(seeds, float(questions), sum(one.noise for one in arms), len(means))
+    free = len(means) - len(np.unique(arm.strata))
+    return Spread(seeds, float(questions), sum(one.noise for one in arms), free)
 
 
 def question_weights(

@@ -93,11 +93,11 @@ def _known(value: Any) -> Any:
 def as_csv(comparison: Comparison) -> str:
     """A line for each run, for a notebook."""
     scores = {
-        run.name: score
+        id(run): score  # two folders may hold runs of one name
         for result in comparison.results
         for run, score in zip(result.runs, result.scores.runs, strict=True)
     }
-    why = {run.name: reason for run, reason in comparison.left_out}
+    why = {id(run): reason for run, reason in comparison.left_out}
     file = io.StringIO()
     writer = csv.writer(file)
     writer.writerow(
@@ -105,9 +105,9 @@ def as_csv(comparison: Comparison) -> str:
     )
     for arm in comparison.arms:
         for run in arm.runs:
-            score = scores.get(run.name, "")
+            score = scores.get(id(run), "")
             line = [arm.label, run.seed, run.name, score, run.num_steps, run.seconds, run.tokens]
-            writer.writerow([*line, why.get(run.name, ""), run.folder or ""])
+            writer.writerow([*line, why.get(id(run), ""), run.folder or ""])
     return file.getvalue()
 
 

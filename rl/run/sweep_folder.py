@@ -63,7 +63,8 @@ class SweepFolder:
     def read_info(self) -> dict[str, Any]:
         """What sweep.json says, nothing where there is none."""
         with suppress(OSError, ValueError):
-            return json.loads(self.info.read_text())
+            content = json.loads(self.info.read_text())
+            return content if isinstance(content, dict) else {}
         return {}
 
     def write_info(self, info: Mapping[str, Any]) -> None:

@@ -176,6 +176,22 @@ def test_when_an_evaluation_fails_every_rank_goes_on_without_its_metrics(tmp_pat
     run_virtually(main())
 
 
+def test_when_sampling_fails_no_rank_waits_for_the_evaluation_that_it_cancels(tmp_path):
+    trainer = Trainer(tmp_path, ScriptedClient("good", seconds=25.0), every=1, last=2)
+
+    async def main():
+        task = asyncio.ensure_future(trainer.evaluator.run())
+        trainer.evaluator.start(0)
+        rank = asyncio.ensure_future(trainer.evaluator.finish(0))
+        await asyncio.sleep(1.0)
+        task.cancel()  # as the group of tasks does in which sampling has failed
+        assert await asyncio.wait_for(rank, 60) == {}
+        trainer.evaluator.start(1)
+        assert await asyncio.wait_for(trainer.evaluator.finish(1), 60) == {}
+
+    run_virtually(main())
+
+
 def test_no_evaluation_is_never_due():
     assert not any(NoEvaluation().due(version, 10) for version in range(11))
 

@@ -57,7 +57,9 @@ def test_shorter_runs_are_compared_at_the_last_version_that_both_have(stored, tm
     assert verdict(tmp_path / "now")["difference"] == pytest.approx(-0.1, abs=0.03)
 
 
-@pytest.mark.parametrize("broken", ["other questions", "no version", "no runs", "no file"])
+@pytest.mark.parametrize(
+    "broken", ["other questions", "no version", "no runs", "no file", "other file"]
+)
 def test_what_cannot_be_compared_is_said(broken, stored, tmp_path, capsys):
     folders = made_arm(tmp_path / "now", "code=b") if broken != "no runs" else []
     for folder in folders:
@@ -69,8 +71,11 @@ def test_what_cannot_be_compared_is_said(broken, stored, tmp_path, capsys):
                 RunFolder(folder).evaluation_of(version).unlink()
     if broken == "no file":
         stored.unlink()
+    if broken == "other file":
+        stored.write_text("{}")
     assert main([str(tmp_path / "now"), f"file={stored}"]) == 2
     sentence = {
+        "other file": "holds no stored curves",
         "other questions": "asked other questions: store the curves anew",
         "no version": "evaluated at no common version",
         "no runs": "there is no run",

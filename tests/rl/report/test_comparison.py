@@ -1,7 +1,9 @@
 """Runs compared: the numbers computed again by other means, and what to do with what is missing."""
 
+import csv
 import fcntl
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +16,8 @@ from rl.report.evidence import evidence_of
 from rl.report.judging import HELD_OUT, TRAINING, smoothed
 from rl.report.run_sources import read_sources
 from rl.report.sentence import sentence
-from rl.report.summary import as_record
+from rl.report.statistics import UNCLEAR
+from rl.report.summary import as_csv, as_record
 from rl.run.folder import RunFolder
 from rl.run.status import Status
 from tests.support.finished_runs import (
@@ -180,6 +183,18 @@ def test_a_question_that_could_not_be_scored_in_one_run_is_left_out(three_arms):
     assert {q.example for q in comparison.questions} == {str(q) for q in range(16)} - {"3"}
 
 
+def test_one_run_that_could_not_be_scored_costs_the_others_no_question(three_arms):
+    path = RunFolder(three_arms / "loss-dapo-s0").evaluation_of(20)
+    lines = [json.loads(line) | {"reward": None} for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    comparison = compared(three_arms)
+    assert (comparison.measure, len(comparison.questions)) == (HELD_OUT, NUM_QUESTIONS)
+    assert [(run.name, why) for run, why in comparison.left_out] == [
+        ("loss-dapo-s0", "it could not be scored on most of its questions")
+    ]
+    assert compared(three_arms / "loss-dapo-s0").measure == TRAINING  # nothing else is left
+
+
 def test_a_run_without_an_evaluation_is_left_out_where_others_have_one(three_arms):
     made_run(three_arms / "bare", "loss=gspo")
     assert [(run.name, why) for run, why in compared(three_arms).left_out] == [
@@ -253,6 +268,17 @@ def test_a_config_that_cannot_be_read_costs_no_other_run(three_arms):
     assert {arm.name for arm in comparison.arms} >= {"cispo", "dapo", "grpo"}
 
 
+def test_records_that_hold_something_else_cost_no_other_run(three_arms, tmp_path):
+    sweep = made_sweep(tmp_path / "sweep", sorted(three_arms.iterdir()))
+    job = {"overrides": ["loss=gspo"], "folder": 7, "error": None}
+    (sweep / "jobs" / "00099.json").write_text(json.dumps(job))
+    (three_arms / "loss-dapo-s0" / "config.yaml").write_text("max_steps: many\n")
+    for info in ("[]", '{"command": "python \'train.py"}'):
+        (sweep / "sweep.json").write_text(info)
+        assert len(compared(sweep, baseline="loss=grpo").results) == 3
+    assert read_sources([sweep]).command == "python 'train.py"
+
+
 def test_a_run_that_is_named_twice_counts_once(three_arms, tmp_path):
     sweep = made_sweep(tmp_path / "sweep", sorted(three_arms.iterdir()))
     assert len(compared(sweep, three_arms, three_arms / "loss-dapo-s0").runs) == 15
@@ -306,3 +332,72 @@ def test_a_smoothed_curve_is_the_mean_of_the_last_steps(tmp_path):
         [0, 0.5, 1, 1.5, 17.5]
     )
     assert curve.seconds[2] == 6.0  # before the third step, of 3 s each
+
+
+def test_runs_that_are_called_like_their_choice_are_arms_of_their_own(tmp_path):
+    for loss in ("grpo", "cispo"):
+        made_run(
+            tmp_path / loss, f"loss={loss}", loss={"_target_": f"losses.{loss}.{loss}"},
+            cache=f"/tmp/{loss}/cache", shown_as=f"lab-{loss}",
+        )  # fmt: skip
+    arms = arms_of([evidence_of(run) for run in read_sources([tmp_path]).runs])
+    assert [arm.name for arm in arms] == ["cispo", "grpo"]
+    differing = set(arms[0].runs[0].config) - {"choice"}
+    assert differing == {"loss._target_", "max_steps"}  # nothing that holds the run's name
+
+
+def test_an_arm_without_any_reward_is_no_baseline(tmp_path):
+    for seed in range(3):
+        bare = RunFolder(made_run(tmp_path / f"a{seed}", "loss=sft", seed=seed))
+        bare.metrics.write_text(bare.metrics.read_text().replace("train/reward", "train/loss"))
+    with pytest.raises(NothingToCompare, match="neither an evaluation nor a training reward"):
+        compared(tmp_path)
+    for seed in range(3):
+        made_run(tmp_path / f"b{seed}", "loss=grpo", seed=seed)
+    comparison = compared(tmp_path)
+    assert [one.arm.name for one in comparison.results] == ["grpo"]
+    assert {why for _, why in comparison.left_out} == {"it has no reward"}
+    with pytest.raises(NothingToCompare, match="sft has neither"):
+        compared(tmp_path, baseline="loss=sft")
+
+
+def test_no_two_arms_have_one_name(tmp_path):
+    for index, last in enumerate((1, 2, 3, 3)):
+        first = min(index + 1, 3) // 3  # 0, 0, 1, 1
+        made_run(tmp_path / f"r{index}", a=first, b=first, c=first, d=last, e=index)
+    made_run(tmp_path / "other", "loss=grpo", a=0, b=0, c=0, d=5, e=6, f=7)
+    made_run(tmp_path / "another", "loss=grpo", a=0, b=0, c=0, d=5, e=6, f=8)
+    labels = [arm.label for arm in arms_of([evidence_of(r) for r in read_sources([tmp_path]).runs])]
+    assert len(set(labels)) == 6
+    assert {"loss=grpo f=7", "loss=grpo f=8"} <= set(labels)
+
+
+def test_no_arm_takes_less_than_one_more_seed(three_arms):
+    comparison = compared(three_arms, baseline="grpo")
+    needed = {"dapo": 3, "cispo": 5}  # fewer than there are, and as many
+    results = [
+        replace(one, verdict=one.verdict and UNCLEAR, seeds_needed=needed.get(one.arm.name))
+        for one in comparison.results
+    ]
+    base = next(one for one in results if one.arm.name == "grpo")
+    text = sentence(replace(comparison, results=tuple(results), baseline=base))
+    assert "1 more seed each would do for" in text
+    assert "-1" not in text
+    assert "0 for" not in text
+
+
+def test_a_line_of_an_evaluation_that_is_no_text_is_counted_and_left_out(three_arms):
+    path = RunFolder(three_arms / "loss-dapo-s0").evaluation_of(20)
+    path.write_bytes(path.read_bytes().replace(b"reverse 3", b"reverse \xff3", 1))
+    comparison = compared(three_arms)
+    assert len(comparison.questions) == NUM_QUESTIONS  # the other rollout of question 3 is left
+    assert any(note.startswith("1 lines of metrics or evaluations") for note in comparison.notes)
+
+
+def test_runs_of_one_name_in_two_folders_keep_their_own_scores(tmp_path):
+    made_run(tmp_path / "one" / "s0", "loss=grpo", reward=0.25)
+    made_run(tmp_path / "two" / "s0", "loss=cispo", reward=0.75)
+    lines = csv.DictReader(as_csv(compared(tmp_path / "one", tmp_path / "two")).splitlines())
+    assert {line["arm"]: line["score"] for line in lines} == {
+        "loss=grpo": "0.25", "loss=cispo": "0.75",
+    }  # fmt: skip

@@ -3,6 +3,8 @@
 import csv
 import json
 import re
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -104,6 +106,7 @@ def test_a_page_of_training_rewards_has_no_questions(tmp_path):
         ([".", "judged=0"], 2, "judged=0: give the number"),
         ([".", "out=page.pdf"], 2, "ends in .html"),
         (["baseline=grpo"], 2, "name the folder"),
+        ([".", "out=sweep.html"], 2, "sweep.json is another file's name"),
     ],
 )
 def test_bad_arguments_are_answered_in_a_sentence(arguments, status, problem, capsys, tmp_path):
@@ -115,3 +118,28 @@ def test_an_empty_folder_is_said_and_nothing_is_written(tmp_path, capsys):
     assert main([str(tmp_path)]) == 1
     assert "there is no run here" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_of_a_cell_shows_its_question_whatever_that_is_called(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for run in made_arm(tmp_path / "my runs", "loss=grpo"):
+        path = RunFolder(run).evaluation_of(20)
+        path.write_text(path.read_text().replace('"example": 3,', '"example": "it\'s `id` $HOME",'))
+    rows = question_rows(compared(tmp_path / "my runs"), tmp_path)
+    command = next(row["view"] for row in rows if row["example"].startswith("it") and row["view"])
+    shell = ["bash", "-c", command.replace("python view.py", "printf '%s\\n'")]
+    run, where = subprocess.check_output(shell, text=True).splitlines()
+    assert Path(run).is_dir()
+    condition = where.removeprefix("where=")
+    assert "example = 'it''s `id` $HOME'" in condition
+    assert "env = 'reverse'" in condition
+
+
+def test_what_cannot_be_written_is_said_below_the_sentence(tmp_path, capsys):
+    made_run(tmp_path / "run", "loss=grpo", reward=0.25)
+    (tmp_path / "file").write_text("")  # where a folder would have to be
+    (tmp_path / "summary.md").mkdir()
+    for arguments in ([f"out={tmp_path}/file/report.html"], []):
+        assert main([str(tmp_path), *arguments]) == 1
+        told = capsys.readouterr().out
+        assert told.index("scores 0.250") < told.index("nothing could be written")

@@ -122,6 +122,14 @@ def test_nothing_is_known_of_one_seed_on_no_questions():
     assert st.seeds_needed(0.1, spread) is None
 
 
+def test_one_question_of_each_environment_says_nothing_of_how_much_questions_differ():
+    one, other = (st.Scores(np.array([y]), np.array([0, 1])) for y in ([0.4, 0.6], [0.5, 0.9]))
+    assert np.isnan(st.spread_of(one).standard_error)
+    assert np.isnan(st.interval(0.2, np.zeros(9), st.spread_of(other, one)).low)
+    four = st.Scores(np.array([[0.2, 0.4, 0.6, 0.8]]), np.array([0, 0, 1, 1]))
+    assert st.spread_of(four).freedom == 2
+
+
 def test_questions_are_drawn_within_their_environment():
     strata = np.array([0, 0, 0, 1])
     rng = np.random.default_rng(0)
