@@ -10,8 +10,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from rl.config.annotations import Node
 from rl.config.check import check
 from rl.config.facts import fact, is_imitator
@@ -24,7 +22,7 @@ from rl.config.rules import (
     output_head,
     rewards,
 )
-from rl.config.schema import SAVED
+from rl.config.schema import SAVED, write_settings
 from rl.config.secrets import secret_problems
 from rl.config.signatures import read
 from rl.config.vllm_flags import flag_problems
@@ -55,7 +53,7 @@ class PlayedPolicy:
 
     def save(self, path: Path) -> None:
         """Write the resolved configuration as YAML."""
-        path.write_text(yaml.safe_dump(asdict(self), sort_keys=False, allow_unicode=True))
+        write_settings(path, asdict(self))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -75,4 +75,11 @@ class Run:
 
     def save(self, path: Path) -> None:
         """Write the resolved configuration as YAML."""
-        path.write_text(yaml.safe_dump(asdict(self), sort_keys=False, allow_unicode=True))
+        write_settings(path, asdict(self))
+
+
+def write_settings(path: Path, settings: dict[str, Any]) -> None:
+    """Write a configuration, whole or not at all: a sweep reads those of runs that were killed."""
+    aside = path.with_name(f".{path.name}.new")
+    aside.write_text(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
+    aside.replace(path)

@@ -3,13 +3,16 @@
 The ids in them will be given to other rollouts.
 """
 
+import re
 from pathlib import Path
 
 from rl.run.folder import RunFolder
 
+_NUMBERED = re.compile(r"\.?(?:step|version)_([0-9]+)\.")
+
 
 def drop_steps_from(run_folder: RunFolder, step: int) -> None:
-    """Move the rollouts of this step and later ones out of the way, and delete their tokens."""
+    """Move the rollouts of this step and later ones out of the way, delete tokens, evaluations."""
     for path in _later(run_folder.rollouts, step):
         # Appended: a step may be lost more than once.
         dropped = run_folder.dropped_rollouts / path.name
@@ -17,11 +20,13 @@ def drop_steps_from(run_folder: RunFolder, step: int) -> None:
         with dropped.open("ab") as file:
             file.write(path.read_bytes())
         path.unlink()
-    for path in _later(run_folder.tokens, step):
+    # A version is evaluated beside the step that trains it, so that is done again, too. One that is
+    # not (the run ends earlier this time) would be taken for what the run came to.
+    for path in [*_later(run_folder.tokens, step), *_later(run_folder.evaluations, step)]:
         path.unlink()
 
 
 def _later(folder: Path, step: int) -> list[Path]:
     """Files of this step and later ones; those that were never finished, too."""
-    files = folder.glob("*step_*.*")
-    return [p for p in files if int(p.name.partition("step_")[2].partition(".")[0]) >= step]
+    names = ((path, _NUMBERED.match(path.name)) for path in folder.glob("*"))
+    return [path for path, number in names if number and int(number[1]) >= step]

@@ -92,8 +92,11 @@ def is_done(record: JobRecord, max_steps: int) -> bool:
     """True where the job's run has come to its end and is still there; a longer one has not."""
     if record.state != DONE or record.folder is None:
         return False
-    config = RunFolder(Path(record.folder)).config
-    return config.is_file() and yaml.safe_load(config.read_text())["max_steps"] >= max_steps
+    try:
+        done = yaml.safe_load(RunFolder(Path(record.folder)).config.read_text())
+        return done["max_steps"] >= max_steps
+    except (OSError, yaml.YAMLError, TypeError, KeyError):  # gone, or no configuration any more
+        return False
 
 
 def _sentence(error: BaseException) -> str:

@@ -11,9 +11,15 @@ def test_later_steps_leave_their_rollouts_elsewhere_and_their_tokens_nowhere(tmp
         folder.rollouts_of(step).write_text(f"{step}\n")
         for part in ("rollouts", "trainer.rank0", "trainer.rank1"):
             folder.tokens_of(step, part).touch()
+        folder.evaluation_of(step).touch()
+    (folder.rollouts / "step_of_mine.jsonl").touch()
     (folder.tokens / ".step_000012.rollouts.parquet.incomplete").touch()
     drop_steps_from(folder, 4)
-    assert [path.name for path in folder.rollouts.iterdir()] == ["step_000003.jsonl"]
+    assert {path.name for path in folder.rollouts.iterdir()} == {
+        "step_000003.jsonl",
+        "step_of_mine.jsonl",
+    }
+    assert [path.name for path in folder.evaluations.iterdir()] == ["version_000003.jsonl"]
     assert {path.name[:11] for path in folder.tokens.iterdir()} == {"step_000003"}
     assert sorted(path.name for path in folder.dropped_rollouts.iterdir()) == [
         "step_000004.jsonl",

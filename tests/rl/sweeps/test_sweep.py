@@ -7,7 +7,8 @@ import signal
 import pytest
 
 from rl.cli.sweep import command_again
-from rl.run.sweep_folder import SweepFolder
+from rl.run.sweep_folder import JobRecord, SweepFolder
+from rl.sweeps.job import is_done
 from tests.support.launching import alive, groups_below, wait_for
 from tests.support.sweep_app import SweepApp
 
@@ -71,6 +72,15 @@ def test_a_job_whose_run_is_gone_or_was_shorter_is_run_again(app):
     )
     app.run(*JOBS)
     assert what_ran(app) == [line.replace("from 0", "from 10") for line in FRESH]
+
+
+@pytest.mark.parametrize("content", ["", "max_steps: [", "{}", "null"])
+def test_a_job_whose_configuration_is_damaged_is_not_done(content, tmp_path):
+    record = JobRecord([], state="done", folder=str(tmp_path))
+    (tmp_path / "config.yaml").write_text("max_steps: 3")
+    assert is_done(record, 3)
+    (tmp_path / "config.yaml").write_text(content)
+    assert not is_done(record, 3)
 
 
 def test_a_sweep_says_what_it_asks_and_how_it_goes_on(app):
