@@ -28,14 +28,11 @@ export function conversation() {
     line = newLine;
     answer = newAnswer;
     const slope = table.facts.scales[String(line.step)] ?? 1;
-    const advantages = answer.rows
-      .flatMap((r) => r.advantage ?? [])
-      .filter((x) => x !== null)
-      .map(Math.abs);
+    const advantages = answer.rows.flatMap((r) => r.advantage ?? []).filter((x) => x !== null);
     scales = {
       slope,
       step: line.step,
-      advantage: Math.max(...advantages, ...lineAdvantages(line).map(Math.abs), 1e-9),
+      advantage: [...advantages, ...lineAdvantages(line)].reduce(larger, 1e-9),
     };
     head.replaceChildren(...heading(line, table, row));
     redraw();
@@ -250,4 +247,9 @@ export function conversation() {
 
 function article(name) {
   return /^[aeiou]/.test(name) ? `an ${name}` : `a ${name}`;
+}
+
+// No spread into Math.max: a function takes some 10^5 arguments at most.
+function larger(most, value) {
+  return Math.max(most, Math.abs(value));
 }

@@ -167,7 +167,11 @@ async function ask() {
 function choose() {
   const table = tables[run()];
   const sources = new Set(table.columns.source ?? []);
-  if (!state.source && table.met?.size) state.source = table.columns.source[Math.min(...table.met)];
+  if (!state.source && table.met?.size) {
+    // No spread: a function takes some 10^5 arguments at most.
+    const first = [...table.met].reduce((a, b) => Math.min(a, b));
+    state.source = table.columns.source[first];
+  }
   if (!state.source)
     state.source = sources.has("training") || !sources.size ? "training" : "evaluation";
   if (!state.open && table.size) {
