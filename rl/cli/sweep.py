@@ -33,8 +33,9 @@ from rl.run.sweep_folder import (
     SweepFolder,
     identity,
 )
+from rl.run.typed import as_typed
 from rl.sweeps.job import is_done
-from rl.sweeps.overview import as_typed, what_is_left, what_will_be_done
+from rl.sweeps.overview import what_is_left, what_will_be_done
 from rl.sweeps.process import this_process
 from rl.sweeps.screen import SweepScreen
 from rl.sweeps.slots import Slot, slots_of

@@ -9,9 +9,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from rl.prompts.outputs import PROMPT, Candidates
-from rl.report.finished_runs import key_of
 from rl.run.failure import printable
 from rl.run.folder import RunFolder
+from rl.run.typed import key_of
 
 # What says which policy plays what, for another program.
 _POLICY = ("env", "model", "sampler", "max_seq_len", "inference", "client")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rl.run.json_lines import json_line
+from rl.run.whole_files import write_whole
 
 Record = dict[str, Any]
 
@@ -39,7 +40,7 @@ class Journal:
         while records and failed(records[-1]):
             records.pop()
         if path.is_file():
-            _replace(path, records)
+            write_whole(path, "".join(map(json_line, records)))
         self._answers: defaultdict[tuple[Any, ...], deque[Record]] = defaultdict(deque)
         for record in records:
             self._answers[self._question(record)].append(record)
@@ -74,9 +75,3 @@ def _readable(path: Path) -> list[Record]:
         if isinstance(record, dict):
             records.append(record)
     return records
-
-
-def _replace(path: Path, records: list[Record]) -> None:
-    new = path.with_suffix(".new")
-    new.write_text("".join(map(json_line, records)), encoding="utf-8")
-    new.rename(path)

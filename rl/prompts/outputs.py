@@ -16,6 +16,7 @@ from typing import Any
 from rl.evaluation.summary import average
 from rl.prompts.prompt_player import Task, digest
 from rl.run.json_lines import json_line, plain
+from rl.run.whole_files import write_whole
 
 PROMPT = "system_prompt.txt"
 
@@ -70,16 +71,10 @@ def write_outputs(
         "num_calls": candidates.num_calls,
         **summary,
     }
-    _write(folder / PROMPT, candidates.prompts[candidates.best] + "\n")
-    _write(folder / "results.jsonl", "".join(map(json_line, rows)))
-    _write(folder / "pareto_frontier.jsonl", "".join(map(json_line, frontier)))
-    _write(folder / "metadata.json", json.dumps(plain(metadata), indent=1) + "\n")
-
-
-def _write(path: Path, text: str) -> None:
-    new = path.with_name(f".{path.name}.new")
-    new.write_text(text, encoding="utf-8")
-    new.rename(path)  # whoever reads it meanwhile finds the old one or the new one
+    write_whole(folder / PROMPT, candidates.prompts[candidates.best] + "\n")
+    write_whole(folder / "results.jsonl", "".join(map(json_line, rows)))
+    write_whole(folder / "pareto_frontier.jsonl", "".join(map(json_line, frontier)))
+    write_whole(folder / "metadata.json", json.dumps(plain(metadata), indent=1) + "\n")
 
 
 def _row(candidates: Candidates, index: int) -> dict[str, Any]:

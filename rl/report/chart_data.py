@@ -18,6 +18,7 @@ from rl.report.evidence import HEALTH, Curve, Evidence
 from rl.report.judging import HELD_OUT, curve_of, judged_versions
 from rl.report.panel import ALARMS
 from rl.report.statistics import Floats
+from rl.run.typed import as_typed
 
 Rows = list[dict[str, Any]]
 
@@ -264,10 +265,7 @@ def _judged_rollouts(run: Evidence, measure: str) -> str:
 
 def shown_path(run: Evidence) -> str:
     """The run's folder as it is typed from here."""
-    if run.folder is None:
-        return run.name
-    here = Path.cwd()
-    return str(run.folder.relative_to(here) if run.folder.is_relative_to(here) else run.folder)
+    return as_typed(run.folder) if run.folder else run.name
 
 
 def exported(run: Evidence, place: Path) -> str | None:

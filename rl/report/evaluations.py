@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from rl.run.folder import RunFolder
+from rl.run.folder import RunFolder, step_of
 
 _LONGEST_TEXT = 160  # characters of a question that are kept to be shown
 
@@ -48,9 +48,7 @@ _LINE = msgspec.json.Decoder(_Line)
 
 def evaluated_versions(folder: RunFolder) -> list[int]:
     """The versions that were evaluated, oldest first."""
-    paths = folder.path.glob("evaluations/version_*.jsonl")
-    names = [path.stem.partition("_")[2] for path in paths]
-    return sorted(int(name) for name in names if name.isdigit())
+    return sorted(map(step_of, folder.evaluations.glob("version_[0-9]*.jsonl")))
 
 
 def read_evaluation(folder: RunFolder, version: int) -> Evaluation:

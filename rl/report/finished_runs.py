@@ -13,6 +13,7 @@ import yaml
 from rl.run.folder import RunFolder
 from rl.run.metrics import Row, read_metrics
 from rl.run.status import STOPPED, progress_of, read_statuses
+from rl.run.typed import key_of
 
 _WORDS = {"true", "false", "null", "nan", "inf"}  # that Hydra takes for something else
 _YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # some ten times as fast where it is built
@@ -154,11 +155,6 @@ def read_record(folder: RunFolder) -> dict[str, Any]:
 def meaningful(overrides: Sequence[str]) -> tuple[str, ...]:
     """The overrides that say what was run, not where or with which seed, in alphabetical order."""
     return tuple(sorted(item for item in overrides if key_of(item) not in RUN_KEYS))
-
-
-def key_of(override: str) -> str:
-    """The key an override sets."""
-    return override.partition("=")[0].lstrip("+~")
 
 
 def flatten(node: Any, prefix: str = "") -> dict[str, Any]:

@@ -5,7 +5,6 @@ are variables of the page's style, so that it is light, dark or on paper without
 """
 
 import json
-import os
 import time
 from collections.abc import Callable
 from importlib.metadata import version
@@ -21,6 +20,7 @@ from rl.report.chart_data import MOST_QUESTIONS, health_rows
 from rl.report.comparison import Comparison
 from rl.report.sentence import sentence
 from rl.report.summary import as_csv
+from rl.run.whole_files import write_whole
 
 ON_PAGE = ("var(--ink)", "var(--quiet)", "var(--line)")
 ON_PAPER = ("#1c2330", "#5b6472", "#e3e6ea")
@@ -104,9 +104,7 @@ def vega_script() -> str:
     script = vl_convert.javascript_bundle()  # pyright: ignore[reportCallIssue]
     script = script.replace("</script", "<\\/script")
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_suffix(f".{os.getpid()}")
-    aside.write_text(script)
-    aside.replace(path)
+    write_whole(path, script)
     return script
 
 

@@ -3,12 +3,9 @@
 The ids in them will be given to other rollouts.
 """
 
-import re
 from pathlib import Path
 
-from rl.run.folder import RunFolder
-
-_NUMBERED = re.compile(r"\.?(?:step|version)_([0-9]+)\.")
+from rl.run.folder import RunFolder, step_of
 
 
 def drop_steps_from(run_folder: RunFolder, step: int) -> None:
@@ -28,5 +25,6 @@ def drop_steps_from(run_folder: RunFolder, step: int) -> None:
 
 def _later(folder: Path, step: int) -> list[Path]:
     """Files of this step and later ones; those that were never finished, too."""
-    names = ((path, _NUMBERED.match(path.name)) for path in folder.glob("*"))
-    return [path for path, number in names if number and int(number[1]) >= step]
+    patterns = ("step", ".step", "version", ".version")
+    numbered = [path for pattern in patterns for path in folder.glob(f"{pattern}_[0-9]*")]
+    return [path for path in numbered if step_of(path) >= step]

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rl.run.folder import RunFolder
+from rl.run.whole_files import write_whole
 
 _SEQUENCE = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?)")  # colours, titles
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and newline
@@ -54,8 +55,7 @@ def report_failure(run_folder: RunFolder, part: str, error: BaseException) -> No
         return
     report = {"part": part, "time": time.time(), "message": _message(error)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.with_suffix(".new").write_text(json.dumps(report))
-    path.with_suffix(".new").rename(path)  # the supervisor never sees half of it
+    write_whole(path, json.dumps(report))
 
 
 def first_failure(run_folder: RunFolder) -> dict[str, str] | None:

@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 _LONGEST_SOCKET = 107  # bytes that the kernel takes
 _LONGEST_NAME = len("/tmp/") + 36  # vLLM names its sockets by a UUID
+_NUMBERED = re.compile(r"\.?(?:step|version)_([0-9]+)")
 _TEMPORARY = "offbyone-sockets-"
 
 
@@ -281,12 +283,12 @@ class RunFolder:
     def complete_checkpoints(self) -> list[Path]:
         """Complete checkpoints, oldest first (incomplete ones have another name)."""
         complete = self.checkpoints.glob("step_[0-9]*")
-        return sorted(complete, key=_step_of)
+        return sorted(complete, key=step_of)
 
     def num_saved_steps(self) -> int:
         """Steps behind the newest complete checkpoint, 0 without one."""
         complete = self.complete_checkpoints()
-        return _step_of(complete[-1]) if complete else 0
+        return step_of(complete[-1]) if complete else 0
 
     def resumed(self) -> ResumePoint | None:
         """The newest complete checkpoint, None for a fresh run."""
@@ -297,8 +299,17 @@ class RunFolder:
         return ResumePoint(step=state["step"], folder=complete[-1], rollouts=state["rollouts"])
 
 
-def _step_of(checkpoint: Path) -> int:
-    return int(checkpoint.name.removeprefix("step_"))
+def step_of(path: Path) -> int:
+    """12 for step_000012, .version_000012.jsonl, step_000012.trainer.rank0.parquet.
+
+    Raises:
+        ValueError: the name has no number.
+
+    """
+    number = _NUMBERED.match(path.name)
+    if not number:
+        raise ValueError(f"no step and no version: {path}")
+    return int(number[1])
 
 
 def _remove(path: Path) -> None:

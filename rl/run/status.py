@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from rl.run.failure import printable
 from rl.run.folder import RunFolder
+from rl.run.whole_files import write_whole
 
 STOPPED = "stopped, as asked"  # why a run ended early that somebody wanted to end
 PROGRESS_INTERVAL_S = 0.2  # at most five writes a second while the phase stays the same
@@ -70,13 +71,10 @@ class Status:
 
     def _write(self, status: PartStatus) -> None:
         content = {"doing": status.doing, "since": status.since, "pid": status.pid}
-        # Written aside and renamed: who reads meanwhile gets the old text or the new, never half.
-        aside = self._path.with_suffix(".tmp")
         # A full disk must stop the run where data is written, not where it is described.
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            aside.write_text(json.dumps(content))
-            aside.replace(self._path)
+            write_whole(self._path, json.dumps(content))
         self._written_doing, self._written_at = status.doing, time.monotonic()
 
 

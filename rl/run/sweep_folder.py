@@ -16,6 +16,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from rl.run.typed import key_of
+from rl.run.whole_files import write_whole
+
 SWEEP_VARIABLE = "OFFBYONE_SWEEP"  # environment: the sweep's folder, for jobs in other processes
 WAITING, RUNNING, DONE, FAILED = "waiting", "running", "done", "failed"
 NOT_STARTED, DID_NOT_END = "not started", "did not end"
@@ -115,7 +118,7 @@ def sweep_of_this_process() -> SweepFolder | None:
 
 def identity(overrides: Sequence[str]) -> tuple[str, ...]:
     """What tells a job from the others of its sweep."""
-    return tuple(sorted(item for item in overrides if _key_of(item) not in _ONLY_WHERE))
+    return tuple(sorted(item for item in overrides if key_of(item) not in _ONLY_WHERE))
 
 
 def labels(jobs: Sequence[Sequence[str]]) -> list[str]:
@@ -124,12 +127,5 @@ def labels(jobs: Sequence[Sequence[str]]) -> list[str]:
     return [" ".join(item for item in job if item not in common) or "as composed" for job in jobs]
 
 
-def _key_of(override: str) -> str:
-    return override.partition("=")[0].lstrip("+~")
-
-
 def _write(path: Path, content: Mapping[str, Any]) -> None:
-    """Written aside and renamed: whoever reads meanwhile gets the old text or the new."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(json.dumps(content, indent=1) + "\n")
-    aside.replace(path)
+    write_whole(path, json.dumps(content, indent=1) + "\n")

@@ -27,7 +27,7 @@ from rl.config.check import check
 from rl.config.resume_rules import has_steps, run_folder_problems
 from rl.config.schema import ConfigError, Run
 from rl.model.folder import fingerprint
-from rl.report.finished_runs import how_to_go_on, key_of, steps_done
+from rl.report.finished_runs import how_to_go_on, steps_done
 from rl.report.screen import Screen, final_summary
 from rl.run.child import Reaper, StopRequest, stopped_by_signals
 from rl.run.commit import commit_of
@@ -36,6 +36,7 @@ from rl.run.folder import RunFolder
 from rl.run.lock import FULL, ensure_free, locked
 from rl.run.metrics import column, read_metrics
 from rl.run.status import progress_of, read_statuses
+from rl.run.typed import key_of
 from rl.supervisor.base_model import fetch_references, make_cache, model_of, refused
 from rl.supervisor.children import Children
 from rl.supervisor.sources import check_imports

@@ -1,6 +1,5 @@
 """How far a sweep is, in words: at its beginning, before each job, at its end."""
 
-import os
 from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
@@ -9,6 +8,7 @@ from statistics import fmean
 from rl.config.resume_rules import has_steps
 from rl.report.panel import duration
 from rl.run.sweep_folder import DONE, FAILED, RUNNING, WAITING, JobRecord, SweepFolder, labels
+from rl.run.typed import as_typed
 
 STATES = (DONE, RUNNING, WAITING, FAILED)
 
@@ -25,11 +25,6 @@ def what_will_be_done(sweep: SweepFolder, again: str) -> str:
     lines.append(", ".join(parts) + at_once(info["slots"]))
     lines.append(f"if it is cut short, this goes on with it:\n  {again}")
     return "\n".join(line for line in lines if line)
-
-
-def as_typed(folder: Path) -> str:
-    """A folder as somebody who works here would write it."""
-    return os.path.relpath(folder) if folder.is_relative_to(Path.cwd()) else str(folder)
 
 
 def at_once(slots: list[dict[str, list[str]]]) -> str:

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from rl.report.panel import duration, number
 from rl.run.sweep_folder import DONE, FAILED, RUNNING, WAITING, SweepFolder
-from rl.sweeps.overview import as_typed
+from rl.run.typed import as_typed
 from rl.sweeps.view import JobView, SweepView
 
 _TICK_S = 0.5

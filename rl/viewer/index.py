@@ -21,7 +21,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from rl.run.folder import RunFolder
+from rl.run.folder import RunFolder, step_of
 from rl.viewer.rollout_lines import BrokenLine, rows_of
 
 FORMAT = 1  # of the index; another one is thrown away
@@ -220,8 +220,8 @@ class RunIndex:
         """Add up what the ranks noted of each rollout."""
         known = {path: when for path, _, when in self.rows("FROM records")}
         files = [
-            (str(path), _step_of(path), path.stat().st_mtime_ns)
-            for path in sorted(self.run_folder.tokens.glob("step_*.trainer.rank*.parquet"))
+            (str(path), step_of(path), path.stat().st_mtime_ns)
+            for path in sorted(self.run_folder.tokens.glob("step_[0-9]*.trainer.rank*.parquet"))
         ]
         steps = {step for path, step, modified in files if known.get(path) != modified}
         if not steps:
@@ -314,23 +314,17 @@ def _prepared(path: Path | str) -> duckdb.DuckDBPyConnection:
 def source_files(run_folder: RunFolder) -> list[SourceFile]:
     """Every file of rollouts, training before evaluation, in the order of steps."""
     found = [
-        *(("training", path) for path in run_folder.rollouts.glob("step_*.jsonl")),
-        *(("evaluation", path) for path in run_folder.evaluations.glob("version_*.jsonl")),
+        *(("training", path) for path in run_folder.rollouts.glob("step_[0-9]*.jsonl")),
+        *(("evaluation", path) for path in run_folder.evaluations.glob("version_[0-9]*.jsonl")),
         *(("evaluation", path) for path in [run_folder.evaluated] if path.is_file()),
     ]
     files = []
     for source, path in found:
         with suppress(FileNotFoundError):  # a step that is done again goes meanwhile
-            stat, step = path.stat(), 0 if path == run_folder.evaluated else _step_of(path)
+            stat, step = path.stat(), 0 if path == run_folder.evaluated else step_of(path)
             files.append(SourceFile(path, source, step, stat.st_mtime_ns, stat.st_size))
     return sorted(files, key=lambda file: (file.source != "training", file.step))
 
 
 def _same(file: SourceFile, known: dict[str, Any] | None) -> bool:
     return known is not None and (known["modified"], known["size"]) == (file.modified, file.size)
-
-
-def _step_of(path: Path) -> int:
-    """12 for step_000012.jsonl and step_000012.trainer.rank0.parquet."""
-    digits = path.name.partition(".")[0].rpartition("_")[2]
-    return int(digits) if digits.isdigit() else 0

@@ -1,10 +1,10 @@
 """Which runs a folder is, or holds: one run, a sweep, or a folder of runs."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from rl.run.folder import RunFolder
+from rl.run.sweep_folder import SweepFolder
 
 
 class NoRun(Exception):
@@ -59,13 +59,9 @@ def _expanded(folder: Path) -> list[Path]:
 def _jobs(sweep: Path) -> list[Path]:
     """The runs of a sweep's folder, in the order of its jobs."""
     runs = []
-    for job in sorted((sweep / "jobs").glob("*.json")):
-        try:
-            folder = json.loads(job.read_text()).get("folder")
-        except (OSError, ValueError, AttributeError):
-            continue
-        if folder and is_run(Path(folder)):
-            runs.append(Path(folder).resolve())
+    for _, job in sorted(SweepFolder(sweep).records().items()):
+        if job.folder and is_run(Path(job.folder)):
+            runs.append(Path(job.folder).resolve())
     return runs
 
 

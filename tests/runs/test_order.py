@@ -17,8 +17,8 @@ SCRIPTED = [
     "inference._target_=tests.support.scripted_vllm.ScriptedVLLM",
     *("sync.max_mismatch=1e9", "model.warm_start=null", "sampler=async"),
     *("batch_size=32", "group_size=4", "env.num_train=40", "trainer.checkpoint_every=1"),
-    # Its answers are right now and then, so groups fall into all three pools, and from easy and hard
-    # few are drawn: what fell there stays, whatever the machine's speed makes of the order.
+    # Its answers are right now and then, so groups fall into all three pools, and few are
+    # drawn from easy and hard: what fell there stays, whatever the speed makes of the order.
     *("order=difficulty", "order.easy_threshold=0.45", "order.hard_threshold=0.1"),
     *("order.easy_weight=0.1", "order.normal_weight=0.8", "order.hard_weight=0.1"),
 ]
