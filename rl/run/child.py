@@ -192,6 +192,10 @@ class Child:
         """Exit status, None while running; negative for a signal."""
         return None if self._process is None else self._process.poll()
 
+    def tail(self) -> str:
+        """The end of its log."""
+        return last_lines(self.log)
+
     def kill(self) -> None:
         """End the whole group; its exit status can still be asked for."""
         if self._process is not None:
