@@ -25,19 +25,21 @@ MAY_IMPORT = {
     "rl.run": "",
     "rl.cluster": "rl.run",
     "rl.model": "rl.config",
+    "rl.placement": "rl.config rl.run rl.model",
     "rl.inference": "rl.config rl.run rl.model",
     "rl.sampling": "rl.records rl.model rl.inference envs",
-    "rl.evaluation": "rl.records rl.config rl.run rl.inference rl.sampling envs",
+    "rl.evaluation": "rl.records rl.config rl.run rl.placement rl.inference rl.sampling envs",
     "rl.rollouts": "rl.records rl.wire rl.config rl.run rl.model rl.inference rl.sampling "
     "rl.evaluation envs",
     "rl.learner": "rl.records rl.config rl.run rl.model losses",
     "rl.weights": "rl.records rl.config rl.run rl.model rl.inference rl.learner",
     "rl.trainer": "rl.records rl.wire rl.config rl.run rl.inference rl.learner rl.weights",
     "rl.report": "rl.run envs",
-    "rl.prompts": "rl.records rl.config rl.run rl.model rl.inference rl.sampling rl.evaluation "
-    "rl.report envs",
+    "rl.prompts": "rl.records rl.config rl.run rl.model rl.placement rl.inference rl.sampling "
+    "rl.evaluation rl.report envs",
     "rl.viewer": "rl.run",
-    "rl.supervisor": "rl.config rl.run rl.cluster rl.model rl.inference rl.report envs",
+    "rl.supervisor": "rl.config rl.run rl.cluster rl.model rl.placement rl.inference rl.report "
+    "envs",
     "rl.sweeps": "rl.config rl.run rl.report",
     "rl.cli": "rl.config rl.run rl.sweeps",
     "envs": "",
