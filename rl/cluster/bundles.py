@@ -23,6 +23,7 @@ def bundles_for(
     demand: Demand,
     nodes: Sequence[Bundle],
     *,
+    on_gpus: bool,
     ranks_per_node: int | None,
     cores_per_replica: int,
     cores_per_rank: int,
@@ -32,6 +33,7 @@ def bundles_for(
     Args:
         demand: what the run needs.
         nodes: what each machine of the cluster has, taken or not.
+        on_gpus: whether the parts compute on GPUs.
         ranks_per_node: as many together; None: as many as the largest machine has GPUs for.
         cores_per_replica: logical CPUs beside the GPUs of a replica.
         cores_per_rank: logical CPUs of a rank.
@@ -41,14 +43,13 @@ def bundles_for(
 
     """
     largest = max((node.devices for node in nodes), default=0)
-    has_gpus = largest > 0  # without one in the whole cluster everything runs on CPUs
-    together = ranks_per_node or (largest if has_gpus else demand.ranks)
+    together = ranks_per_node or (largest if on_gpus and largest else demand.ranks)
     bundles = [
-        Bundle(demand.devices_per_replica if has_gpus else 0, cores_per_replica)
+        Bundle(demand.devices_per_replica if on_gpus else 0, cores_per_replica)
         for _ in range(demand.replicas)
     ]
     for ranks in _shares(demand.ranks, together):
-        bundles.append(Bundle(ranks if has_gpus else 0, ranks * cores_per_rank, ranks))
+        bundles.append(Bundle(ranks if on_gpus else 0, ranks * cores_per_rank, ranks))
     for problem in _problems(bundles, nodes):
         raise ValueError(problem)
     return bundles
@@ -62,7 +63,9 @@ def _shares(ranks: int, together: int) -> Iterator[int]:
 
 
 def _problems(bundles: Sequence[Bundle], nodes: Sequence[Bundle]) -> Iterator[str]:
-    there = ", ".join(sorted({f"{node.devices} GPUs and {node.cores} CPUs" for node in nodes}))
+    there = "; ".join(sorted({f"{node.devices} GPUs and {node.cores} CPUs" for node in nodes}))
+    without = not any(node.devices for node in nodes)
+    cpus = ", or set cluster.gpus=false" if without and bundles[0].devices else ""
     for bundle in bundles:
         if not any(n.devices >= bundle.devices and n.cores >= bundle.cores for n in nodes):
             who, remedy = (
@@ -72,7 +75,7 @@ def _problems(bundles: Sequence[Bundle], nodes: Sequence[Bundle]) -> Iterator[st
             )
             yield (
                 f"{who} on one node need {bundle.devices} GPUs and {bundle.cores} CPUs, and no "
-                f"node of the cluster has as many ({there}): lower {remedy}"
+                f"node of the cluster has as many ({there}): lower {remedy}{cpus}"
             )
     for what, of in (("GPUs", "devices"), ("CPUs", "cores")):
         needed = sum(getattr(bundle, of) for bundle in bundles)

@@ -154,6 +154,7 @@ class RayCluster:
     needs_package: ClassVar[str] = "ray"
 
     address: str
+    gpus: bool
     interface: str | None
     ranks_per_node: int | None
     cores_per_replica: int
@@ -180,6 +181,7 @@ class RayCluster:
                 bundles = bundles_for(
                     demand,
                     _nodes(ray),
+                    on_gpus=self.gpus,
                     ranks_per_node=self.ranks_per_node,
                     cores_per_replica=self.cores_per_replica,
                     cores_per_rank=self.cores_per_rank,

@@ -164,7 +164,7 @@ class Child:
         env: Mapping[str, str] | None = None,
     ) -> None:
         self.name, self.command, self.log = name, list(command), log
-        self._reaper, self._env = reaper, dict(env or {})
+        self._reaper, self.env = reaper, dict(env or {})
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -176,7 +176,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **self._env},
+                env={**os.environ, **self.env},
                 start_new_session=True,
                 preexec_fn=partial(_die_with_parent, os.getpid()),
             )

@@ -17,12 +17,14 @@ from typing import Any
 import torch
 
 from rl.config.build import build
+from rl.config.facts import is_by_hand, spans_hosts
 from rl.config.schema import Run
 from rl.config.transport import transport
 from rl.inference.routes import wait_until_healthy
 from rl.learner.learner import Learner, TrainerSettings
 from rl.learner.ranks import Ranks
 from rl.records import RankBatch
+from rl.run.by_hand import end_with_run
 from rl.run.dropped_steps import drop_steps_from
 from rl.run.failure import RunFailed
 from rl.run.folder import RunFolder
@@ -60,6 +62,8 @@ class TrainingRun:
 
     def __init__(self, run_folder: RunFolder) -> None:
         self.run, self.run_folder = Run.load(run_folder.config), run_folder
+        if is_by_hand(self.run.cluster):
+            end_with_run(run_folder)
         self.settings: TrainerSettings = build(self.run.trainer)()
         self.sampler = build(self.run.sampler)()
         rank = int(os.environ["RANK"])
@@ -70,7 +74,8 @@ class TrainingRun:
         if self.settings.num_threads:
             torch.set_num_threads(self.settings.num_threads)
         # Whoever waits for another rank waits longer than that one does: its sentence comes first.
-        self.ranks = Ranks.join(run_folder.rendezvous, 2 * self.settings.wait_timeout)
+        meeting = None if spans_hosts(self.run.cluster) else run_folder.rendezvous
+        self.ranks = Ranks.join(meeting, 2 * self.settings.wait_timeout)
         self.status.set("loading the model")
         self.learner = Learner(self.run, self.run_folder, self.ranks)
         self.resumed = self.run_folder.resumed()
@@ -125,7 +130,7 @@ class TrainingRun:
 
     def _begin(self, pusher: WeightPusher | None) -> RolloutsLink:
         """Let sampling start, with the weights that this run starts from."""
-        rollouts = RolloutsLink(self.run_folder.rollouts_socket, self.ranks.rank)
+        rollouts = RolloutsLink(self.run_folder, self.ranks.rank)
         rollouts.connect(self.settings.wait_timeout)
         if self.ranks.first:
             self.logger.start(self.run_folder.path, self.run.run_name, asdict(self.run))

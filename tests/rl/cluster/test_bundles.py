@@ -11,7 +11,12 @@ CPUS = Bundle(devices=0, cores=4)
 
 def shape(demand, nodes, ranks_per_node=None):
     bundles = bundles_for(
-        demand, nodes, ranks_per_node=ranks_per_node, cores_per_replica=2, cores_per_rank=1
+        demand,
+        nodes,
+        on_gpus=CPUS not in nodes,
+        ranks_per_node=ranks_per_node,
+        cores_per_replica=2,
+        cores_per_rank=1,
     )
     return [(bundle.devices, bundle.cores, bundle.ranks) for bundle in bundles]
 
@@ -38,7 +43,7 @@ def test_each_replica_and_each_trainer_node_has_a_bundle(demand, nodes, ranks_pe
         (Demand(1, 1, 16), [EIGHT] * 4, 16, "16 ranks on one node need 16 GPUs"),
         (Demand(9, 1, 8), [EIGHT] * 2, None, "the run needs 17 GPUs and the cluster has 16"),
         (Demand(6, 1, 2), [CPUS] * 3, None, "the run needs 14 CPUs and the cluster has 12"),
-        (Demand(1, 1, 1), [], None, "no node of the cluster has as many"),
+        (Demand(1, 1, 1), [Bundle(0, 8)], None, "0 GPUs and 8 CPUs.*or set cluster.gpus=false"),
     ],
 )
 def test_what_cannot_be_reserved_is_said_before_anybody_waits(demand, nodes, ranks_per_node, said):

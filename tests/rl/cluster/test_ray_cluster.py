@@ -31,10 +31,10 @@ from rl.cluster.ray_cluster import RayCluster
 from rl.run.child import Reaper
 from rl.run.folder import RunFolder
 from tests.support.families import Family
-SETTINGS = dict(interface=None, ranks_per_node=None, cores_per_replica=1, cores_per_rank=1)
+SETTINGS = dict(gpus=True, interface=None, ranks_per_node=None, reserve_timeout=60.0)
 
 folder, address = Path(sys.argv[1]), sys.argv[2]
-cluster = RayCluster(address=address, reserve_timeout=60.0, **SETTINGS)
+cluster = RayCluster(address=address, cores_per_replica=1, cores_per_rank=1, **SETTINGS)
 with Reaper() as reaper, cluster.hosts(RunFolder(folder), reaper, Demand(1, 2, 2)) as hosts:
     for name, host in {"vllm": hosts.replicas[0], "rank": hosts.ranks[0]}.items():
         host.start(name, Family(folder / name).command, env={}, log=folder / f"{name}.log")
@@ -43,7 +43,7 @@ with Reaper() as reaper, cluster.hosts(RunFolder(folder), reaper, Demand(1, 2, 2
 
 
 def settings(address: str, **changes) -> RayCluster:
-    knobs = {"interface": None, "ranks_per_node": None, "reserve_timeout": 60.0}
+    knobs = {"gpus": True, "interface": None, "ranks_per_node": None, "reserve_timeout": 60.0}
     return RayCluster(
         **{**knobs, "address": address, "cores_per_replica": 1, "cores_per_rank": 1, **changes}
     )
