@@ -90,7 +90,8 @@ def changes(config: Config, saved: Path) -> Iterator[str]:
     now, then = dict(_leaves(config)), dict(_leaves(before))
     then = {key: value for key, value in IMPLIED.items() if key in now} | then
     ranks, stage = "trainer.ranks", then.get("deepspeed.zero_optimization.stage")
-    if stage and now.get(ranks) != then.get(ranks):
+    # Null follows the devices; the supervisor asks again when it knows how many there are.
+    if stage and now.get(ranks) not in (None, then.get(ranks)):
         yield (
             f"{ranks} was {then.get(ranks)} and is {now.get(ranks)}, but with ZeRO stage {stage} "
             "each rank's part of the optimizer lies in the checkpoint as it was: use "

@@ -33,6 +33,7 @@ def rule_problems(config: Config) -> list[str]:
 def batches(config: Config) -> Iterator[str]:
     """How many rollouts there are, of how many examples, for how many ranks."""
     batch, group, ranks = config["batch_size"], config["group_size"], config["trainer"]["ranks"]
+    ranks = 1 if ranks is None else ranks  # it follows the devices, and never above batch_size
     if min(batch, group, ranks) < 1:
         return
     if batch % group:

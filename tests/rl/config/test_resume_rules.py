@@ -157,8 +157,11 @@ def test_resuming_may_not_change_the_longest_gradient(config: dict[str, Any]) ->
 def test_resuming_may_not_change_the_ranks_that_zero_has_split_the_optimizer_over(
     stage: int, config: dict[str, Any]
 ) -> None:
+    config = changed(config, {"trainer.ranks": 1})
     config["deepspeed"] = {"zero_optimization": {"stage": stage}}
     Folder(config)
+    # Null is asked about again when it is known how many devices there are.
+    check(changed(config, {"resume": True, "trainer.ranks": None}))
     problem = only_problem(changed(config, {"resume": True, "trainer.ranks": 2}))
     assert problem.startswith(f"trainer.ranks was 1 and is 2, but with ZeRO stage {stage}")
     assert problem.endswith("use trainer.ranks=1")
