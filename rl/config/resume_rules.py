@@ -23,6 +23,7 @@ _LONGEST_NAME = 255  # bytes; what Linux takes
 MAY_CHANGE = (
     "resume",
     "max_steps",
+    "max_time",
     "trainer",
     "inference",
     "sync",
