@@ -23,6 +23,7 @@ _LONGEST_NAME = 255  # bytes; what Linux takes
 MAY_CHANGE = (
     *("resume", "run_name", "output_dir"),  # it is the folder's
     "max_steps",
+    "max_time",
     "trainer",
     "inference",
     "sync",
