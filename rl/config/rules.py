@@ -12,6 +12,7 @@ from typing import Any
 
 from rl.config.algorithm_rules import ALGORITHM_RULES
 from rl.config.critic_rules import critic
+from rl.config.durations import seconds_of
 from rl.config.facts import fact, is_imitator, is_marked, references
 from rl.config.limits import range_problems, value_of
 from rl.config.resume_rules import run_folder_problems
@@ -33,6 +34,7 @@ def rule_problems(config: Config) -> list[str]:
 def batches(config: Config) -> Iterator[str]:
     """How many rollouts there are, of how many examples, for how many ranks."""
     batch, group, ranks = config["batch_size"], config["group_size"], config["trainer"]["ranks"]
+    ranks = 1 if ranks is None else ranks  # it follows the devices, and never above batch_size
     if min(batch, group, ranks) < 1:
         return
     if batch % group:
@@ -107,6 +109,19 @@ def steps_and_waits(config: Config) -> Iterator[str]:
             f"one slow rollout (sampler.rollout_timeout={episode} s) would stop the run "
             f"(trainer.wait_timeout={wait} s): raise the latter above the former"
         )
+
+
+def time_limit(config: Config) -> Iterator[str]:
+    """The time of the whole run."""
+    max_time = config.get("max_time")
+    if max_time is None:
+        return
+    try:
+        too_short = seconds_of(max_time) <= 0
+    except ValueError:
+        too_short = True
+    if too_short:
+        yield f"max_time={max_time} is no time: write 3h30m, 90m, a number of seconds, or null"
 
 
 def limits_of_parts(config: Config) -> Iterator[str]:
@@ -245,6 +260,7 @@ RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     critic,
     optimizer_and_sharding,
     steps_and_waits,
+    time_limit,
     limits_of_parts,
     rewards,
     order_weights,

@@ -12,15 +12,18 @@ from rl.config.build import build
 from rl.config.schema import Run
 from rl.config.transport import transport
 from rl.inference.routes import closed, healthy
-from rl.inference.server import adapter_room, has_gpu, vllm_child, with_seeds
-from rl.run.child import Child, Reaper, StopRequest, end_groups, last_lines
+from rl.inference.server import adapter_room, vllm_child, with_seeds
+from rl.placement.placement import Place, Plan
+from rl.report.finished_runs import steps_done
+from rl.run.child import Child, Reaper, end_groups, last_lines
 from rl.run.failure import RunFailed, first_failure
 from rl.run.folder import RunFolder
+from rl.run.metrics import read_metrics
 from rl.run.status import Status, read_statuses
+from rl.run.stop_request import StopRequest
 
 _TICK_S = 0.25
 _HEALTH_EVERY_S = 5.0
-_SAVING_S = 30.0  # after vLLM's end
 _FULL_BYTES = 1 << 16  # less than what anybody writes at once
 _KERNELS_KEPT = "64"  # all of one micro-batch, which every layer shares
 STOPPING = "stopping after this step; its checkpoint comes first (a second signal ends at once)"
@@ -29,8 +32,8 @@ STOPPING = "stopping after this step; its checkpoint comes first (a second signa
 class Children:
     """The child processes of one run."""
 
-    def __init__(self, run: Run, run_folder: RunFolder, reaper: Reaper) -> None:
-        self._run, self._run_folder, self._reaper = run, run_folder, reaper
+    def __init__(self, run: Run, run_folder: RunFolder, reaper: Reaper, plan: Plan) -> None:
+        self._run, self._run_folder, self._reaper, self._plan = run, run_folder, reaper, plan
         self._children: dict[str, Child] = {}
         sampler = build(run.sampler)()
         self._server = with_seeds(build(run.inference)(), sampler.seeded)
@@ -57,14 +60,15 @@ class Children:
                 seed=run.seed,
                 adapter=room,
                 head_dtype=run.model["head_dtype"],
+                place=self._plan.inference[0].environment(),
             )
             child.start()
         self._start("rollouts", [sys.executable, "-m", "rl.rollouts", folder], {})
-        world = run.trainer["ranks"]
-        for rank in range(world):
-            where = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+        world = len(self._plan.ranks)
+        for rank, place in enumerate(self._plan.ranks):
+            where = {"RANK": str(rank), "WORLD_SIZE": str(world), **place.environment()}
             command = [sys.executable, "-m", "rl.trainer", folder]
-            self._start(f"trainer.rank{rank}", command, {**where, **_accelerator()})
+            self._start(f"trainer.rank{rank}", command, {**where, **_accelerator(place)})
 
     def _start(self, name: str, command: list[str], env: dict[str, str]) -> None:
         log = self._run_folder.log_of(name)
@@ -82,16 +86,18 @@ class Children:
         while True:
             tick()
             self._has_begun()
+            if stop.asked:  # first: the parts may have got the signal, too, and ended
+                self._ask_to_stop()
             ended = {n: c.returncode for n, c in self._children.items() if c.returncode is not None}
             if all(trainer.returncode == 0 for trainer in trainers):
                 self._raise_reported()  # what they saved may be all that could be saved
                 return
+            if stop.asked and "inference" in ended and self._all_is_saved(tick):
+                return  # a scheduler that signals every process ends vLLM, which saves nothing
             # Ranks end one after another when the run is over; whatever else ends, ended too early.
             if any(not (n.startswith("trainer") and status == 0) for n, status in ended.items()):
                 self._fail(ended, tick)
             self._watch_server()
-            if stop.asked:
-                self._ask_to_stop()
             self._reaper.ensure_alive()
             time.sleep(_TICK_S)
 
@@ -138,11 +144,16 @@ class Children:
     def _let_save(self, tick: Callable[[], None]) -> None:
         """Without vLLM no batch will come, but what was learned can still be saved."""
         self._run_folder.stop_request.touch()
-        deadline = time.monotonic() + _SAVING_S
+        deadline = time.monotonic() + self._run.trainer["wait_timeout"]
         ranks = [child for name, child in self._children.items() if name.startswith("trainer")]
         while any(rank.returncode is None for rank in ranks) and time.monotonic() < deadline:
             tick()
             time.sleep(_TICK_S)
+
+    def _all_is_saved(self, tick: Callable[[], None]) -> bool:
+        """Let the ranks save, and say whether that left nothing to be lost."""
+        self._let_save(tick)
+        return self._run_folder.num_saved_steps() == steps_done(read_metrics(self._run_folder))
 
     def _fail(self, ended: Mapping[str, int | None], tick: Callable[[], None]) -> NoReturn:
         if ended.get("inference") is not None:  # the others only notice that it is gone
@@ -165,21 +176,24 @@ class Children:
 
     def end(self) -> None:
         """End all of them at once, with everything they started."""
+        for name, child in self._children.items():
+            if not name.startswith("inference"):  # ours take a TERM for a scheduler's notice
+                child.kill_leader()
         # One grace period for all of them, not one after another.
         end_groups([child.group for child in self._children.values() if child.group is not None])
         for child in self._children.values():
             child.end()
 
 
-def _accelerator() -> dict[str, str]:
-    """What the trainer needs to know of a machine without a GPU.
+def _accelerator(place: Place) -> dict[str, str]:
+    """What a rank needs to know where it computes on a CPU.
 
     DeepSpeed must be told so. Threads that wait for each other by spinning make a step up to ten
     times slower as soon as anything else wants a core. oneDNN keeps a kernel for each shape that it
     has multiplied, 1,024 of them twice, and the number of completion tokens is another one in each
     micro-batch: more than a GiB that is hardly ever used again.
     """
-    if has_gpu():
+    if place.devices:
         return {}
     caches = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")  # its own, and PyTorch's
     kept = {name: os.environ.get(name, _KERNELS_KEPT) for name in caches}

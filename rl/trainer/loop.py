@@ -66,9 +66,11 @@ class TrainingRun:
         self.sampler = build(self.run.sampler)()
         rank = int(os.environ["RANK"])
         self.status = Status(run_folder, f"trainer.rank{rank}")
-        others = " and joining the other ranks" if self.settings.ranks > 1 else ""
+        others = " and joining the other ranks" if int(os.environ["WORLD_SIZE"]) > 1 else ""
         self.status.set(f"starting DeepSpeed{others} (at first it compiles something for minutes)")
-        torch.set_num_threads(self.settings.num_threads or self._spare_cores())
+        # Else OMP_NUM_THREADS says so (rl/placement), or who started this rank by hand.
+        if self.settings.num_threads:
+            torch.set_num_threads(self.settings.num_threads)
         # Whoever waits for another rank waits longer than that one does: its sentence comes first.
         self.ranks = Ranks.join(run_folder.rendezvous, 2 * self.settings.wait_timeout)
         self.status.set("loading the model")
@@ -81,11 +83,6 @@ class TrainingRun:
         self.metrics = MetricsFile(run_folder) if self.ranks.first else None
         self.logger = build(self.run.logger)()
         self.nonfinite = 0
-
-    def _spare_cores(self) -> int:
-        """CPU threads for this rank: vLLM decodes on one core."""
-        cores = len(os.sched_getaffinity(0)) - (1 if self.sampler.uses_vllm else 0)
-        return max(cores // self.settings.ranks, 1)
 
     def train(self) -> None:
         """Run all steps."""

@@ -407,8 +407,8 @@ LEARNING = (
     mutation(
         "dropped_steps: the last step that was kept goes, too",
         "rl/run/dropped_steps.py",
-        "int(number[1]) >= step]",
-        "int(number[1]) >= step - 1]",
+        "step_of(path) >= step]",
+        "step_of(path) >= step - 1]",
         "rl/run/test_dropped_steps.py",
     ),
     mutation(

@@ -34,7 +34,9 @@ class ScriptedVLLM:
     """Takes the place of VLLMServer: the same knobs, of which only args.faults does anything."""
 
     startup_timeout: float
-    cpu_kv_cache_gib: int
+    devices: list[int | str] | None = None
+    tensor_parallel_size: int = 1
+    cpu_kv_cache_gib: int | None = None
     args: dict[str, Any]
 
     def command(

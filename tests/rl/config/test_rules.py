@@ -115,6 +115,8 @@ REFUSED: dict[str, tuple[Changes, str]] = {
         {"sampler.rollout_timeout": 700.0},
         "one slow rollout (sampler.rollout_timeout=700.0 s) would stop the run",
     ),
+    "no time": ({"max_time": "3x"}, "max_time=3x is no time: write 3h30m, 90m, a number of"),
+    "time that is over": ({"max_time": 0}, "max_time=0 is no time: write 3h30m, 90m"),
     "nothing is rewarded": (
         {"env.reward_weights": {"exact": 0.0}},
         "env.reward_weights={'exact': 0.0} makes every reward 0: give one a weight",
