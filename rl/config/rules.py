@@ -18,7 +18,7 @@ from rl.config.limits import range_problems, value_of
 from rl.config.resume_rules import run_folder_problems
 from rl.config.secrets import secret_problems
 from rl.config.signatures import did_you_mean, spec_of
-from rl.config.transport import obstacle
+from rl.config.transport import transport_problems
 from rl.config.vllm_flags import flag_problems, plain
 
 Config = Mapping[str, Any]
@@ -158,10 +158,8 @@ def order_weights(config: Config) -> Iterator[str]:
 
 
 def adapter(config: Config) -> Iterator[str]:
-    """What can be trained beside frozen weights, and travel alone."""
+    """What can be trained beside frozen weights."""
     chosen = config["adapter"]
-    if config["sync"]["transport"] == "adapter" and (why := obstacle(chosen, config["model"])):
-        yield f"sync=adapter, but {why}"
     if fact(chosen["_target_"], "freezes_base", False) and not chosen["target_modules"]:
         yield (
             "adapter.target_modules=[] leaves LoRA no layer: use all-linear, or name some, such as "
@@ -267,6 +265,7 @@ RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     rewards,
     order_weights,
     adapter,
+    transport_problems,
     packages,
     output_head,
     model_folders,

@@ -49,7 +49,7 @@ class Children:
         if self._uses_vllm:
             # vLLM knows nothing of status files, so this process writes its.
             self._status.set("starting vLLM (logs/inference.log)")
-            chosen = transport(run.sync, run.adapter, run.model)
+            chosen = transport(vars(run))
             room = adapter_room(chosen, run.adapter, self._run_folder.model())
             child = self._children["inference"] = vllm_child(
                 self._server,
