@@ -55,9 +55,15 @@ class Host(Protocol):
     cores: int
 
     def start(
-        self, name: str, command: Sequence[str], *, env: Mapping[str, str], log: Path
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        log: Path,
+        ends_on_term: bool = True,
     ) -> Part:
-        """Start a part, in the supervisor's working directory.
+        """Start a part, in the supervisor's working directory; `ends_on_term` as of a Child.
 
         Raises:
             HostLost: nothing can be started there any more.

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from rl.cluster.host import Demand, Hosts
-from rl.run.child import Child, Reaper, end_groups
+from rl.run.child import Child, Reaper, end_together
 from rl.run.devices import visible_cores, visible_gpus
 from rl.run.folder import RunFolder
 from rl.run.interface import free_port
@@ -24,11 +24,19 @@ class LocalHost:
         self._children: list[Child] = []
 
     def start(
-        self, name: str, command: Sequence[str], *, env: Mapping[str, str], log: Path
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        log: Path,
+        ends_on_term: bool = True,
     ) -> Child:
         """Start a part as a child of this process."""
         env = {**self._network, **env}
-        child = Child(name, command, log=log, reaper=self._reaper, env=env)
+        child = Child(
+            name, command, log=log, reaper=self._reaper, env=env, ends_on_term=ends_on_term
+        )
         self._children.append(child)
         child.start()
         return child
@@ -39,7 +47,7 @@ class LocalHost:
 
     def end(self) -> None:
         """End all parts within one grace period."""
-        end_groups([child.group for child in self._children if child.group is not None])
+        end_together(self._children)
         for child in self._children:
             child.end()
 

@@ -61,7 +61,13 @@ class ManualHost:
         self._commands: dict[str, str] = {}
 
     def start(
-        self, name: str, command: Sequence[str], *, env: Mapping[str, str], log: Path
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        log: Path,
+        ends_on_term: bool = True,  # noqa: ARG002 it ends by itself
     ) -> ManualPart:
         """Say with which command to start it."""
         said = [f"{key}={value}" for key, value in env.items() if key not in _OURS]

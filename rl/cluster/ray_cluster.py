@@ -75,10 +75,16 @@ class RayHost:
             self.address = str(self.call("address", interface))
         self.cores = bundle.cores
         self.devices = tuple(self.call("devices")) if bundle.devices else ()
-        self._network = network_environment(self.address, interface)
+        self._network = network_environment(self.address)
 
     def start(
-        self, name: str, command: Sequence[str], *, env: Mapping[str, str], log: Path
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        log: Path,
+        ends_on_term: bool = True,
     ) -> RayPart:
         """Start a part on the node.
 
@@ -86,7 +92,8 @@ class RayHost:
             HostLost: the node is gone.
 
         """
-        number = self.call("start", name, list(command), {**self._network, **env}, log.absolute())
+        env = {**self._network, **env}
+        number = self.call("start", name, list(command), env, log.absolute(), ends_on_term)
         return RayPart(self, number, name, log)
 
     def free_port(self) -> int:
@@ -175,7 +182,7 @@ class RayCluster:
             address = (
                 own_address(self.interface) if self.interface else ray.util.get_node_ip_address()
             )
-            here = LocalHost(reaper, address, network_environment(address, self.interface))
+            here = LocalHost(reaper, address, network_environment(address))
             stack.callback(here.end)
             try:
                 bundles = bundles_for(

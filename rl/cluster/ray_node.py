@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 
-from rl.run.child import Child, Reaper, end_groups
+from rl.run.child import Child, Reaper, end_together
 from rl.run.interface import free_port, own_address
 
 _SEEN_S = 10.0  # a network file system shows a new file a few seconds late
@@ -56,10 +56,19 @@ class RayNode:
         """Return the GPUs that Ray has reserved here."""
         return [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
 
-    def start(self, name: str, command: Sequence[str], env: Mapping[str, str], log: Path) -> int:
+    def start(
+        self,
+        name: str,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        log: Path,
+        ends_on_term: bool = True,
+    ) -> int:
         """Start a part; return the number it is asked for by."""
         env = {**env, "TMPDIR": str(self._temporary)}
-        child = Child(name, command, log=log, reaper=self._reaper, env=env)
+        child = Child(
+            name, command, log=log, reaper=self._reaper, env=env, ends_on_term=ends_on_term
+        )
         child.start()
         self._children.append(child)
         return len(self._children) - 1
@@ -79,8 +88,6 @@ class RayNode:
 
     def end(self) -> None:
         """End all parts within one grace period."""
-        end_groups([child.group for child in self._children if child.group is not None])
-        for child in self._children:
-            child.kill()
+        end_together(self._children)
         self._reaper.__exit__()
         shutil.rmtree(self._temporary, ignore_errors=True)

@@ -19,13 +19,18 @@ def listening_address(interface: str | None) -> str:
     return os.environ.get(_TOLD) or own_address(interface)
 
 
-def network_environment(address: str, interface: str | None) -> dict[str, str]:
-    """What a host tells its parts: what to listen on, and where gloo and NCCL, which know no keys.
+def network_environment(address: str) -> dict[str, str]:
+    """What a host tells its parts: the address to listen on."""
+    return {_TOLD: address}
 
-    They look for an interface by themselves where none is named.
+
+def bind_collectives(interface: str | None) -> None:
+    """Have gloo and NCCL, which know no keys, listen on an interface of that name in this process.
+
+    Where none is named they look for one by themselves.
     """
-    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if interface else ()
-    return {_TOLD: address, **{name: str(interface) for name in names}}
+    if interface:
+        os.environ |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
 
 
 def own_address(interface: str | None = None) -> str:

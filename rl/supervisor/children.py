@@ -91,8 +91,9 @@ class Children:
     ) -> None:
         env = {**self._run_folder.environment(), **env}
         log = self._run_folder.log_of(name)
-        part = (host or self._hosts.here).start(name, command, env=env, log=log)
-        self._children[name] = part
+        host = host or self._hosts.here
+        # Our own parts take a TERM for a scheduler's notice.
+        self._children[name] = host.start(name, command, env=env, log=log, ends_on_term=False)
 
     def watch(self, tick: Callable[[], None], stop: StopRequest) -> None:
         """Return when every trainer rank has finished; raise RunFailed when anything else ends.

@@ -29,6 +29,7 @@ from rl.run.by_hand import end_with_run
 from rl.run.dropped_steps import drop_steps_from
 from rl.run.failure import RunFailed
 from rl.run.folder import RunFolder
+from rl.run.interface import bind_collectives
 from rl.run.metrics import MetricsFile
 from rl.run.status import STOPPED, Status
 from rl.trainer.checkpoint import save_checkpoint
@@ -76,7 +77,10 @@ class TrainingRun:
         if self.settings.num_threads:
             torch.set_num_threads(self.settings.num_threads)
         # Whoever waits for another rank waits longer than that one does: its sentence comes first.
-        meeting = None if spans_hosts(self.run.cluster) else run_folder.rendezvous
+        meeting = run_folder.rendezvous
+        if spans_hosts(self.run.cluster):
+            bind_collectives(self.run.cluster["interface"])
+            meeting = None
         self.ranks = Ranks.join(meeting, 2 * self.settings.wait_timeout)
         self.status.set("loading the model")
         self.learner = Learner(self.run, self.run_folder, self.ranks)
