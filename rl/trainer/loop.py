@@ -42,6 +42,7 @@ from rl.wire import NoMoreBatches
 # After which the supervisor has seen that vLLM is gone, or that it only closed its socket: it looks
 # every 5 s, and ends it.
 _NOTICED_S = 10.0
+_ENDING_S = 10.0  # of a rank that is done, which the supervisor may see before it has ended
 
 
 class Stopwatch:
@@ -66,7 +67,7 @@ class TrainingRun:
     def __init__(self, run_folder: RunFolder) -> None:
         self.run, self.run_folder = Run.load(run_folder.config), run_folder
         if is_by_hand(self.run.cluster):
-            end_with_run(run_folder)
+            end_with_run(run_folder, after_s=_ENDING_S)
         self.settings: TrainerSettings = build(self.run.trainer)()
         self.sampler = build(self.run.sampler)()
         rank = int(os.environ["RANK"])
