@@ -28,7 +28,10 @@ from rl.config.check import check
 from rl.config.resume_rules import has_steps, run_folder_problems
 from rl.config.schema import ConfigError, Run
 from rl.model.folder import fingerprint
-from rl.placement.placement import placement
+from rl.model.shape import shape_of
+from rl.placement.budget import fitted, parts_of
+from rl.placement.page import plan_page
+from rl.placement.placement import Plan, placement
 from rl.placement.settings import settled
 from rl.report.finished_runs import how_to_go_on, steps_done
 from rl.report.screen import Screen, final_summary
@@ -178,13 +181,13 @@ def _prepared(
 def _execute(run: Run, model: Path, reaper: Reaper, stop: StopRequest, *, waits: bool) -> None:
     """Start all processes of a run and watch them; `waits`: signals let it save first."""
     run_folder = RunFolder(run.folder)
+    run, plan = _planned(run, model, waits)
     run.folder.mkdir(parents=True, exist_ok=True)
     run.save(run_folder.config)
     run_folder.versions.write_text(json.dumps(_versions(), indent=1))
     run_folder.clear_processes()
     run_folder.make_sockets_folder()
     run_folder.set_model(model, fingerprint(model))
-    plan = placement(asdict(run), [this_host()])
     with ExitStack() as stack:
         # What was registered last ends first: the children, then the sockets they listen on.
         stack.callback(run_folder.clear_sockets)
@@ -197,6 +200,17 @@ def _execute(run: Run, model: Path, reaper: Reaper, stop: StopRequest, *, waits:
                 children.watch(screen.update, stop)
             finally:
                 stop.waits = False
+
+
+def _planned(run: Run, model: Path, shown: bool) -> tuple[Run, Plan]:
+    """Return the run with what its model leaves to vLLM, and where its parts go; say so."""
+    config, hosts, sizes = asdict(run), [this_host()], shape_of(model)
+    plan = placement(config, hosts)
+    if sizes is not None:
+        config = fitted(config, plan, sizes, hosts)
+    if shown:
+        _say(plan_page(plan, sizes and parts_of(config, plan, sizes), hosts))
+    return Run(**config), plan
 
 
 def _say(text: str) -> None:
