@@ -29,6 +29,7 @@ from rl.config.resume_rules import has_steps, run_folder_problems
 from rl.config.schema import ConfigError, Run
 from rl.model.folder import fingerprint
 from rl.model.shape import shape_of
+from rl.model.trainable import check_trainable
 from rl.placement.budget import fitted, parts_of
 from rl.placement.page import plan_page
 from rl.placement.placement import Plan, placement
@@ -162,7 +163,7 @@ def _prepared(
     source = build(run.model)()
     if run.model["warm_start"] is None:
         with refused():
-            return source.prepare(run_folder.built_model)
+            return _trainable(source.prepare(run_folder.built_model))
     supervised = RunFolder(run_folder.warm_start)
     first = warm_start_run(run, compose(IMITATION), supervised.path)
     kept = cache_folder() / "warm" / warm_start_key(first)
@@ -170,12 +171,17 @@ def _prepared(
         make_cache(kept.parent)
         with refused():
             shutil.rmtree(supervised.path, ignore_errors=True)
-            model = source.prepare(supervised.built_model)
+            model = _trainable(source.prepare(supervised.built_model))
         _say(f"warm start: {first.max_steps} supervised steps, once for this model and environment")
         # Signals end it at once: half an imitation is of no use, so it has nothing to save.
         _execute(first, model, reaper, StopRequest(), waits=False)
         keep_result(supervised, kept)
     return kept
+
+
+def _trainable(model: Path) -> Path:
+    check_trainable(model)
+    return model
 
 
 def _execute(run: Run, model: Path, reaper: Reaper, stop: StopRequest, *, waits: bool) -> None:
