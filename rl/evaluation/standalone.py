@@ -25,12 +25,12 @@ from rl.evaluation.served import chat_setting, failing, serving_policy
 from rl.evaluation.summary import Played, Summary, summarise
 from rl.evaluation.table import Progress, report
 from rl.placement.settings import settled_inference
-from rl.run.child import stopped_by_signals
 from rl.run.devices import visible_gpus
 from rl.run.folder import RunFolder
 from rl.run.json_lines import plain
 from rl.run.lock import ensure_free, locked
 from rl.run.open_files import raise_open_files
+from rl.run.stop_request import stopped_by_signals
 from rl.sampling.player import Player
 from rl.sampling.watchdog import Watchdog
 

@@ -24,7 +24,10 @@ from rl.run.folder import RunFolder
 
 _ENDING_S = 0.2  # from the end of its connections to that of the process
 # What requests name as their model: vLLM holds the base and the adapter under different names.
-SERVED_AS: dict[Transport, str] = {"shm": "policy", "adapter": "policy-adapter"}
+SERVED_AS: dict[Transport, str] = {
+    **dict.fromkeys(("shm", "disk", "gloo"), "policy"),
+    "adapter": "policy-adapter",
+}
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,7 @@ class VLLMServer:
             "tensor-parallel-size": self.tensor_parallel_size,
             "logprobs-mode": "processed_logprobs",  # after temperature, as the policy sampled
             "enable-scale-out": True,  # token-in, token-out route
-            "weight-transfer-config": f'{{"backend": "{"adapter" if adapter else "shm"}"}}',
+            "weight-transfer-config": f'{{"backend": "{"adapter" if adapter else "whole"}"}}',
             "enable-lora": adapter is not None,
             "max-lora-rank": adapter and adapter.rank,
             "lora-target-modules": adapter and adapter.layers,

@@ -7,7 +7,7 @@
     activations    what a layer keeps of each token for the backward pass, counted by the tensors
                    that autograd saves in our layers and transformers' (coefficients below)
     logits         one chunk of them, forward or backward
-    push           the file in memory from which vLLM reads the weights; on rank 0
+    push           the weights in memory as they are sent; on rank 0
 
 What measuring added (docs/scaling.md, benchmarks/memory.py): copies of DeepSpeed's, and on CPU what
 the allocator keeps between passes.
@@ -180,18 +180,15 @@ def _num_references(config: Mapping[str, Any]) -> int:
 
 
 def _pushed(config: Mapping[str, Any], shape: Shape) -> float:
-    """The file that vLLM reads; weights with an adapter are merged into a copy before."""
+    """What is sent, in memory; weights with an adapter are merged into a copy before."""
     if is_imitator(config["sampler"]["_target_"]):
         return 0.0
-    whole = float(shape.parameters * _width(config))
-    match transport(config["sync"], config["adapter"], config["model"]):
-        case "shm":
-            is_trained = trained_parameters(config, shape) == shape.parameters
-            return whole if is_trained else 2 * whole
-        case "adapter":
-            return float(trained_parameters(config, shape) * _width(config))
-        case _:
-            return 0.0
+    trained = trained_parameters(config, shape)
+    whole, way = float(shape.parameters * _width(config)), transport(config)
+    if way == "adapter":
+        return float(trained * _width(config))
+    merged = whole if trained < shape.parameters else 0.0
+    return merged + (0.0 if way == "disk" else whole)
 
 
 def _drawn(config: Mapping[str, Any], shape: Shape) -> float:

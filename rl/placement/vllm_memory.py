@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
+from rl.config.transport import transport
 from rl.model.shape import Shape
 from rl.placement.trainer_memory import GIB, Need
 
-_RUNTIME = 1.0 * GIB  # its two processes on CPU; what both map counts once
+_RUNTIME = 1.5 * GIB  # its three processes on CPU, libraries counted once
 _PER_WORKER = 0.6 * GIB  # of a tensor parallel group, which is not forked
 # On CPU a push leaves copies behind: what the kernels want, and what the allocator keeps.
 _WEIGHTS_ON_CPU = 1.3
@@ -24,6 +25,8 @@ def vllm_need(config: Mapping[str, Any], shape: Shape, *, on_gpu: bool) -> Need:
         device = {"runtime": _CUDA_RUNTIME, "weights": weights / group, "key-values": row}
         return Need(device=device, host={"runtime": _CUDA_HOST})
     runtime = _RUNTIME + (_PER_WORKER * group if group > 1 else 0)
+    if transport(config) == "gloo":  # it receives them beside those that it has
+        weights *= 1 + 1 / _WEIGHTS_ON_CPU
     cache = float(inference.get("cpu_kv_cache_gib") or 1) * GIB * group
     return Need(
         device={},

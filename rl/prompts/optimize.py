@@ -28,12 +28,12 @@ from rl.prompts.prompt_player import Task, starting_prompt
 from rl.prompts.reflection import Reflection
 from rl.prompts.served_search import ServedSearch
 from rl.report.finished_runs import resume_command
-from rl.run.child import stopped_by_signals
 from rl.run.devices import visible_gpus
 from rl.run.failure import RunFailed
 from rl.run.folder import RunFolder
 from rl.run.lock import ensure_free, locked
 from rl.run.open_files import raise_open_files
+from rl.run.stop_request import stopped_by_signals
 
 
 def optimize_prompt(

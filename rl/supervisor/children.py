@@ -14,14 +14,16 @@ from rl.config.transport import transport
 from rl.inference.routes import closed, healthy
 from rl.inference.server import adapter_room, vllm_child, with_seeds
 from rl.placement.placement import Place, Plan
-from rl.run.child import Child, Reaper, StopRequest, end_groups, last_lines
+from rl.report.finished_runs import steps_done
+from rl.run.child import Child, Reaper, end_groups, last_lines
 from rl.run.failure import RunFailed, first_failure
 from rl.run.folder import RunFolder
+from rl.run.metrics import read_metrics
 from rl.run.status import Status, read_statuses
+from rl.run.stop_request import StopRequest
 
 _TICK_S = 0.25
 _HEALTH_EVERY_S = 5.0
-_SAVING_S = 30.0  # after vLLM's end
 _FULL_BYTES = 1 << 16  # less than what anybody writes at once
 _KERNELS_KEPT = "64"  # all of one micro-batch, which every layer shares
 STOPPING = "stopping after this step; its checkpoint comes first (a second signal ends at once)"
@@ -47,7 +49,7 @@ class Children:
         if self._uses_vllm:
             # vLLM knows nothing of status files, so this process writes its.
             self._status.set("starting vLLM (logs/inference.log)")
-            chosen = transport(run.sync, run.adapter, run.model)
+            chosen = transport(vars(run))
             room = adapter_room(chosen, run.adapter, self._run_folder.model())
             child = self._children["inference"] = vllm_child(
                 self._server,
@@ -84,16 +86,18 @@ class Children:
         while True:
             tick()
             self._has_begun()
+            if stop.asked:  # first: the parts may have got the signal, too, and ended
+                self._ask_to_stop()
             ended = {n: c.returncode for n, c in self._children.items() if c.returncode is not None}
             if all(trainer.returncode == 0 for trainer in trainers):
                 self._raise_reported()  # what they saved may be all that could be saved
                 return
+            if stop.asked and "inference" in ended and self._all_is_saved(tick):
+                return  # a scheduler that signals every process ends vLLM, which saves nothing
             # Ranks end one after another when the run is over; whatever else ends, ended too early.
             if any(not (n.startswith("trainer") and status == 0) for n, status in ended.items()):
                 self._fail(ended, tick)
             self._watch_server()
-            if stop.asked:
-                self._ask_to_stop()
             self._reaper.ensure_alive()
             time.sleep(_TICK_S)
 
@@ -140,11 +144,16 @@ class Children:
     def _let_save(self, tick: Callable[[], None]) -> None:
         """Without vLLM no batch will come, but what was learned can still be saved."""
         self._run_folder.stop_request.touch()
-        deadline = time.monotonic() + _SAVING_S
+        deadline = time.monotonic() + self._run.trainer["wait_timeout"]
         ranks = [child for name, child in self._children.items() if name.startswith("trainer")]
         while any(rank.returncode is None for rank in ranks) and time.monotonic() < deadline:
             tick()
             time.sleep(_TICK_S)
+
+    def _all_is_saved(self, tick: Callable[[], None]) -> bool:
+        """Let the ranks save, and say whether that left nothing to be lost."""
+        self._let_save(tick)
+        return self._run_folder.num_saved_steps() == steps_done(read_metrics(self._run_folder))
 
     def _fail(self, ended: Mapping[str, int | None], tick: Callable[[], None]) -> NoReturn:
         if ended.get("inference") is not None:  # the others only notice that it is gone
@@ -167,6 +176,9 @@ class Children:
 
     def end(self) -> None:
         """End all of them at once, with everything they started."""
+        for name, child in self._children.items():
+            if not name.startswith("inference"):  # ours take a TERM for a scheduler's notice
+                child.kill_leader()
         # One grace period for all of them, not one after another.
         end_groups([child.group for child in self._children.values() if child.group is not None])
         for child in self._children.values():

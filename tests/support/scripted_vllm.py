@@ -122,8 +122,8 @@ class Engine:
         self._names.add(body["lora_name"])
         return web.Response(text="Success: LoRA adapter added successfully.")
 
-    def _receive(self, path: str, fingerprint: str) -> web.Response:
-        self._read = content_fingerprint(Path(path).read_bytes())
+    def _receive(self, where: dict[str, str], fingerprint: str) -> web.Response:
+        self._read = content_fingerprint(Path(where["path"]).read_bytes())
         if self._read != fingerprint:
             return _refused(f"the trainer wrote {fingerprint}, vLLM read {self._read}")
         return web.json_response({"message": "Weights updated"})

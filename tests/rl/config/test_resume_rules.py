@@ -183,3 +183,13 @@ def test_a_run_of_before_there_were_orders_goes_on_as_shuffled(config: dict[str,
     sequential = {"resume": True, "order": chosen("order", "sequential")}
     problem = only_problem(changed(config, sequential))
     assert "order._target_ was rl.rollouts.example_order.ShuffledOrder and is " in problem
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"max_steps: [", b"[1]", b"\x80"])
+def test_a_run_whose_configuration_is_damaged_is_named(
+    content: bytes, config: dict[str, Any]
+) -> None:
+    saved = Folder(config).path / SAVED
+    saved.write_bytes(content)
+    problem = only_problem(changed(config, {"resume": True}))
+    assert problem.startswith(f"{saved} is damaged")
