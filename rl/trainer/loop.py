@@ -19,7 +19,6 @@ import torch
 from rl.config.build import build
 from rl.config.schema import Run
 from rl.config.transport import transport
-from rl.inference.routes import wait_until_healthy
 from rl.learner.learner import Learner, TrainerSettings
 from rl.learner.ranks import Ranks
 from rl.records import RankBatch
@@ -29,6 +28,7 @@ from rl.run.folder import RunFolder
 from rl.run.metrics import MetricsFile
 from rl.run.status import STOPPED, Status
 from rl.trainer.checkpoint import save_checkpoint
+from rl.trainer.replicas import PushedReplicas
 from rl.trainer.rollouts_link import RolloutsLink
 from rl.trainer.token_record import StepRecord
 from rl.weights.pusher import WeightPusher
@@ -79,6 +79,7 @@ class TrainingRun:
         self.metrics = MetricsFile(run_folder) if self.ranks.first else None
         self.logger = build(self.run.logger)()
         self.nonfinite = 0
+        self.replicas = PushedReplicas(run_folder, self.run.inference)
 
     def _spare_cores(self) -> int:
         """CPU threads for this rank: vLLM decodes on one core."""
@@ -167,11 +168,11 @@ class TrainingRun:
     def _wait_for_vllm(self) -> None:
         """The supervisor watches the server and ends us if it fails, so this only waits."""
         self.status.set("waiting for vLLM to start (logs/inference.log)")
-        wait_until_healthy(self.run_folder.vllm_socket, self.run.inference["startup_timeout"])
+        self.replicas.wait(self.run.inference["startup_timeout"])
 
     def _publish(self, rollouts: RolloutsLink, version: int) -> None:
         if self.ranks.first:
-            rollouts.publish(version)
+            rollouts.publish(version, self.replicas.living)
 
     def _evaluation(
         self, rollouts: RolloutsLink, watch: Stopwatch, version: int, *, last: bool = False

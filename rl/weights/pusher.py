@@ -21,10 +21,12 @@ import numpy as np
 import torch
 
 from rl.config.transport import Transport
+from rl.inference.replica import Replica
 from rl.inference.routes import VLLMRoutes
 from rl.inference.server import SERVED_AS
 from rl.model.lora import write_adapter
 from rl.records import MicroBatch
+from rl.run.address import Address
 from rl.run.failure import RunFailed
 from rl.weights.memory_file import MemoryFile
 
@@ -61,7 +63,8 @@ class WeightPusher:
         """`goes_on`: the run has been probed before it was stopped, so no probe is its first."""
         self._sync, self._transport = sync, transport
         self._served_as = SERVED_AS[transport]
-        self._vllm, self._private = VLLMRoutes(socket, timeout=timeout), socket.parent
+        only = Replica("inference", Address(path=socket))
+        self._vllm, self._private = VLLMRoutes(only, timeout=timeout), socket.parent
         self._file, self._last = MemoryFile(), ""
         self._slack = _LATER_SLACK if goes_on else 1.0
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from rl.config.schema import Run
-from rl.run.child import Reaper
+from rl.run.child import Child, Reaper
 from rl.run.failure import RunFailed
 from rl.run.folder import RunFolder
 from rl.run.status import Status
@@ -44,6 +44,12 @@ def watched(tmp_path):
         with Reaper() as reaper:
             children = Children(Run(**config), folder, reaper)
             try:
+                if server := parts.pop("inference", None):
+                    log = folder.log_of("inference")
+                    vllm = Child("inference", server, log=log, reaper=reaper)
+                    vllm.start()
+                    children._replicas._start_child = lambda replica: vllm
+                    children._replicas.start()
                 for name, command in parts.items():
                     children._start(name.replace("_", "."), command, {})
                 children.watch(tick, stop or SimpleNamespace(asked=False))

@@ -21,8 +21,9 @@ from rl.run.failure import RunFailed
 from rl.run.folder import RunFolder
 from rl.run.metrics import MetricsFile, read_metrics
 from rl.run.status import STOPPED, Status
-from rl.supervisor import children
+from rl.supervisor import replicas
 from rl.trainer import loop
+from rl.trainer.replicas import PushedReplicas
 from rl.wire import HEADER, Answer, Call, pack, unpack
 from tests.support.composing import composed
 
@@ -47,7 +48,7 @@ class Rehearsal(loop.TrainingRun):
         stats = {**STATS, "train/grad_norm": float(moves)}
         self.learner = SimpleNamespace(policy=None, update=lambda batch, observer: dict(stats))
         self.metrics, self.logger = MetricsFile(folder), build(self.run.logger)()
-        self.pushed = []
+        self.replicas, self.pushed = PushedReplicas(folder, {"replicas": 1}), []
 
     def _pusher(self) -> Any:
         return self
@@ -183,7 +184,7 @@ class WithoutServer(Rehearsal):
 
 
 def test_a_failed_push_waits_until_the_supervisor_has_looked_at_the_socket_and_ended_vllm():
-    seen = children._HEALTH_EVERY_S + routes._HEALTH_TIMEOUT_S + 2 * child._GRACE_S
+    seen = replicas._HEALTH_EVERY_S + routes._HEALTH_TIMEOUT_S + 2 * child._GRACE_S
     assert seen < loop._NOTICED_S
 
 
