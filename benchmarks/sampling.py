@@ -31,6 +31,9 @@ from rl.inference.live_version import LiveVersion
 from rl.inference.router import Router
 from rl.inference.server import VLLMServer, only_replica, serving
 from rl.model.tokenizer import load_renderer
+from rl.placement.placement import placement
+from rl.placement.settings import settled
+from rl.run.devices import this_host
 from rl.run.folder import RunFolder
 from rl.sampling.chat import ChatSetting
 from rl.sampling.player import Player
@@ -121,7 +124,8 @@ def main() -> None:
         offline(json.loads(Path(arguments.offline).read_text()))
         return
     size = arguments.group_size
-    run = Run(**compose([f"group_size={size}", f"batch_size={size * arguments.groups}"]))
+    config = compose([f"group_size={size}", f"batch_size={size * arguments.groups}"])
+    run = Run(**settled(config, placement(config, [this_host()])))
     with tempfile.TemporaryDirectory() as name:
         run_folder, task = RunFolder(Path(name) / "run"), Path(name) / "task.json"
         result = task.with_name("result.json")

@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rl.cli.hydra_errors import explain
 from rl.config.schema import ConfigError
-from rl.run.failure import RunFailed, printable
+from rl.run.failure import OutOfTime, RunFailed, printable
 from rl.run.lock import FolderUnusable
 from rl.run.sweep_folder import sweep_of_this_process
 from rl.sweeps.job import run_job
@@ -154,6 +154,10 @@ def _guarded(start: Callable[[], float | None], in_sweep: bool) -> float | None:
         stop("this run cannot start", error, BAD_CONFIG)
     except FolderUnusable as error:
         stop("this run cannot start", ConfigError([str(error)]), BAD_CONFIG)
+    except OutOfTime as error:  # it was said, with all else of the end
+        if not in_sweep:
+            raise SystemExit(0) from error
+        raise  # the next run of the sweep has a time of its own
     except RunFailed as error:
         if not in_sweep:
             stop("the run failed", error, FAILED)

@@ -12,12 +12,13 @@ from typing import Any
 
 from rl.config.algorithm_rules import ALGORITHM_RULES
 from rl.config.critic_rules import critic
+from rl.config.durations import seconds_of
 from rl.config.facts import fact, is_imitator, is_marked, references
 from rl.config.limits import range_problems, value_of
 from rl.config.resume_rules import run_folder_problems
 from rl.config.secrets import secret_problems
 from rl.config.signatures import did_you_mean, spec_of
-from rl.config.transport import obstacle
+from rl.config.transport import transport_problems
 from rl.config.vllm_flags import flag_problems, plain
 
 Config = Mapping[str, Any]
@@ -33,6 +34,7 @@ def rule_problems(config: Config) -> list[str]:
 def batches(config: Config) -> Iterator[str]:
     """How many rollouts there are, of how many examples, for how many ranks."""
     batch, group, ranks = config["batch_size"], config["group_size"], config["trainer"]["ranks"]
+    ranks = 1 if ranks is None else ranks  # it follows the devices, and never above batch_size
     if min(batch, group, ranks) < 1:
         return
     if batch % group:
@@ -109,6 +111,19 @@ def steps_and_waits(config: Config) -> Iterator[str]:
         )
 
 
+def time_limit(config: Config) -> Iterator[str]:
+    """The time of the whole run."""
+    max_time = config.get("max_time")
+    if max_time is None:
+        return
+    try:
+        too_short = seconds_of(max_time) <= 0
+    except ValueError:
+        too_short = True
+    if too_short:
+        yield f"max_time={max_time} is no time: write 3h30m, 90m, a number of seconds, or null"
+
+
 def limits_of_parts(config: Config) -> Iterator[str]:
     """An environment of a mixture may take less time than the run allows, and not more."""
     episode = value_of(config, "sampler.rollout_timeout")
@@ -143,10 +158,8 @@ def order_weights(config: Config) -> Iterator[str]:
 
 
 def adapter(config: Config) -> Iterator[str]:
-    """What can be trained beside frozen weights, and travel alone."""
+    """What can be trained beside frozen weights."""
     chosen = config["adapter"]
-    if config["sync"]["transport"] == "adapter" and (why := obstacle(chosen, config["model"])):
-        yield f"sync=adapter, but {why}"
     if fact(chosen["_target_"], "freezes_base", False) and not chosen["target_modules"]:
         yield (
             "adapter.target_modules=[] leaves LoRA no layer: use all-linear, or name some, such as "
@@ -247,10 +260,12 @@ RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     critic,
     optimizer_and_sharding,
     steps_and_waits,
+    time_limit,
     limits_of_parts,
     rewards,
     order_weights,
     adapter,
+    transport_problems,
     packages,
     output_head,
     model_folders,

@@ -25,6 +25,7 @@ class Run:
 
     seed: int
     max_steps: int
+    max_time: float | str | None
     batch_size: int  # rollouts per optimizer step
     group_size: int  # rollouts per example
     max_seq_len: int

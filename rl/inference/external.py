@@ -36,6 +36,7 @@ class ExternalServers:
     """
 
     starts_vllm: ClassVar[bool] = False
+    is_external: ClassVar[bool] = True
 
     urls: list[str]
     api_key_variable: str | None

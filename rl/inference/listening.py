@@ -24,7 +24,7 @@ class Listening:
 
     def replicas(self, server: VLLMServer, host: str = LOOPBACK) -> list[Replica]:
         """Return the vLLMs of this run; those on ports of the interface `host` ask for its key."""
-        names, folder = replica_names(server.replicas), self._run_folder
+        names, folder = replica_names(server.replicas or 1), self._run_folder
         if server.listen == "unix":
             return [Replica(name, Address(path=folder.vllm_socket_of(name))) for name in names]
         if folder.read_key() is None:

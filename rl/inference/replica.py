@@ -51,7 +51,7 @@ def replica_names(number: int) -> list[str]:
 def names_of(inference: Mapping[str, Any]) -> list[str]:
     """The vLLMs of a configuration: those it starts, or those it knows the URLs of."""
     urls = inference.get("urls")
-    return replica_names(inference["replicas"] if urls is None else len(urls))
+    return replica_names((inference["replicas"] or 1) if urls is None else len(urls))
 
 
 def started_replicas(run_folder: RunFolder, inference: Mapping[str, Any]) -> list[Replica]:

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +28,10 @@ from rl.run.folder import RunFolder
 
 _ENDING_S = 0.2  # from the end of its connections to that of the process
 # What requests name as their model: vLLM holds the base and the adapter under different names.
-SERVED_AS: dict[Transport, str] = {"shm": "policy", "adapter": "policy-adapter"}
+SERVED_AS: dict[Transport, str] = {
+    **dict.fromkeys(("shm", "disk", "gloo"), "policy"),
+    "adapter": "policy-adapter",
+}
 
 
 @dataclass(frozen=True)
@@ -58,9 +61,11 @@ class VLLMServer:
     """How vLLM is started (conf/inference).
 
     Attributes:
-        replicas: how many of it.
+        replicas: how many of it; None: as many as rl/placement finds room for.
         listen: behind a Unix socket, or a port of the loopback interface.
         startup_timeout: seconds until it must answer.
+        devices: GPUs that it may use; rl/placement shares them out.
+        tensor_parallel_size: GPUs, or processes on CPU, of one vLLM.
         cpu_kv_cache_gib: GiB for the key-value cache on CPU; on a GPU vLLM takes its share itself.
         args: further vLLM flags, passed through: `{max_num_seqs: 64}` is `--max-num-seqs 64`.
 
@@ -68,10 +73,12 @@ class VLLMServer:
 
     starts_vllm: ClassVar[bool] = True  # so `args` are vLLM's flags
 
-    replicas: int
+    replicas: int | None
     listen: Literal["unix", "tcp"]
     startup_timeout: float
-    cpu_kv_cache_gib: int
+    devices: list[int | str] | None
+    tensor_parallel_size: int
+    cpu_kv_cache_gib: int | None
     args: dict[str, Any]
 
     def command(
@@ -99,9 +106,10 @@ class VLLMServer:
             "hf-overrides": head_dtype and json.dumps({"head_dtype": head_dtype}),
             "max-model-len": max_seq_len,
             "seed": seed,
+            "tensor-parallel-size": self.tensor_parallel_size,
             "logprobs-mode": "processed_logprobs",  # after temperature, as the policy sampled
             "enable-scale-out": True,  # token-in, token-out route
-            "weight-transfer-config": f'{{"backend": "{"adapter" if adapter else "shm"}"}}',
+            "weight-transfer-config": f'{{"backend": "{"adapter" if adapter else "whole"}"}}',
             "enable-lora": adapter is not None,
             "max-lora-rank": adapter and adapter.rank,
             "lora-target-modules": adapter and adapter.layers,
@@ -128,13 +136,13 @@ class VLLMServer:
 
         `key_file` holds what its routes ask for where it listens on a port.
         """
-        threads = {} if has_gpu() else {"OMP_NUM_THREADS": str(_threads(self.replicas))}
+        threads = {} if has_gpu() else {"OMP_NUM_THREADS": str(_threads())}
         return {
             **threads,
             **({KEY_FILE: str(key_file)} if key_file else {}),
             "VLLM_SERVER_DEV_MODE": "1",  # the routes that pause, load and resume
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1" if adapter else "0",
-            "VLLM_CPU_KVCACHE_SPACE": str(self.cpu_kv_cache_gib),
+            "VLLM_CPU_KVCACHE_SPACE": str(self.cpu_kv_cache_gib or 1),
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",
             "HF_HUB_OFFLINE": "1",  # the model folder is local by now
@@ -158,14 +166,14 @@ def has_gpu(devices: Path = Path("/dev")) -> bool:
     return bool(visible_gpus(devices))
 
 
-def _threads(replicas: int) -> int:
+def _threads() -> int:
     """CPU threads for vLLM: as many as it would bind, one a core and one core less than there are.
 
-    Replicas share them. Whoever sets OMP_NUM_THREADS wins.
+    Whoever sets OMP_NUM_THREADS wins.
     """
     if num_threads := os.environ.get("OMP_NUM_THREADS"):
         return int(num_threads)
-    return max((len({core_of(cpu) for cpu in visible_cores()}) - 1) // replicas, 1)
+    return max(len({core_of(cpu) for cpu in visible_cores()}) - 1, 1)
 
 
 def _listening(address: Address) -> dict[str, Any]:
@@ -185,10 +193,12 @@ def vllm_process(
     seed: int,
     adapter: AdapterRoom | None,
     head_dtype: str | None = None,
+    place: Mapping[str, str] | None = None,
 ) -> tuple[list[str], dict[str, str]]:
     """Return the command of a vLLM for the model of a run folder, and its environment.
 
-    `replica` says where it listens; `dtype` and so on as in `VLLMServer.command`.
+    `replica` says where it listens, `place` what its environment is there; `dtype` and so on as in
+    `VLLMServer.command`.
     """
     command = server.command(
         run_folder.model(),
@@ -201,7 +211,7 @@ def vllm_process(
     )
     key_file = None if replica.address.path else run_folder.key
     ours = server.environment(adapter=adapter, key_file=key_file)
-    return command, {**run_folder.environment(), **ours}
+    return command, {**run_folder.environment(), **ours, **(place or {})}
 
 
 @contextmanager

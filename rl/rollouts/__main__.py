@@ -34,6 +34,7 @@ from rl.run.failure import reporting
 from rl.run.folder import RunFolder
 from rl.run.open_files import raise_open_files
 from rl.run.status import Status
+from rl.run.stop_request import pass_on_signals
 from rl.run.warning_lines import noting_warnings
 from rl.sampling.chat import ChatSetting
 from rl.sampling.demonstrations import Imitator
@@ -79,7 +80,7 @@ def _setting(
         num_seqs=num_seqs and num_seqs * len(names_of(run.inference)),
         version=version,
         router=router,
-        served_as=SERVED_AS[transport(run.sync, run.adapter, run.model)],
+        served_as=SERVED_AS[transport(vars(run))],
         model=run_folder.model(),
         renderer=build(run.model)().renderer,
         tally=tally,
@@ -161,6 +162,7 @@ async def main(run_folder: RunFolder) -> None:
 
 if __name__ == "__main__":
     run_folder = RunFolder(Path(sys.argv[1]))
+    pass_on_signals(run_folder)
     with reporting(run_folder, "rollouts"), noting_warnings(run_folder, "rollouts"):
         raise_open_files()  # a connection to vLLM for every rollout in flight
         asyncio.run(main(run_folder))

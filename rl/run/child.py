@@ -13,8 +13,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -37,6 +37,8 @@ def last_lines(log: Path, count: int = 20) -> str:
 
 def _die_with_parent(parent: int) -> None:
     """Run in the child, between fork and exec: nothing here may take a lock."""
+    # A scheduler's notice: the supervisor acts on it, and vLLM would die of it.
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     # Sent when the thread that forked ends, whatever the process does: fork in the main one.
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before we asked
@@ -65,39 +67,6 @@ def end_groups(groups: Sequence[int], grace_s: float = _GRACE_S) -> None:
         while time.monotonic() < deadline and any(group_alive(group) for group in groups):
             time.sleep(0.05)
         deadline += 1.0  # after KILL: what holds much memory takes a moment to go
-
-
-class StopRequest:
-    """What TERM, HUP and USR2 (of a cluster's scheduler) do to us.
-
-    They stop a run as Ctrl-C does, unless `waits`: then the first of them only sets `asked`.
-    """
-
-    def __init__(self) -> None:
-        self.waits = self.asked = False
-
-    def __call__(self, *_: object) -> None:
-        """Handle a signal."""
-        if not self.waits or self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
-
-
-@contextmanager
-def stopped_by_signals() -> Iterator[StopRequest]:
-    """Handle signals for as long as the block lasts; yield what they asked for."""
-    stop = StopRequest()
-    numbers = [
-        number
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
-        if signal.getsignal(number) is not signal.SIG_IGN  # nohup: the terminal may go
-    ]
-    before = {number: signal.signal(number, stop) for number in numbers}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class Reaper:
@@ -191,6 +160,11 @@ class Child:
     def returncode(self) -> int | None:
         """Exit status, None while running; negative for a signal."""
         return None if self._process is None else self._process.poll()
+
+    def kill_leader(self) -> None:
+        """Kill the process itself, where its first TERM would count as a scheduler's."""
+        if self._process is not None:
+            self._process.kill()
 
     def kill(self) -> None:
         """End the whole group; its exit status can still be asked for."""

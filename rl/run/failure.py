@@ -24,6 +24,10 @@ class RunFailed(RuntimeError):
     """The run cannot go on; the message is for the user."""
 
 
+class OutOfTime(RunFailed):
+    """The run has saved what it has and ended, for its max_time is over: not a failure."""
+
+
 def printable(text: str) -> str:
     """The text without what would command a terminal: it may be a server's, or a policy's."""
     return _CONTROL.sub("", _SEQUENCE.sub("", text))

@@ -1,5 +1,6 @@
 """Where everything of a run lies: the one place that knows the names of its files."""
 
+import hashlib
 import json
 import os
 import re
@@ -160,6 +161,13 @@ class RunFolder:
     def evaluated(self) -> Path:
         """The rollouts of an evaluation that is a run of its own."""
         return self.path / "rollouts.jsonl"
+
+    def pushed_weights(self, folder: str | None) -> Path:
+        """Where weights lie that vLLM is about to load; `folder` may be shared by any runs."""
+        if folder is None:
+            return self.path / "weights"
+        mark = hashlib.sha256(os.fsencode(self.path.resolve())).hexdigest()[:8]
+        return Path(folder).expanduser() / f"{self.name}-{mark}"
 
     @property
     def viewer_index(self) -> Path:

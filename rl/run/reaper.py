@@ -13,7 +13,7 @@ import time
 def main() -> None:
     """Read until the pipe closes, then TERM, wait two seconds, KILL."""
     # A scheduler signals every process of a job; this one must be the last to go.
-    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(name, signal.SIG_IGN)
     groups: set[int] = set()
     for line in sys.stdin:  # until the kernel closes the pipe, which it does after a KILL too

@@ -13,24 +13,19 @@ from rl.config.schema import Run
 from rl.config.transport import transport
 from rl.inference.external import ExternalServers, unfit
 from rl.inference.listening import Listening
-from rl.inference.replica import Replica
-from rl.inference.server import (
-    VLLMServer,
-    adapter_room,
-    has_gpu,
-    vllm_process,
-    with_seeds,
-)
+from rl.inference.replica import Replica, names_of
+from rl.inference.server import VLLMServer, adapter_room, vllm_process, with_seeds
+from rl.placement.placement import Place, Plan
 from rl.report.finished_runs import steps_done
-from rl.run.child import Child, Reaper, StopRequest, end_groups, last_lines
+from rl.run.child import Child, Reaper, end_groups, last_lines
 from rl.run.failure import RunFailed, first_failure
 from rl.run.folder import RunFolder
 from rl.run.metrics import read_metrics
 from rl.run.status import read_statuses
+from rl.run.stop_request import StopRequest
 from rl.supervisor.replicas import Replicas
 
 _TICK_S = 0.25
-_SAVING_S = 30.0  # after vLLM's end
 _FULL_BYTES = 1 << 16  # less than what anybody writes at once
 _KERNELS_KEPT = "64"  # all of one micro-batch, which every layer shares
 STOPPING = "stopping after this step; its checkpoint comes first (a second signal ends at once)"
@@ -39,8 +34,8 @@ STOPPING = "stopping after this step; its checkpoint comes first (a second signa
 class Children:
     """The child processes of one run."""
 
-    def __init__(self, run: Run, run_folder: RunFolder, reaper: Reaper) -> None:
-        self._run, self._run_folder, self._reaper = run, run_folder, reaper
+    def __init__(self, run: Run, run_folder: RunFolder, reaper: Reaper, plan: Plan) -> None:
+        self._run, self._run_folder, self._reaper, self._plan = run, run_folder, reaper, plan
         self._children: dict[str, Child] = {}
         sampler = build(run.sampler)()
         server: VLLMServer | ExternalServers = build(run.inference)()
@@ -52,15 +47,15 @@ class Children:
 
     def start(self) -> None:
         """Start everything at once; the parts wait for each other."""
-        folder, run = str(self._run_folder.path), self._run
+        folder = str(self._run_folder.path)
         if self._replicas:
             self._replicas.start()
         self._start("rollouts", [sys.executable, "-m", "rl.rollouts", folder], {})
-        world = run.trainer["ranks"]
-        for rank in range(world):
-            where = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+        world = len(self._plan.ranks)
+        for rank, place in enumerate(self._plan.ranks):
+            where = {"RANK": str(rank), "WORLD_SIZE": str(world), **place.environment()}
             command = [sys.executable, "-m", "rl.trainer", folder]
-            self._start(f"trainer.rank{rank}", command, {**where, **_accelerator()})
+            self._start(f"trainer.rank{rank}", command, {**where, **_accelerator(place)})
 
     def _watched_replicas(self) -> Replicas:
         """Return the vLLMs of this run, not yet started."""
@@ -83,7 +78,7 @@ class Children:
         run = self._run
         if isinstance(self._server, ExternalServers):
             return None
-        chosen = transport(run.sync, run.adapter, run.model)
+        chosen, number = transport(vars(run)), names_of(run.inference).index(replica.name)
         command, env = vllm_process(
             self._server,
             self._run_folder,
@@ -93,6 +88,7 @@ class Children:
             seed=run.seed,
             adapter=adapter_room(chosen, run.adapter, self._run_folder.model()),
             head_dtype=run.model["head_dtype"],
+            place=self._plan.inference[number].environment(),
         )
         log = self._run_folder.log_of(replica.name)
         child = Child(replica.name, command, log=log, reaper=self._reaper, env=env)
@@ -115,19 +111,21 @@ class Children:
         while True:
             tick()
             begun = self._has_begun()
+            if stop.asked:  # first: the parts may have got the signal, too, and ended
+                self._ask_to_stop()
             ended = {n: c.returncode for n, c in self._children.items() if c.returncode is not None}
             if all(trainer.returncode == 0 for trainer in trainers):
                 self._raise_reported()  # what they saved may be all that could be saved
                 return
             if self._replicas:  # before the others, which only notice that it is gone
                 gone = self._replicas.look(may_restart=begun and not stop.asked)
+                if gone is not None and stop.asked and self._all_is_saved(tick):
+                    return  # a scheduler that signals every process ends vLLM, which saves nothing
                 if gone is not None:
                     self._fail_without_vllm(*gone, tick)
             # Ranks end one after another when the run is over; whatever else ends, ended too early.
             if any(not (n.startswith("trainer") and status == 0) for n, status in ended.items()):
                 self._fail(ended)
-            if stop.asked:
-                self._ask_to_stop()
             self._reaper.ensure_alive()
             time.sleep(_TICK_S)
 
@@ -156,11 +154,16 @@ class Children:
     def _let_save(self, tick: Callable[[], None]) -> None:
         """Without vLLM no batch will come, but what was learned can still be saved."""
         self._run_folder.stop_request.touch()
-        deadline = time.monotonic() + _SAVING_S
+        deadline = time.monotonic() + self._run.trainer["wait_timeout"]
         ranks = [child for name, child in self._children.items() if name.startswith("trainer")]
         while any(rank.returncode is None for rank in ranks) and time.monotonic() < deadline:
             tick()
             time.sleep(_TICK_S)
+
+    def _all_is_saved(self, tick: Callable[[], None]) -> bool:
+        """Let the ranks save, and say whether that left nothing to be lost."""
+        self._let_save(tick)
+        return self._run_folder.num_saved_steps() == steps_done(read_metrics(self._run_folder))
 
     def _fail_without_vllm(self, name: str, what: str, tick: Callable[[], None]) -> NoReturn:
         if self._has_begun():
@@ -186,6 +189,8 @@ class Children:
 
     def end(self) -> None:
         """End all of them at once, with everything they started."""
+        for child in self._children.values():  # which take a TERM for a scheduler's notice
+            child.kill_leader()
         # One grace period for all of them, not one after another.
         children = list(self._children.values())
         children += self._replicas.children if self._replicas else []
@@ -195,15 +200,15 @@ class Children:
         self._listening.close()
 
 
-def _accelerator() -> dict[str, str]:
-    """What the trainer needs to know of a machine without a GPU.
+def _accelerator(place: Place) -> dict[str, str]:
+    """What a rank needs to know where it computes on a CPU.
 
     DeepSpeed must be told so. Threads that wait for each other by spinning make a step up to ten
     times slower as soon as anything else wants a core. oneDNN keeps a kernel for each shape that it
     has multiplied, 1,024 of them twice, and the number of completion tokens is another one in each
     micro-batch: more than a GiB that is hardly ever used again.
     """
-    if has_gpu():
+    if place.devices:
         return {}
     caches = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")  # its own, and PyTorch's
     kept = {name: os.environ.get(name, _KERNELS_KEPT) for name in caches}

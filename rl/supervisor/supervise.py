@@ -15,6 +15,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -27,19 +28,24 @@ from rl.config.check import check
 from rl.config.resume_rules import has_steps, run_folder_problems
 from rl.config.schema import ConfigError, Run
 from rl.model.folder import fingerprint
+from rl.placement.placement import placement
+from rl.placement.settings import settled
 from rl.report.finished_runs import how_to_go_on, steps_done
 from rl.report.screen import Screen, final_summary
-from rl.run.child import Reaper, StopRequest, stopped_by_signals
+from rl.run.child import Reaper
 from rl.run.commit import commit_of
-from rl.run.failure import RunFailed
+from rl.run.devices import this_host
+from rl.run.failure import OutOfTime, RunFailed
 from rl.run.folder import RunFolder
 from rl.run.lock import FULL, ensure_free, locked
 from rl.run.metrics import column, read_metrics
-from rl.run.status import progress_of, read_statuses
+from rl.run.status import STOPPED, progress_of, read_statuses
+from rl.run.stop_request import Stopped, StopRequest, stopped_by_signals
 from rl.run.typed import key_of
 from rl.supervisor.base_model import fetch_references, make_cache, model_of, refused
 from rl.supervisor.children import Children
 from rl.supervisor.sources import check_imports
+from rl.supervisor.time_limit import TimeLimit
 from rl.supervisor.warm_start import IMITATION, keep_result, warm_start_key, warm_start_run
 
 CONSTRUCTED = (
@@ -69,12 +75,17 @@ def supervise(
         ConfigError: the configuration cannot work; nothing was started.
         FolderUnusable: another process has the run's folder, or it cannot be written.
         RunFailed: the run ended early; the message is for the user.
+        OutOfTime: it did, well, because max_time is over.
+        Stopped: because a signal asked for it.
 
     """
     run_folder = RunFolder(Path(str(config.get("output_dir")), str(config.get("run_name"))))
     ensure_free(run_folder)  # first: the check would only say that the folder holds a run
     check(config, choices=_known_by_choice(choices, overrides))
+    plan = placement(config, [this_host()])
+    config = settled(config, plan)
     run = Run(**config)
+    limit = TimeLimit(run.max_time, run_folder)
     construct(run, CONSTRUCTED)  # only a constructor sees what no signature tells
     check_imports(config)
     with stopped_by_signals() as stop, locked(run_folder), Reaper() as reaper:
@@ -89,25 +100,40 @@ def supervise(
             with _disk_full_is_said():
                 text = yaml.safe_dump(record, sort_keys=False, allow_unicode=True)
                 run_folder.overrides.write_text(text)
-                model = model_of(run_folder, lambda: _prepared(run, run_folder, reaper, compose))
+                model = model_of(
+                    run_folder, lambda: _prepared(run, run_folder, reaper, compose, limit)
+                )
                 _say_what_is_done_again(run_folder)
-                _execute(run, model, reaper, stop, waits=True)
+                _execute(run, model, reaper, stop, limit, waits=True)
         except RunFailed as error:
             message = f"{error}\n{how_to_go_on(run_folder)}"
-            if stop.asked:  # whoever asked for the end wants no further job of a sweep either
+            if stop.number:  # whoever asked for the end wants no further job of a sweep either
                 _say(message)
                 sys.exit(1)
             raise RunFailed(message) from error
         except KeyboardInterrupt:
             _say(how_to_go_on(run_folder))
             raise
-        trainer = read_statuses(run_folder).get("trainer.rank0")
-        if reason := progress_of(trainer.doing) if trainer else "":
-            _say(f"ended before max_steps={run.max_steps}: {reason}")
-        _say(final_summary(run_folder))
-    if stop.asked:
-        sys.exit(0)  # nor does a sweep go on
-    rewards = column(read_metrics(run_folder), "train/reward")[-10:]
+        return _ended_well(run, run_folder, stop, limit)
+
+
+def _ended_well(
+    run: Run, run_folder: RunFolder, stop: StopRequest, limit: TimeLimit
+) -> float | None:
+    """Say what the run has come to, and return its result; raise what ended it before its time."""
+    rows, trainer = read_metrics(run_folder), read_statuses(run_folder).get("trainer.rank0")
+    is_cut_short = steps_done(rows) < run.max_steps
+    reason = progress_of(trainer.doing) if trainer else ""
+    if is_cut_short and stop.asked:
+        reason = f"max_time={run.max_time} is over" if limit.is_over else STOPPED
+    if reason:
+        _say(f"ended before max_steps={run.max_steps}: {reason}")
+    _say(final_summary(run_folder))
+    if stop.number:
+        raise Stopped(stop.number)  # nor does a sweep go on
+    if is_cut_short and limit.is_over:
+        raise OutOfTime(reason)
+    rewards = column(rows, "train/reward")[-10:]
     return sum(rewards) / len(rewards) if rewards else None
 
 
@@ -148,6 +174,7 @@ def _prepared(
     run_folder: RunFolder,
     reaper: Reaper,
     compose: Callable[[list[str]], dict[str, Any]],
+    limit: TimeLimit,
 ) -> Path:
     """Return the local folder of the model, warm-started if the config asks for it."""
     source = build(run.model)()
@@ -164,12 +191,14 @@ def _prepared(
             model = source.prepare(supervised.built_model)
         _say(f"warm start: {first.max_steps} supervised steps, once for this model and environment")
         # Signals end it at once: half an imitation is of no use, so it has nothing to save.
-        _execute(first, model, reaper, StopRequest(), waits=False)
+        _execute(first, model, reaper, StopRequest(), limit, waits=False)
         keep_result(supervised, kept)
     return kept
 
 
-def _execute(run: Run, model: Path, reaper: Reaper, stop: StopRequest, *, waits: bool) -> None:
+def _execute(
+    run: Run, model: Path, reaper: Reaper, stop: StopRequest, limit: TimeLimit, *, waits: bool
+) -> None:
     """Start all processes of a run and watch them; `waits`: signals let it save first."""
     run_folder = RunFolder(run.folder)
     run.folder.mkdir(parents=True, exist_ok=True)
@@ -178,16 +207,22 @@ def _execute(run: Run, model: Path, reaper: Reaper, stop: StopRequest, *, waits:
     run_folder.clear_processes()
     run_folder.make_sockets_folder()
     run_folder.set_model(model, fingerprint(model))
+    plan = placement(asdict(run), [this_host()])
     with ExitStack() as stack:
         # What was registered last ends first: the children, then the sockets they listen on.
         stack.callback(run_folder.clear_sockets)
-        children = Children(run, run_folder, reaper)
+        children = Children(run, run_folder, reaper, plan)
         stack.callback(children.end)
         children.start()
         with Screen(run_folder, run.max_steps) as screen:
             stop.waits = waits
+
+            def tick() -> None:
+                screen.update()
+                limit.look(stop)
+
             try:
-                children.watch(screen.update, stop)
+                children.watch(tick, stop)
             finally:
                 stop.waits = False
 

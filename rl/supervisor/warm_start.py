@@ -49,7 +49,7 @@ def warm_start_key(first: Run, read: Callable[[Path], bytes] = Path.read_bytes) 
     """
     content = asdict(first)
     elsewhere = ("output_dir", "run_name", "inference", "client", "sync", "logger", "record")
-    for group in (*elsewhere, "trainer"):
+    for group in (*elsewhere, "trainer", "max_time"):
         del content[group]
     content["max_grad_norm"] = first.trainer["max_grad_norm"]  # the others change no result
     # The first two serve the run that follows; the environment's rewards are not looked at.

@@ -16,11 +16,13 @@ from rl.config.resume_rules import has_steps
 from rl.run.failure import RunFailed, printable
 from rl.run.folder import RunFolder
 from rl.run.status import STOPPED
+from rl.run.stop_request import Stopped
 from rl.run.sweep_folder import (
     DID_NOT_END,
     DONE,
     FAILED,
     RUNNING,
+    WAITING,
     JobRecord,
     SweepFolder,
 )
@@ -63,6 +65,7 @@ def run_job(
     info = sweep.read_info()
     process, slots = info["process"], [Slot(**slot) for slot in info["slots"]]
     is_alone = process["pid"] == os.getpid()
+    stopped: Stopped | None = None
     with ExitStack() as stack:
         if not is_alone:
             end_with(**process)
@@ -77,14 +80,20 @@ def run_job(
             record.result = start(name, has_steps(folder))
         except BaseException as error:
             record.state, record.error = FAILED, _sentence(error)
-            if not is_alone and isinstance(error, SystemExit):
+            if not is_alone and isinstance(error, Stopped):
+                record.state, stopped = WAITING, error
+            elif not is_alone and isinstance(error, SystemExit):
                 raise RunFailed(record.error) from error  # the other jobs go on
-            raise
+            else:
+                raise
         else:
             record.state, record.error = DONE, None
         finally:
             record.ended = time.time()
             sweep.write(number, record)
+    if stopped:
+        stopped.hand_on()  # a launcher that queues it again ends this process here
+        raise RunFailed(STOPPED) from stopped
     return record.result
 
 

@@ -6,11 +6,13 @@ from pathlib import Path
 
 from rl.run.failure import reporting
 from rl.run.folder import RunFolder
+from rl.run.stop_request import pass_on_signals
 from rl.run.warning_lines import noting_warnings
 from rl.trainer.loop import TrainingRun
 
 if __name__ == "__main__":
     run_folder = RunFolder(Path(sys.argv[1]))
     part = f"trainer.rank{os.environ['RANK']}"
+    pass_on_signals(run_folder)
     with reporting(run_folder, part), noting_warnings(run_folder, part):
         TrainingRun(run_folder).train()

@@ -31,7 +31,7 @@ from rl.trainer.checkpoint import save_checkpoint
 from rl.trainer.replicas import PushedReplicas
 from rl.trainer.rollouts_link import RolloutsLink
 from rl.trainer.token_record import StepRecord
-from rl.weights.pusher import WeightPusher
+from rl.weights.pusher import WeightPusher, WeightSync
 from rl.wire import NoMoreBatches
 
 # After which the supervisor has seen that vLLM is gone, or that it only closed its socket: it looks
@@ -64,9 +64,11 @@ class TrainingRun:
         self.sampler = build(self.run.sampler)()
         rank = int(os.environ["RANK"])
         self.status = Status(run_folder, f"trainer.rank{rank}")
-        others = " and joining the other ranks" if self.settings.ranks > 1 else ""
+        others = " and joining the other ranks" if int(os.environ["WORLD_SIZE"]) > 1 else ""
         self.status.set(f"starting DeepSpeed{others} (at first it compiles something for minutes)")
-        torch.set_num_threads(self.settings.num_threads or self._spare_cores())
+        # Else OMP_NUM_THREADS says so (rl/placement), or who started this rank by hand.
+        if self.settings.num_threads:
+            torch.set_num_threads(self.settings.num_threads)
         # Whoever waits for another rank waits longer than that one does: its sentence comes first.
         self.ranks = Ranks.join(run_folder.rendezvous, 2 * self.settings.wait_timeout)
         self.status.set("loading the model")
@@ -79,12 +81,9 @@ class TrainingRun:
         self.metrics = MetricsFile(run_folder) if self.ranks.first else None
         self.logger = build(self.run.logger)()
         self.nonfinite = 0
-        self.replicas = PushedReplicas(run_folder, self.run.inference)
-
-    def _spare_cores(self) -> int:
-        """CPU threads for this rank: vLLM decodes on one core."""
-        cores = len(os.sched_getaffinity(0)) - (1 if self.sampler.uses_vllm else 0)
-        return max(cores // self.settings.ranks, 1)
+        self.replicas = PushedReplicas(
+            run_folder, self.run.inference, timeout=self.settings.wait_timeout
+        )
 
     def train(self) -> None:
         """Run all steps."""
@@ -112,7 +111,7 @@ class TrainingRun:
                 with watch.phase("probe", f"comparing version {step + 1} with vLLM's"):
                     stats |= pusher.probe(self.learner.policy, batch.micro_batches[0], step + 1)
             # Only now, so that the probe does not queue behind a batch of new prompts.
-            self._publish(rollouts, step + 1)
+            self._publish(rollouts, step + 1, pusher)
             if record:
                 with watch.phase("record", f"recording the tokens of step {step}"):
                     record.write(self.run_folder, self.ranks.rank)
@@ -139,20 +138,22 @@ class TrainingRun:
             drop_steps_from(self.run_folder, self.start)
         if pusher:
             self._wait_for_vllm()
-            pusher.connect(self.learner.policy)
+            pusher.join(self.replicas.newcomers())
             # What vLLM loaded is not it: dummy weights, or on resuming those the run began with.
             pusher.push(self.learner.policy, self.start, must_differ=False)
-        self._publish(rollouts, self.start)
+        self._publish(rollouts, self.start, pusher)
         return rollouts
 
     def _pusher(self) -> WeightPusher | None:
         """None when nothing is sampled (demonstrations): there is no vLLM to push to."""
         if not self.sampler.uses_vllm:
             return None
+        sync: WeightSync = build(self.run.sync)()
         return WeightPusher(
-            build(self.run.sync)(),
-            transport(self.run.sync, self.run.adapter, self.run.model),
-            self.run_folder.vllm_socket,
+            sync,
+            transport(vars(self.run)),
+            [],  # nobody is known yet
+            folder=self.run_folder.pushed_weights(sync.folder),
             timeout=self.settings.wait_timeout,
             goes_on=self.start > 0,
         )
@@ -162,6 +163,7 @@ class TrainingRun:
     ) -> None:
         # False for NaN, of a step that was skipped: equal weights are right then.
         moved = stats["train/grad_norm"] > 0 and stats["train/learning_rate"] > 0
+        pusher.join(self.replicas.newcomers())
         with watch.phase("push", f"pushing version {version}"):
             pusher.push(self.learner.policy, version, must_differ=moved)
 
@@ -170,8 +172,11 @@ class TrainingRun:
         self.status.set("waiting for vLLM to start (logs/inference.log)")
         self.replicas.wait(self.run.inference["startup_timeout"])
 
-    def _publish(self, rollouts: RolloutsLink, version: int) -> None:
+    def _publish(self, rollouts: RolloutsLink, version: int, pusher: WeightPusher | None) -> None:
+        """Let those that have the weights be asked for tokens of this version, and no others."""
         if self.ranks.first:
+            for lost in pusher.lost() if pusher else ():
+                self.replicas.lose(lost.name, lost.reason)
             rollouts.publish(version, self.replicas.living)
 
     def _evaluation(

@@ -10,7 +10,7 @@ import pytest
 
 from rl.run.folder import RunFolder
 from rl.run.metrics import read_metrics
-from tests.support.launching import alive, groups_below, stop, wait_for
+from tests.support.launching import alive, below, groups_below, stop, wait_for
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
@@ -56,15 +56,16 @@ def test_nothing_is_left_five_seconds_after_the_supervisor_got(sent, launcher):
         assert process.wait(timeout=5) == (-sent if sent == signal.SIGKILL else 130)
 
 
-def test_term_saves_what_was_learned_and_says_how_to_go_on(launcher):
+def test_term_to_every_process_saves_what_was_learned_and_says_how_to_go_on(launcher):
     with started(launcher, "preempted") as (process, groups):
-        os.kill(process.pid, signal.SIGTERM)
+        for pid in [*below(process.pid), process.pid]:  # vLLM ends by it, before the supervisor
+            os.kill(pid, signal.SIGTERM)
         screen, _ = process.communicate(timeout=60)
         assert process.returncode == 0, screen
         assert wait_for(lambda: not alive(groups), 5), alive(groups)
     run_folder = RunFolder(launcher.output / "preempted")
     assert run_folder.num_saved_steps() == len(read_metrics(run_folder)) > 0
-    assert "stopping after this step" in screen
+    assert "ended before max_steps=500: stopped, as asked" in screen
     assert "run_name=preempted resume=true" in screen
     assert not run_folder.sockets.exists()
 
@@ -87,11 +88,14 @@ def test_two_ranks_stop_after_the_same_step(launcher):
     run_folder = RunFolder(launcher.output / "two-ranks")
     try:
         assert wait_for(lambda: len(read_metrics(run_folder)) > 2, 400)
-        os.kill(process.pid, signal.SIGUSR2)
+        groups = groups_below(process.pid)
+        for pid in [*below(process.pid), process.pid]:
+            os.kill(pid, signal.SIGUSR2)
         screen, _ = process.communicate(timeout=60)
     finally:
         stop(process)
     assert process.returncode == 0, screen
+    assert wait_for(lambda: not alive(groups), 5), alive(groups)
     resumed = run_folder.resumed()
     assert resumed is not None
     assert resumed.step == len(read_metrics(run_folder)) > 2

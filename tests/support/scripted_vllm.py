@@ -34,10 +34,12 @@ TOOLS = (("search_pages", "query"), ("view_sections", "page_id"), ("read_section
 class ScriptedVLLM:
     """Takes the place of VLLMServer: the same knobs; of the args only `faults` does anything."""
 
-    replicas: int
+    replicas: int | None
     listen: str
     startup_timeout: float
-    cpu_kv_cache_gib: int
+    devices: list[int | str] | None = None
+    tensor_parallel_size: int = 1
+    cpu_kv_cache_gib: int | None = None
     args: dict[str, Any]
 
     def command(
@@ -126,8 +128,8 @@ class Engine:
         self._names.add(body["lora_name"])
         return web.Response(text="Success: LoRA adapter added successfully.")
 
-    def _receive(self, path: str, fingerprint: str) -> web.Response:
-        self._read = content_fingerprint(Path(path).read_bytes())
+    def _receive(self, where: dict[str, str], fingerprint: str) -> web.Response:
+        self._read = content_fingerprint(Path(where["path"]).read_bytes())
         if self._read != fingerprint:
             return _refused(f"the trainer wrote {fingerprint}, vLLM read {self._read}")
         return web.json_response({"message": "Weights updated"})

@@ -27,6 +27,7 @@ from rl.cli.launch import Job, launch, task
 from rl.run.failure import RunFailed
 from rl.run.folder import RunFolder
 from rl.run.metrics import MetricsFile, read_metrics
+from rl.run.stop_request import Stopped, stopped_by_signals
 
 
 @hydra.main(version_base=None, config_path=".", config_name="app")
@@ -45,12 +46,22 @@ def main(job: Job):
     with open("calls.txt", "a") as file:
         file.write(f"rate={config['rate']} seed={config['seed']} from {first} on {cores}\\\\n")
     print("printed by a job", *job.command[1:])
+    with stopped_by_signals() as stop:
+        stop.waits = True
+        take_steps(config, metrics, first, broken, stop)
+    if stop.asked:
+        raise Stopped(stop.number)
+    return config["rate"]
+
+
+def take_steps(config, metrics, first, broken, stop):
     for step in range(first, config["max_steps"]):
+        if stop.asked:
+            return
         if broken and config["crash"] == "error" and step == 2:
             raise RunFailed("vLLM is gone\\\\nand more")
         metrics.append(step, {"train/reward": config["rate"] + config["seed"], "time/step": 6.0})
         time.sleep(config["pause"])
-    return config["rate"]
 
 
 if __name__ == "__main__":

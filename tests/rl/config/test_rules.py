@@ -115,6 +115,8 @@ REFUSED: dict[str, tuple[Changes, str]] = {
         {"sampler.rollout_timeout": 700.0},
         "one slow rollout (sampler.rollout_timeout=700.0 s) would stop the run",
     ),
+    "no time": ({"max_time": "3x"}, "max_time=3x is no time: write 3h30m, 90m, a number of"),
+    "time that is over": ({"max_time": 0}, "max_time=0 is no time: write 3h30m, 90m"),
     "nothing is rewarded": (
         {"env.reward_weights": {"exact": 0.0}},
         "env.reward_weights={'exact': 0.0} makes every reward 0: give one a weight",
@@ -125,15 +127,15 @@ REFUSED: dict[str, tuple[Changes, str]] = {
     ),
     "adapter sync with whole modules": (
         {**lora(modules_to_save=["norm"]), **SYNC_ADAPTER},
-        "(adapter.modules_to_save=['norm']): leave them out, or use sync=shm",
+        "(adapter.modules_to_save=['norm']): leave them out, or use sync=auto",
     ),
     "adapter sync beyond vLLM's ranks": (
         {**lora(rank=513), **SYNC_ADAPTER},
-        "vLLM takes adapter.rank=512 at most, not 513: lower it, or use sync=shm",
+        "vLLM takes adapter.rank=512 at most, not 513: lower it, or use sync=auto",
     ),
     "adapter sync without a base": (
         {**lora(), **SYNC_ADAPTER, "model.warm_start": None},
-        "vLLM has no base to add an adapter to: give model.warm_start, or use sync=shm",
+        "vLLM has no base to add an adapter to: give model.warm_start, or use sync=auto",
     ),
     "adapter of nothing": (
         lora(target_modules=[]),

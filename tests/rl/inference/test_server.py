@@ -18,7 +18,14 @@ from tests.support.replicas import replica_at
 from tests.support.scripted import tiny_model, tiny_renderer
 from tests.support.scripted_vllm import ScriptedVLLM
 
-ONE = {"replicas": 1, "listen": "unix", "startup_timeout": 1.0, "cpu_kv_cache_gib": 1}
+ONE = {
+    "replicas": 1,
+    "listen": "unix",
+    "startup_timeout": 1.0,
+    "devices": None,
+    "tensor_parallel_size": 1,
+    "cpu_kv_cache_gib": 1,
+}
 
 
 def server(folder: Path, *faults: dict, startup_timeout: float = 30.0) -> ScriptedVLLM:

@@ -9,15 +9,18 @@ from rl.inference.server import VLLMServer, adapter_room
 from rl.run.address import Address
 from tests.support.scripted import tiny_model
 
+KNOBS = {
+    "replicas": 1,
+    "listen": "unix",
+    "startup_timeout": 1.0,
+    "devices": None,
+    "tensor_parallel_size": 1,
+    "cpu_kv_cache_gib": 1,
+}
+
 
 def test_logprobs_are_those_of_the_distribution_that_was_sampled(tmp_path):
-    server = VLLMServer(
-        replicas=1,
-        listen="unix",
-        startup_timeout=1.0,
-        cpu_kv_cache_gib=1,
-        args={"max_num_seqs": 64},
-    )
+    server = VLLMServer(**KNOBS, args={"max_num_seqs": 64})
     command = server.command(
         tiny_model(tmp_path),
         Address(path=tmp_path / "s"),

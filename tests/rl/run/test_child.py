@@ -16,8 +16,8 @@ from rl.run.child import (
     end_groups,
     group_alive,
     last_lines,
-    stopped_by_signals,
 )
+from rl.run.stop_request import stopped_by_signals
 
 REPO = Path(__file__).parents[3]
 # A child that ends when told to, and a grandchild in its group that does not.
@@ -196,7 +196,7 @@ def test_a_reaper_that_was_killed_is_replaced_and_knows_all_groups(family, tmp_p
 
 
 def test_the_reaper_does_not_mind_signals():
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
     with Reaper() as reaper:
 
         def ignores_all() -> bool:

@@ -3,13 +3,15 @@
 import json
 import os
 import signal
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from rl.cli.sweep import command_again
 from rl.run.sweep_folder import JobRecord, SweepFolder
 from rl.sweeps.job import is_done
-from tests.support.launching import alive, groups_below, wait_for
+from tests.support.launching import alive, below, groups_below, wait_for
 from tests.support.sweep_app import SweepApp
 
 DIR = "hydra.sweep.dir=outputs/x"
@@ -184,3 +186,40 @@ def test_a_sweep_that_is_killed_leaves_no_process_and_runs_only_what_is_missing(
     assert status == 0, output
     assert len(what_ran(app)) == 3 - len(done) < 3
     assert [record.state for record in records(app)] == ["done"] * 3
+
+
+def test_a_job_that_submitit_queues_again_goes_on_where_it_was_stopped(app):
+    jobs = ["--multirun", "seed=0,2", "pause=0.4", DIR]
+    process = app.start(*jobs, "hydra/launcher=submitit_local", "hydra.launcher.cpus_per_task=1")
+
+    def jobs_at_work():
+        return [record for record in records(app) if record.state == "running"]
+
+    def has_steps(record):
+        return (Path(record.folder) / "metrics.jsonl").is_file()
+
+    try:
+        assert wait_for(lambda: jobs_at_work() and all(map(has_steps, jobs_at_work())), 60)
+        victim, *_ = [pid for pid in below(process.pid) if is_at_work(pid)]
+        os.kill(victim, signal.SIGUSR2)
+        output, _ = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 0, output
+    assert [record.state for record in records(app)] == ["done", "done"]
+    ran = what_ran(app)
+    assert len(ran) == 3, ran
+    (again,) = [line for line in ran if not line.endswith("from 0")]
+    assert 0 < int(again.rpartition(" ")[2]) < 10
+    for record in records(app):
+        lines = (Path(str(record.folder)) / "metrics.jsonl").read_text().splitlines()
+        assert [json.loads(line)["step"] for line in lines] == list(range(10))
+
+
+def is_at_work(pid):
+    """Whether a process of submitit's runs a job: it has opened the job's metrics."""
+    with suppress(OSError):
+        is_job = b"submitit.core._submit" in Path("/proc", str(pid), "cmdline").read_bytes()
+        opened = [os.readlink(path) for path in Path("/proc", str(pid), "fd").iterdir()]
+        return is_job and any(path.endswith("metrics.jsonl") for path in opened)
+    return False

@@ -88,7 +88,7 @@ class KilledRun(TrainingRun):
         self.learner = SimpleNamespace(update=lambda batch, observer: dict(trained))
         self.status, self.logger = Status(run_folder, "trainer.rank0"), ConsoleLogger()
         self.metrics = MetricsFile(run_folder)
-        self.replicas = PushedReplicas(run_folder, {"replicas": 1})
+        self.replicas = PushedReplicas(run_folder, {"replicas": 1}, timeout=5.0)
 
     def _evaluation(self, rollouts, watch, version, *, last=False) -> dict[str, float]:
         return {}

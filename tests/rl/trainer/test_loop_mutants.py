@@ -1,5 +1,7 @@
 """The trainer's loop with a learner and a pusher that only keep books, on a real socket."""
 
+import os
+import signal
 import socket
 import threading
 from collections.abc import Callable
@@ -21,6 +23,7 @@ from rl.run.failure import RunFailed
 from rl.run.folder import RunFolder
 from rl.run.metrics import MetricsFile, read_metrics
 from rl.run.status import STOPPED, Status
+from rl.run.stop_request import pass_on_signals
 from rl.supervisor import replicas
 from rl.trainer import loop
 from rl.trainer.replicas import PushedReplicas
@@ -48,13 +51,16 @@ class Rehearsal(loop.TrainingRun):
         stats = {**STATS, "train/grad_norm": float(moves)}
         self.learner = SimpleNamespace(policy=None, update=lambda batch, observer: dict(stats))
         self.metrics, self.logger = MetricsFile(folder), build(self.run.logger)()
-        self.replicas, self.pushed = PushedReplicas(folder, {"replicas": 1}), []
+        self.replicas, self.pushed = PushedReplicas(folder, {"replicas": 1}, timeout=5.0), []
 
     def _pusher(self) -> Any:
         return self
 
-    def connect(self, policy):
+    def join(self, receivers):
         pass
+
+    def lost(self):
+        return []
 
     def push(self, policy, version, *, must_differ):
         self.pushed.append((version, must_differ))
@@ -174,6 +180,47 @@ def test_a_run_that_ends_early_and_well_evaluates_its_last_version(
     assert [c.version for c in calls if c.what == "evaluation"] == [0, *evaluated]
     rows = [(row["step"], row.get("eval/reward")) for row in read_metrics(folder)]
     assert rows == [(0, 0.5), (1, None), *((version, 0.5) for version in evaluated)]
+
+
+PHASES = ("join", "update", "push", "probe", "_publish", "_log", "_save")
+
+
+@pytest.fixture
+def passing_on(folder):
+    """Signals to this process are taken as those to a rank are."""
+    numbers = (signal.SIGTERM, signal.SIGUSR2)
+    before = {number: signal.getsignal(number) for number in numbers}
+    pass_on_signals(folder)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_signal_in_any_phase_of_a_step_loses_none_and_does_none_twice(
+    phase, folder, calls, saved, answers, passing_on, monkeypatch
+):
+    def no_more(call: Call) -> Answer | None:
+        return Answer(over=STOPPED, solved=True) if folder.stop_request.exists() else None
+
+    answers["next_batch"] = no_more  # as rl/rollouts/service.py, to all ranks alike
+    run = Rehearsal(folder, start=0, max_steps=9, checkpoint_every=2)
+    owner = run.learner if phase == "update" else run
+    method, seen = getattr(owner, phase), []
+
+    def signalled(*given, **named):
+        seen.append(phase)
+        if len(seen) == (1 if phase in ("join", "_save") else 2):
+            os.kill(os.getpid(), signal.SIGUSR2)
+        return method(*given, **named)
+
+    monkeypatch.setattr(owner, phase, signalled)
+    run.train()
+    done = [row["step"] for row in read_metrics(folder)]
+    # The second push and publication are those of the first step.
+    num_steps = {"join": 0, "push": 1, "_publish": 1}.get(phase, 2)
+    assert done == list(range(num_steps))
+    assert set(saved) == {num_steps} - {0}
 
 
 class WithoutServer(Rehearsal):

@@ -1,0 +1,89 @@
+"""max_time: read as people write it, and over early enough for a checkpoint."""
+
+import pytest
+
+from rl.config.durations import seconds_of
+from rl.run.failure import RunFailed
+from rl.run.folder import RunFolder
+from rl.run.metrics import MetricsFile
+from rl.run.stop_request import StopRequest
+from rl.supervisor import time_limit
+from rl.supervisor.time_limit import TimeLimit, room_to_save
+
+HOUR = 3600
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds"),
+    [
+        *[("3h30m", 3.5 * HOUR), ("90m", 1.5 * HOUR), ("1d 2h", 26 * HOUR), ("1.5h", 5400)],
+        *[("45s", 45), ("1h1m1s", 3661), ("600", 600), (5400, 5400), (0.5, 0.5)],
+    ],
+)
+def test_a_duration_is_read_as_it_is_written(written, seconds):
+    assert seconds_of(written) == seconds
+
+
+@pytest.mark.parametrize("written", ["", "3x", "m", "30m3h", "3 hours", "1:30:00", "-5m"])
+def test_anything_else_is_no_duration(written):
+    with pytest.raises(ValueError, match="is no duration"):
+        seconds_of(written)
+
+
+def rows(steps, checkpoints):
+    return [
+        {"step": i, "time/step": step, "time/checkpoint": checkpoint}
+        for i, (step, checkpoint) in enumerate(zip(steps, checkpoints, strict=True))
+    ]
+
+
+def test_room_is_left_for_the_slowest_late_step_and_the_slowest_checkpoint():
+    seen = rows([90.0, *[4.0] * 10, 8.0, *[4.0] * 10], [0.0, 40.0, *[1e-6] * 20])
+    assert room_to_save(seen) == 1.25 * (8 + 40) + 5  # the first step is no longer looked at
+
+
+def test_before_the_first_checkpoint_half_a_minute_is_left_for_it():
+    assert room_to_save(rows([4.0, 4.0], [1e-6, 1e-6])) == 1.25 * (4 + 30) + 5
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A time that passes as the test says."""
+
+    class Clock:
+        now = 1000.0
+
+    monkeypatch.setattr(time_limit.time, "time", lambda: Clock.now)
+    return Clock
+
+
+def test_the_end_is_asked_for_as_soon_as_what_is_left_is_needed(tmp_path, clock):
+    folder, stop = RunFolder(tmp_path), StopRequest()
+    before = MetricsFile(folder)
+    clock.now = 500.0
+    before.append(0, {"time/step": 1e6})  # by the start before this one
+    clock.now = 1000.0
+    limit = TimeLimit("10m", folder)
+    before.append(1, {"time/step": 8.0, "time/checkpoint": 12.0})  # 30 s with margins
+    clock.now = 1569.0
+    limit.look(stop)
+    assert (limit.is_over, stop.asked) == (False, False)
+    clock.now = 1571.0
+    limit.look(stop)
+    assert (limit.is_over, stop.asked, stop.number) == (True, True, None)
+
+
+def test_without_a_new_step_all_of_the_time_is_waited_for_one(tmp_path, clock):
+    folder, stop = RunFolder(tmp_path), StopRequest()
+    limit = TimeLimit(60, folder)
+    clock.now = 1059.0
+    limit.look(stop)
+    assert not stop.asked
+    clock.now = 1061.0
+    with pytest.raises(RunFailed, match="max_time=60 was over before the first step was"):
+        limit.look(stop)
+
+
+def test_without_a_limit_nothing_is_read(tmp_path):
+    (tmp_path / "metrics.jsonl").mkdir()
+    TimeLimit(None, RunFolder(tmp_path)).look(StopRequest())
