@@ -225,6 +225,7 @@ def _execute(
         cluster = build(run.cluster)()
         hosts = stack.enter_context(cluster.hosts(run_folder, reaper, demand_of(run, plan)))
         children = Children(run, run_folder, reaper, on_hosts(plan, hosts), hosts)
+        stack.callback(children.close)
         children.start()
         with Screen(run_folder, run.max_steps) as screen:
             stop.waits = waits
