@@ -8,14 +8,16 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import NoReturn
 
+from rl.cluster.host import Host, Hosts, Part
 from rl.config.build import build
+from rl.config.facts import spans_hosts
 from rl.config.schema import Run
 from rl.config.transport import transport
 from rl.inference.routes import closed, healthy
 from rl.inference.server import adapter_room, vllm_child, with_seeds
 from rl.placement.placement import Place, Plan
 from rl.report.finished_runs import steps_done
-from rl.run.child import Child, Reaper, end_groups, last_lines
+from rl.run.child import Reaper, last_lines
 from rl.run.failure import RunFailed, first_failure
 from rl.run.folder import RunFolder
 from rl.run.metrics import read_metrics
@@ -32,9 +34,12 @@ STOPPING = "stopping after this step; its checkpoint comes first (a second signa
 class Children:
     """The child processes of one run."""
 
-    def __init__(self, run: Run, run_folder: RunFolder, reaper: Reaper, plan: Plan) -> None:
+    def __init__(
+        self, run: Run, run_folder: RunFolder, reaper: Reaper, plan: Plan, hosts: Hosts
+    ) -> None:
         self._run, self._run_folder, self._reaper, self._plan = run, run_folder, reaper, plan
-        self._children: dict[str, Child] = {}
+        self._hosts = hosts
+        self._children: dict[str, Part] = {}
         sampler = build(run.sampler)()
         self._server = with_seeds(build(run.inference)(), sampler.seeded)
         self._status = Status(run_folder, "inference")
@@ -51,7 +56,7 @@ class Children:
             self._status.set("starting vLLM (logs/inference.log)")
             chosen = transport(vars(run))
             room = adapter_room(chosen, run.adapter, self._run_folder.model())
-            child = self._children["inference"] = vllm_child(
+            child = vllm_child(
                 self._server,
                 self._run_folder,
                 self._reaper,
@@ -62,20 +67,33 @@ class Children:
                 head_dtype=run.model["head_dtype"],
                 place=self._plan.inference[0].environment(),
             )
-            child.start()
+            host = self._hosts.replicas[0]
+            self._children["inference"] = host.start(
+                "inference", child.command, env=child.env, log=child.log
+            )
         self._start("rollouts", [sys.executable, "-m", "rl.rollouts", folder], {})
-        world = len(self._plan.ranks)
+        world, meeting = len(self._plan.ranks), self._meeting()
         for rank, place in enumerate(self._plan.ranks):
-            where = {"RANK": str(rank), "WORLD_SIZE": str(world), **place.environment()}
+            where = {"RANK": str(rank), "WORLD_SIZE": str(world), **meeting, **place.environment()}
             command = [sys.executable, "-m", "rl.trainer", folder]
-            self._start(f"trainer.rank{rank}", command, {**where, **_accelerator(place)})
+            env = {**where, **_accelerator(place)}
+            self._start(f"trainer.rank{rank}", command, env, self._hosts.ranks[rank])
 
-    def _start(self, name: str, command: list[str], env: dict[str, str]) -> None:
-        log = self._run_folder.log_of(name)
+    def _meeting(self) -> dict[str, str]:
+        """Where ranks meet that share no file: at the first one."""
+        if not spans_hosts(self._run.cluster):
+            return {}
+        first = self._hosts.ranks[0]
+        return {"MASTER_ADDR": first.address, "MASTER_PORT": str(first.free_port())}
+
+    def _start(
+        self, name: str, command: list[str], env: dict[str, str], host: Host | None = None
+    ) -> None:
         env = {**self._run_folder.environment(), **env}
-        child = Child(name, command, log=log, reaper=self._reaper, env=env)
-        self._children[name] = child
-        child.start()
+        log = self._run_folder.log_of(name)
+        host = host or self._hosts.here
+        # Our own parts take a TERM for a scheduler's notice.
+        self._children[name] = host.start(name, command, env=env, log=log, ends_on_term=False)
 
     def watch(self, tick: Callable[[], None], stop: StopRequest) -> None:
         """Return when every trainer rank has finished; raise RunFailed when anything else ends.
@@ -173,16 +191,6 @@ class Children:
         if shutil.disk_usage(self._run_folder.path).free < _FULL_BYTES:
             what = f"{what}, and no space is left at {self._run_folder.path}: make room there first"
         raise RunFailed(f"{name} {what}. The end of {log}:\n{last_lines(log)}")
-
-    def end(self) -> None:
-        """End all of them at once, with everything they started."""
-        for name, child in self._children.items():
-            if not name.startswith("inference"):  # ours take a TERM for a scheduler's notice
-                child.kill_leader()
-        # One grace period for all of them, not one after another.
-        end_groups([child.group for child in self._children.values() if child.group is not None])
-        for child in self._children.values():
-            child.end()
 
 
 def _accelerator(place: Place) -> dict[str, str]:

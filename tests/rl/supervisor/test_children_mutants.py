@@ -8,6 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from rl.cluster.host import Demand
+from rl.cluster.local import LocalCluster
 from rl.config.schema import Run
 from rl.placement.placement import Place, placement
 from rl.run.child import Reaper
@@ -43,15 +45,12 @@ def watched(tmp_path):
             if time.monotonic() > deadline:
                 raise StillWatching
 
-        with Reaper() as reaper:
-            plan = placement(config, [Host()])
-            children = Children(Run(**config), folder, reaper, plan)
-            try:
-                for name, command in parts.items():
-                    children._start(name.replace("_", "."), command, {})
-                children.watch(tick, stop or SimpleNamespace(asked=False))
-            finally:
-                children.end()
+        plan, demand = placement(config, [Host()]), Demand(1, 1, 1)
+        with Reaper() as reaper, LocalCluster().hosts(folder, reaper, demand) as hosts:
+            children = Children(Run(**config), folder, reaper, plan, hosts)
+            for name, command in parts.items():
+                children._start(name.replace("_", "."), command, {})
+            children.watch(tick, stop or SimpleNamespace(asked=False))
 
     return watch
 
