@@ -28,8 +28,9 @@ from safetensors.torch import save
 from benchmarks._composing import compose
 from benchmarks._timing import seconds
 from rl.config.build import build
-from rl.inference.server import serving
+from rl.inference.server import has_gpu, serving
 from rl.model.loading import load_model
+from rl.placement.settings import settled_inference
 from rl.run.folder import RunFolder
 from rl.weights.fingerprint import fingerprint
 from rl.weights.memory_file import MemoryFile, read_weights
@@ -79,7 +80,7 @@ def our_parts(weights: Weights, repeats: int) -> Parts:
 
 def real_pushes(run_folder: RunFolder, weights: Weights, repeats: int, parts: Parts) -> None:
     """Push weights that change to a real vLLM, in the way of rl/weights/pusher.py."""
-    server = build(compose([])["inference"])()
+    server = build(settled_inference(compose([])["inference"], has_gpu()))()
     how = {"dtype": "bfloat16", "max_seq_len": 256, "seed": 0, "adapter": None}
     with serving(server, run_folder, **how) as vllm, MemoryFile() as file:
         vllm.init_transfer({})

@@ -30,6 +30,9 @@ from rl.config.schema import Run
 from rl.inference.live_version import LiveVersion
 from rl.inference.server import VLLMServer, serving
 from rl.model.tokenizer import load_renderer
+from rl.placement.placement import placement
+from rl.placement.settings import settled
+from rl.run.devices import this_host
 from rl.run.folder import RunFolder
 from rl.sampling.chat import ChatSetting
 from rl.sampling.player import Player
@@ -120,7 +123,8 @@ def main() -> None:
         offline(json.loads(Path(arguments.offline).read_text()))
         return
     size = arguments.group_size
-    run = Run(**compose([f"group_size={size}", f"batch_size={size * arguments.groups}"]))
+    config = compose([f"group_size={size}", f"batch_size={size * arguments.groups}"])
+    run = Run(**settled(config, placement(config, [this_host()])))
     with tempfile.TemporaryDirectory() as name:
         run_folder, task = RunFolder(Path(name) / "run"), Path(name) / "task.json"
         result = task.with_name("result.json")

@@ -13,7 +13,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
@@ -78,10 +77,7 @@ def _problems_of(config: DictConfig, overrides: list[str], before: RunFolder | N
         return error.problems
     except HydraException as error:
         return explain(error, overrides).problems
-    if before is None:
-        return []
-    then = yaml.safe_load(before.config.read_text())
-    return list(changes({**settings, "run_name": then["run_name"]}, then, before.config))
+    return list(changes(settings, before.config)) if before else []
 
 
 def _runs_before(config: DictConfig) -> dict[tuple[str, ...], RunFolder]:

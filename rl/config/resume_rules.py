@@ -21,7 +21,7 @@ _LONGEST_NAME = 255  # bytes; what Linux takes
 
 # What may differ when a run goes on: how long and how, never what is learned.
 MAY_CHANGE = (
-    "resume",
+    *("resume", "run_name", "output_dir"),  # it is the folder's
     "max_steps",
     "max_time",
     "trainer",
@@ -30,7 +30,6 @@ MAY_CHANGE = (
     "logger",
     "evaluation",
     "record",
-    "output_dir",
     *("sampler.rollout_timeout", "sampler.max_concurrent", "sampler.max_retries"),
     *("client.max_retries", "env.max_concurrent", "env.tool_timeout"),
     *("reference.url", "reference.timeout", "reference.max_retries"),
@@ -68,7 +67,7 @@ def run_folder_problems(config: Config) -> Iterator[str]:
             f"{names}>, or leave resume out"
         )
     elif config["resume"]:
-        yield from changes(config, yaml.safe_load(saved.read_text()), saved)
+        yield from changes(config, saved)
 
 
 def has_steps(folder: Path) -> bool:
@@ -80,12 +79,20 @@ def has_steps(folder: Path) -> bool:
     return was_logged or was_evaluated or was_searched or any(folder.glob("checkpoints/step_*"))
 
 
-def changes(config: Config, before: Config, saved: Path) -> Iterator[str]:
-    """What would make the rest of a run another experiment than its beginning."""
+def changes(config: Config, saved: Path) -> Iterator[str]:
+    """What would make the rest of a run another experiment than its beginning, which is `saved`."""
+    try:
+        before = yaml.safe_load(saved.read_text())
+    except (OSError, ValueError, yaml.YAMLError):
+        before = None
+    if not isinstance(before, dict) or not before:
+        yield f"{saved} is damaged, so nobody knows how to go on: restore it, or start a new run"
+        return
     now, then = dict(_leaves(config)), dict(_leaves(before))
     then = {key: value for key, value in IMPLIED.items() if key in now} | then
     ranks, stage = "trainer.ranks", then.get("deepspeed.zero_optimization.stage")
-    if stage and now.get(ranks) != then.get(ranks):
+    # Null follows the devices; the supervisor asks again when it knows how many there are.
+    if stage and now.get(ranks) not in (None, then.get(ranks)):
         yield (
             f"{ranks} was {then.get(ranks)} and is {now.get(ranks)}, but with ZeRO stage {stage} "
             "each rank's part of the optimizer lies in the checkpoint as it was: use "

@@ -18,7 +18,7 @@ from rl.config.limits import range_problems, value_of
 from rl.config.resume_rules import run_folder_problems
 from rl.config.secrets import secret_problems
 from rl.config.signatures import did_you_mean, spec_of
-from rl.config.transport import obstacle
+from rl.config.transport import transport_problems
 from rl.config.vllm_flags import flag_problems, plain
 
 Config = Mapping[str, Any]
@@ -35,6 +35,7 @@ def rule_problems(config: Config) -> list[str]:
 def batches(config: Config) -> Iterator[str]:
     """How many rollouts there are, of how many examples, for how many ranks."""
     batch, group, ranks = config["batch_size"], config["group_size"], config["trainer"]["ranks"]
+    ranks = 1 if ranks is None else ranks  # it follows the devices, and never above batch_size
     if min(batch, group, ranks) < 1:
         return
     if batch % group:
@@ -185,10 +186,8 @@ def order_weights(config: Config) -> Iterator[str]:
 
 
 def adapter(config: Config) -> Iterator[str]:
-    """What can be trained beside frozen weights, and travel alone."""
+    """What can be trained beside frozen weights."""
     chosen = config["adapter"]
-    if config["sync"]["transport"] == "adapter" and (why := obstacle(chosen, config["model"])):
-        yield f"sync=adapter, but {why}"
     if fact(chosen["_target_"], "freezes_base", False) and not chosen["target_modules"]:
         yield (
             "adapter.target_modules=[] leaves LoRA no layer: use all-linear, or name some, such as "
@@ -296,6 +295,7 @@ RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     rewards,
     order_weights,
     adapter,
+    transport_problems,
     packages,
     output_head,
     model_folders,

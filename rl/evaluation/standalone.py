@@ -7,7 +7,7 @@ import asyncio
 import json
 import shlex
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from rl.evaluation.play import choose, play, write_rollouts
 from rl.evaluation.served import chat_setting, failing, serving_policy
 from rl.evaluation.summary import Played, Summary, summarise
 from rl.evaluation.table import Progress, report
+from rl.placement.settings import settled_inference
+from rl.run.devices import visible_gpus
 from rl.run.folder import RunFolder
 from rl.run.json_lines import plain
 from rl.run.lock import ensure_free, locked
@@ -49,6 +51,9 @@ def evaluate(config: dict[str, Any], *, overrides: list[str], choices: dict[str,
     run_folder = RunFolder(Path(str(config.get("output_dir")), str(config.get("run_name"))))
     ensure_free(run_folder)  # before anything slow: a name that is taken is known at once
     evaluation = checked(config, choices)
+    if evaluation.inference is not None:
+        suited = settled_inference(evaluation.inference, bool(visible_gpus()))
+        evaluation = replace(evaluation, inference=suited)
     construct(evaluation, ("model", "env", "sampler", "client", "inference"))
     raise_open_files()  # a connection for every rollout in flight
     console = Console()

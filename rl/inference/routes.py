@@ -79,8 +79,10 @@ class VLLMRoutes:
         self._post("/init_weight_transfer_engine", {"init_info": info})
 
     def start_update(self) -> None:
-        """Weights are about to come."""
-        self._post("/start_weight_update")
+        """Weights are about to come; what a trainer before us has left open is given up."""
+        if not self._accepts("/start_weight_update"):
+            self._post("/finish_weight_update")
+            self._post("/start_weight_update")
 
     def update(self, info: dict[str, Any]) -> None:
         """Read weights from where `info` says."""
@@ -96,7 +98,10 @@ class VLLMRoutes:
 
     def load_adapter(self, name: str, folder: Path) -> None:
         """Serve the adapter in a folder under a name of its own."""
-        self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
+        adapter = {"lora_name": name, "lora_path": str(folder)}
+        if not self._accepts("/v1/load_lora_adapter", adapter):
+            self._accepts("/v1/unload_lora_adapter", adapter)  # that of a trainer before us
+            self._post("/v1/load_lora_adapter", adapter)
 
     def score(self, model: str, token_ids: list[int]) -> list[float]:
         """Return the logprob of each token but the first, at temperature 1."""
@@ -108,25 +113,42 @@ class VLLMRoutes:
             for entry, token in zip(entries, token_ids[1:], strict=True)
         ]
 
+    def num_workers(self) -> int:
+        """Return how many processes hold the model, each a shard of it."""
+        return self._answered("GET", "/get_world_size?include_dp=false").json()["world_size"]
+
     def _post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        phase = path.partition("?")[0].strip("/")
+        response = self._answered("POST", path, body)
+        if response.status_code != httpx.codes.OK:
+            raise RunFailed(f"vLLM refused `{_phase(path)}`: {response.text[:500]}; see {LOG}")
+        is_json = response.headers.get("content-type", "").startswith("application/json")
+        return response.json() if is_json else {}  # loading an adapter is answered in prose
+
+    def _accepts(self, path: str, body: dict[str, Any] | None = None) -> bool:
+        return self._answered("POST", path, body).status_code == httpx.codes.OK
+
+    def _answered(
+        self, method: str, path: str, body: dict[str, Any] | None = None
+    ) -> httpx.Response:
         left = self._timeout
         if self._deadline is not None:
             left = max(self._deadline - time.monotonic(), _SHORTEST_S)
         try:
-            response = self._http.post(path, json=body, timeout=left)
+            return self._http.request(method, path, json=body, timeout=left)
         except httpx.TimeoutException as error:
             raise RunFailed(
-                f"vLLM did not answer `{phase}` within {self._limit}={self._timeout:g} s; see {LOG}"
+                f"vLLM did not answer `{_phase(path)}` within {self._limit}={self._timeout:g} s; "
+                f"see {LOG}"
             ) from error
         except httpx.HTTPError as error:
             raise RunFailed(
-                f"vLLM is out of reach for `{phase}` ({type(error).__name__}: {error}); see {LOG}"
+                f"vLLM is out of reach for `{_phase(path)}` ({type(error).__name__}: {error}); "
+                f"see {LOG}"
             ) from error
-        if response.status_code != httpx.codes.OK:
-            raise RunFailed(f"vLLM refused `{phase}`: {response.text[:500]}; see {LOG}")
-        is_json = response.headers.get("content-type", "").startswith("application/json")
-        return response.json() if is_json else {}  # loading an adapter is answered in prose
+
+
+def _phase(path: str) -> str:
+    return path.partition("?")[0].strip("/")
 
 
 def healthy(socket: Path) -> bool:

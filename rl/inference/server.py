@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +24,10 @@ from rl.run.folder import RunFolder
 
 _ENDING_S = 0.2  # from the end of its connections to that of the process
 # What requests name as their model: vLLM holds the base and the adapter under different names.
-SERVED_AS: dict[Transport, str] = {"shm": "policy", "adapter": "policy-adapter"}
+SERVED_AS: dict[Transport, str] = {
+    **dict.fromkeys(("shm", "disk", "gloo"), "policy"),
+    "adapter": "policy-adapter",
+}
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,8 @@ class VLLMServer:
 
     Attributes:
         startup_timeout: seconds until it must answer.
+        devices: GPUs that it may use; rl/placement shares them out.
+        tensor_parallel_size: GPUs, or processes on CPU, of one vLLM.
         cpu_kv_cache_gib: GiB for the key-value cache on CPU; on a GPU vLLM takes its share itself.
         args: further vLLM flags, passed through: `{max_num_seqs: 64}` is `--max-num-seqs 64`.
 
@@ -63,7 +68,9 @@ class VLLMServer:
     starts_vllm: ClassVar[bool] = True  # so `args` are vLLM's flags
 
     startup_timeout: float
-    cpu_kv_cache_gib: int
+    devices: list[int | str] | None
+    tensor_parallel_size: int
+    cpu_kv_cache_gib: int | None
     args: dict[str, Any]
 
     def command(
@@ -91,9 +98,10 @@ class VLLMServer:
             "hf-overrides": head_dtype and json.dumps({"head_dtype": head_dtype}),
             "max-model-len": max_seq_len,
             "seed": seed,
+            "tensor-parallel-size": self.tensor_parallel_size,
             "logprobs-mode": "processed_logprobs",  # after temperature, as the policy sampled
             "enable-scale-out": True,  # token-in, token-out route
-            "weight-transfer-config": f'{{"backend": "{"adapter" if adapter else "shm"}"}}',
+            "weight-transfer-config": f'{{"backend": "{"adapter" if adapter else "whole"}"}}',
             "enable-lora": adapter is not None,
             "max-lora-rank": adapter and adapter.rank,
             "lora-target-modules": adapter and adapter.layers,
@@ -120,7 +128,7 @@ class VLLMServer:
             **threads,
             "VLLM_SERVER_DEV_MODE": "1",  # the routes that pause, load and resume
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1" if adapter else "0",
-            "VLLM_CPU_KVCACHE_SPACE": str(self.cpu_kv_cache_gib),
+            "VLLM_CPU_KVCACHE_SPACE": str(self.cpu_kv_cache_gib or 1),
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",
             "HF_HUB_OFFLINE": "1",  # the model folder is local by now
@@ -164,10 +172,11 @@ def vllm_child(
     seed: int,
     adapter: AdapterRoom | None,
     head_dtype: str | None = None,
+    place: Mapping[str, str] | None = None,
 ) -> Child:
     """Return vLLM for the model of a run folder, not yet started; it listens on the run's socket.
 
-    `dtype` and so on as in `VLLMServer.command`.
+    `place`: its environment where it runs; `dtype` and so on as in `VLLMServer.command`.
     """
     command = server.command(
         run_folder.model(),
@@ -179,7 +188,7 @@ def vllm_child(
         head_dtype=head_dtype,
     )
     log = run_folder.log_of("inference")
-    env = {**run_folder.environment(), **server.environment(adapter=adapter)}
+    env = {**run_folder.environment(), **server.environment(adapter=adapter), **(place or {})}
     return Child("inference", command, log=log, reaper=reaper, env=env)
 
 

@@ -64,7 +64,8 @@ _STATE = "learner.json"
 class TrainerSettings:
     """Knobs of the training processes (conf/train.yaml explains them)."""
 
-    ranks: int
+    ranks: int | None
+    devices: list[int | str] | None
     tokens_per_micro_batch: int
     logprob_chunk: int
     max_grad_norm: float

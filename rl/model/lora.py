@@ -10,6 +10,7 @@ at the top: the supervisor reads this module and must not import torch.
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -198,13 +199,13 @@ def write_adapter(model: nn.Module, weights: Mapping[str, Tensor], folder: Path)
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    config = copy.copy(_config(model))
-    config.inference_mode = True
-    config.save_pretrained(str(folder))
+    (folder / "adapter_config.json").write_text(json.dumps(adapter_form(model), indent=2))
     tensors = {name: tensor.contiguous() for name, tensor in weights.items()}
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
-def _config(model: Any) -> Any:
-    """peft's configuration of the adapter."""
-    return model.peft_config[_NAME]
+def adapter_form(model: Any) -> dict[str, Any]:
+    """What adapter_config.json holds."""
+    config = copy.copy(model.peft_config[_NAME])
+    config.inference_mode = True
+    return json.loads(json.dumps(config.to_dict(), default=list, sort_keys=True))  # sets are lists

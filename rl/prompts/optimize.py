@@ -6,7 +6,7 @@ outputs/<run_name>/  system_prompt.txt  results.jsonl  pareto_frontier.jsonl  me
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,14 @@ from rl.config.schema import ConfigError
 from rl.evaluation.play import choose
 from rl.evaluation.served import failing
 from rl.model.pretrained import check_length, local_folder
+from rl.placement.settings import settled_inference
 from rl.prompts.closing_lines import closing_lines
 from rl.prompts.lesson import check_columns
 from rl.prompts.prompt_player import Task, starting_prompt
 from rl.prompts.reflection import Reflection
 from rl.prompts.served_search import ServedSearch
 from rl.report.finished_runs import resume_command
+from rl.run.devices import visible_gpus
 from rl.run.failure import RunFailed
 from rl.run.folder import RunFolder
 from rl.run.lock import ensure_free, locked
@@ -57,6 +59,9 @@ def optimize_prompt(
     run_folder = RunFolder(Path(str(config.get("output_dir")), str(config.get("run_name"))))
     ensure_free(run_folder)  # before anything slow: a name that is taken is known at once
     settings = checked(config, choices)
+    if settings.inference is not None:
+        suited = settled_inference(settings.inference, bool(visible_gpus()))
+        settings = replace(settings, inference=suited)
     construct(settings, ("model", "env", "sampler", "client", "inference", "reflection"))
     raise_open_files()  # a connection for every rollout in flight
     console = Console()

@@ -88,7 +88,7 @@ def _points(arm: Arm, run: Evidence, curve: Curve, place: Path) -> Iterator[dict
     for step, seconds, tokens, score in values:
         yield {
             "arm": arm.name,
-            "run": shown_path(run),
+            "run": shlex.quote(shown_path(run)),  # part of a command there
             "steps": int(step),
             "seconds": round(float(seconds), 1),
             "tokens": int(tokens),

@@ -112,8 +112,9 @@ def questions_of(run: Evidence) -> set[Question]:
 
 
 def judged_versions(run: Evidence, num_judged: int) -> list[int]:
-    """The last versions that were evaluated."""
-    return list(run.evaluations)[-num_judged:]
+    """The last versions that were evaluated; what was never trained only if there is no other."""
+    trained = [version for version in run.evaluations if version > 0]
+    return trained[-num_judged:] or list(run.evaluations)
 
 
 def _judged_scores(run: Evidence, num_judged: int) -> dict[Question, float]:

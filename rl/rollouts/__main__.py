@@ -75,7 +75,7 @@ def _setting(
         num_seqs=run.inference["args"].get("max_num_seqs"),
         version=version,
         socket=run_folder.vllm_socket,
-        served_as=SERVED_AS[transport(run.sync, run.adapter, run.model)],
+        served_as=SERVED_AS[transport(vars(run))],
         model=run_folder.model(),
         renderer=build(run.model)().renderer,
         tally=tally,

@@ -1,7 +1,85 @@
 """Which cores and GPUs this process may use, asked of the system without importing torch."""
 
 import os
+import subprocess
+from dataclasses import dataclass
 from pathlib import Path
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """What a machine offers to a run.
+
+    Attributes:
+        devices: its GPUs, as CUDA_VISIBLE_DEVICES names them.
+        cores: physical ones that we may use.
+        cpus: logical ones that we may use.
+        num_threads: OMP_NUM_THREADS, where somebody has set it.
+        memory: bytes that are free for us; None: nobody knows.
+        device_memory: bytes of the smallest GPU; None: nobody knows.
+
+    """
+
+    devices: tuple[str, ...] = ()
+    cores: int = 2
+    cpus: int = 2
+    num_threads: int | None = None
+    memory: int | None = None
+    device_memory: int | None = None
+
+
+def this_host() -> Host:
+    """Ask this machine."""
+    cpus, num_threads = visible_cores(), os.environ.get("OMP_NUM_THREADS", "")
+    gpus = visible_gpus()
+    return Host(
+        devices=tuple(gpus),
+        cores=len({core_of(cpu) for cpu in cpus}),
+        cpus=len(cpus),
+        num_threads=int(num_threads) if num_threads.isdigit() else None,
+        memory=free_memory(),
+        device_memory=gpu_memory() if gpus else None,
+    )
+
+
+def free_memory() -> int | None:
+    """Bytes that can be had without swapping: the machine's, or of the cgroup that we are in."""
+    rooms = []
+    for line in _read(Path("/proc/meminfo")).splitlines():
+        if line.startswith("MemAvailable:"):
+            rooms.append(int(line.split()[1]) << 10)
+    group = Path("/sys/fs/cgroup")
+    limit, used = _read(group / "memory.max").strip(), _read(group / "memory.current").strip()
+    if limit.isdigit() and used.isdigit():
+        # What a file's pages take there is given back when it is wanted.
+        files = next(
+            (int(v) for k, _, v in _pairs(group / "memory.stat") if k == "inactive_file"), 0
+        )
+        rooms.append(int(limit) - int(used) + files)
+    return min(rooms, default=None)
+
+
+def _pairs(path: Path) -> list[tuple[str, str, str]]:
+    return [line.partition(" ") for line in _read(path).splitlines()]
+
+
+def gpu_memory() -> int | None:
+    """Bytes of the smallest GPU, as the driver's own tool says; None where that does not answer."""
+    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
+        return min(int(line) for line in done.stdout.split()) * _MIB
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 def visible_gpus(devices: Path = Path("/dev")) -> list[str]:

@@ -1,5 +1,6 @@
 """Where everything of a run lies: the one place that knows the names of its files."""
 
+import hashlib
 import json
 import os
 import re
@@ -161,20 +162,58 @@ class RunFolder:
         """The rollouts of an evaluation that is a run of its own."""
         return self.path / "rollouts.jsonl"
 
+    def pushed_weights(self, folder: str | None) -> Path:
+        """Where weights lie that vLLM is about to load; `folder` may be shared by any runs."""
+        if folder is None:
+            return self.path / "weights"
+        mark = hashlib.sha256(os.fsencode(self.path.resolve())).hexdigest()[:8]
+        return Path(folder).expanduser() / f"{self.name}-{mark}"
+
     @property
     def viewer_index(self) -> Path:
         """What view.py remembers of the run, alone in its folder."""
         return self.path / "viewer" / "index.duckdb"
 
+    def endpoint_of(self, part: str) -> Path:
+        """Where a part listens (endpoint.py)."""
+        return self.endpoints / f"{part}.json"
+
+    @property
+    def endpoints(self) -> Path:
+        """Where each part listens, one file per part."""
+        return self.path / "endpoints"
+
+    @property
+    def key(self) -> Path:
+        """What every TCP route of the run asks for; there is none where all routes are Unix's."""
+        return self._sockets / "key"
+
+    def make_key(self) -> None:
+        """Make the key of this run: readable for us alone, and nowhere else."""
+        import secrets
+
+        # Created as such: a mode set later would leave a moment for others.
+        descriptor = os.open(self.key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(secrets.token_urlsafe(32))
+
+    def read_key(self) -> str | None:
+        """Return the key of this run, None where no route asks for it."""
+        return self.key.read_text() if self.key.exists() else None
+
     @property
     def vllm_socket(self) -> Path:
-        """Where vLLM listens."""
-        return self._sockets / "vllm.sock"
+        """Where the only vLLM listens."""
+        return self.socket_of("vllm")
+
+    def socket_of(self, part: str) -> Path:
+        """Where a part listens whose clients share its host."""
+        return self._sockets / f"{part}.sock"
 
     @property
     def rollouts_socket(self) -> Path:
         """Where the rollouts process listens."""
-        return self._sockets / "rollouts.sock"
+        return self.socket_of("rollouts")
 
     @property
     def rendezvous(self) -> Path:
@@ -232,7 +271,8 @@ class RunFolder:
     def clear_processes(self) -> None:
         """Delete what the processes of the run before have left."""
         self.clear_sockets()
-        for path in (self.failures, self.statuses, self.warnings, self.stop_request):
+        left = (self.failures, self.statuses, self.warnings, self.endpoints, self.stop_request)
+        for path in left:
             _remove(path)
         # A process that was killed while it wrote a checkpoint, or deleted one, cleared nothing.
         for path in self.checkpoints.glob(".step_*"):

@@ -12,7 +12,8 @@ from rl.config.build import build
 from rl.config.schema import Run
 from rl.config.transport import transport
 from rl.inference.routes import closed, healthy
-from rl.inference.server import adapter_room, has_gpu, vllm_child, with_seeds
+from rl.inference.server import adapter_room, vllm_child, with_seeds
+from rl.placement.placement import Place, Plan
 from rl.report.finished_runs import steps_done
 from rl.run.child import Child, Reaper, end_groups, last_lines
 from rl.run.failure import RunFailed, first_failure
@@ -31,8 +32,8 @@ STOPPING = "stopping after this step; its checkpoint comes first (a second signa
 class Children:
     """The child processes of one run."""
 
-    def __init__(self, run: Run, run_folder: RunFolder, reaper: Reaper) -> None:
-        self._run, self._run_folder, self._reaper = run, run_folder, reaper
+    def __init__(self, run: Run, run_folder: RunFolder, reaper: Reaper, plan: Plan) -> None:
+        self._run, self._run_folder, self._reaper, self._plan = run, run_folder, reaper, plan
         self._children: dict[str, Child] = {}
         sampler = build(run.sampler)()
         self._server = with_seeds(build(run.inference)(), sampler.seeded)
@@ -48,7 +49,7 @@ class Children:
         if self._uses_vllm:
             # vLLM knows nothing of status files, so this process writes its.
             self._status.set("starting vLLM (logs/inference.log)")
-            chosen = transport(run.sync, run.adapter, run.model)
+            chosen = transport(vars(run))
             room = adapter_room(chosen, run.adapter, self._run_folder.model())
             child = self._children["inference"] = vllm_child(
                 self._server,
@@ -59,14 +60,15 @@ class Children:
                 seed=run.seed,
                 adapter=room,
                 head_dtype=run.model["head_dtype"],
+                place=self._plan.inference[0].environment(),
             )
             child.start()
         self._start("rollouts", [sys.executable, "-m", "rl.rollouts", folder], {})
-        world = run.trainer["ranks"]
-        for rank in range(world):
-            where = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+        world = len(self._plan.ranks)
+        for rank, place in enumerate(self._plan.ranks):
+            where = {"RANK": str(rank), "WORLD_SIZE": str(world), **place.environment()}
             command = [sys.executable, "-m", "rl.trainer", folder]
-            self._start(f"trainer.rank{rank}", command, {**where, **_accelerator()})
+            self._start(f"trainer.rank{rank}", command, {**where, **_accelerator(place)})
 
     def _start(self, name: str, command: list[str], env: dict[str, str]) -> None:
         log = self._run_folder.log_of(name)
@@ -183,15 +185,15 @@ class Children:
             child.end()
 
 
-def _accelerator() -> dict[str, str]:
-    """What the trainer needs to know of a machine without a GPU.
+def _accelerator(place: Place) -> dict[str, str]:
+    """What a rank needs to know where it computes on a CPU.
 
     DeepSpeed must be told so. Threads that wait for each other by spinning make a step up to ten
     times slower as soon as anything else wants a core. oneDNN keeps a kernel for each shape that it
     has multiplied, 1,024 of them twice, and the number of completion tokens is another one in each
     micro-batch: more than a GiB that is hardly ever used again.
     """
-    if has_gpu():
+    if place.devices:
         return {}
     caches = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")  # its own, and PyTorch's
     kept = {name: os.environ.get(name, _KERNELS_KEPT) for name in caches}

@@ -15,6 +15,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,13 @@ from rl.config.check import check
 from rl.config.resume_rules import has_steps, run_folder_problems
 from rl.config.schema import ConfigError, Run
 from rl.model.folder import fingerprint
+from rl.placement.placement import placement
+from rl.placement.settings import settled
 from rl.report.finished_runs import how_to_go_on, steps_done
 from rl.report.screen import Screen, final_summary
 from rl.run.child import Reaper
 from rl.run.commit import commit_of
+from rl.run.devices import this_host
 from rl.run.failure import OutOfTime, RunFailed
 from rl.run.folder import RunFolder
 from rl.run.lock import FULL, ensure_free, locked
@@ -78,6 +82,8 @@ def supervise(
     run_folder = RunFolder(Path(str(config.get("output_dir")), str(config.get("run_name"))))
     ensure_free(run_folder)  # first: the check would only say that the folder holds a run
     check(config, choices=_known_by_choice(choices, overrides))
+    plan = placement(config, [this_host()])
+    config = settled(config, plan)
     run = Run(**config)
     limit = TimeLimit(run.max_time, run_folder)
     construct(run, CONSTRUCTED)  # only a constructor sees what no signature tells
@@ -201,10 +207,11 @@ def _execute(
     run_folder.clear_processes()
     run_folder.make_sockets_folder()
     run_folder.set_model(model, fingerprint(model))
+    plan = placement(asdict(run), [this_host()])
     with ExitStack() as stack:
         # What was registered last ends first: the children, then the sockets they listen on.
         stack.callback(run_folder.clear_sockets)
-        children = Children(run, run_folder, reaper)
+        children = Children(run, run_folder, reaper, plan)
         stack.callback(children.end)
         children.start()
         with Screen(run_folder, run.max_steps) as screen:

@@ -19,10 +19,11 @@ import torch
 from rl.config.build import build
 from rl.config.schema import Run
 from rl.config.transport import transport
-from rl.inference.routes import wait_until_healthy
+from rl.inference.routes import VLLMRoutes, wait_until_healthy
 from rl.learner.learner import Learner, TrainerSettings
 from rl.learner.ranks import Ranks
 from rl.records import RankBatch
+from rl.run.address import Address
 from rl.run.dropped_steps import drop_steps_from
 from rl.run.failure import RunFailed
 from rl.run.folder import RunFolder
@@ -31,7 +32,8 @@ from rl.run.status import STOPPED, Status
 from rl.trainer.checkpoint import save_checkpoint
 from rl.trainer.rollouts_link import RolloutsLink
 from rl.trainer.token_record import StepRecord
-from rl.weights.pusher import WeightPusher
+from rl.weights.pusher import WeightPusher, WeightSync
+from rl.weights.transport import Receiver
 from rl.wire import NoMoreBatches
 
 # After which the supervisor has seen that vLLM is gone, or that it only closed its socket: it looks
@@ -64,9 +66,11 @@ class TrainingRun:
         self.sampler = build(self.run.sampler)()
         rank = int(os.environ["RANK"])
         self.status = Status(run_folder, f"trainer.rank{rank}")
-        others = " and joining the other ranks" if self.settings.ranks > 1 else ""
+        others = " and joining the other ranks" if int(os.environ["WORLD_SIZE"]) > 1 else ""
         self.status.set(f"starting DeepSpeed{others} (at first it compiles something for minutes)")
-        torch.set_num_threads(self.settings.num_threads or self._spare_cores())
+        # Else OMP_NUM_THREADS says so (rl/placement), or who started this rank by hand.
+        if self.settings.num_threads:
+            torch.set_num_threads(self.settings.num_threads)
         # Whoever waits for another rank waits longer than that one does: its sentence comes first.
         self.ranks = Ranks.join(run_folder.rendezvous, 2 * self.settings.wait_timeout)
         self.status.set("loading the model")
@@ -79,11 +83,6 @@ class TrainingRun:
         self.metrics = MetricsFile(run_folder) if self.ranks.first else None
         self.logger = build(self.run.logger)()
         self.nonfinite = 0
-
-    def _spare_cores(self) -> int:
-        """CPU threads for this rank: vLLM decodes on one core."""
-        cores = len(os.sched_getaffinity(0)) - (1 if self.sampler.uses_vllm else 0)
-        return max(cores // self.settings.ranks, 1)
 
     def train(self) -> None:
         """Run all steps."""
@@ -138,7 +137,6 @@ class TrainingRun:
             drop_steps_from(self.run_folder, self.start)
         if pusher:
             self._wait_for_vllm()
-            pusher.connect(self.learner.policy)
             # What vLLM loaded is not it: dummy weights, or on resuming those the run began with.
             pusher.push(self.learner.policy, self.start, must_differ=False)
         self._publish(rollouts, self.start)
@@ -148,11 +146,14 @@ class TrainingRun:
         """None when nothing is sampled (demonstrations): there is no vLLM to push to."""
         if not self.sampler.uses_vllm:
             return None
+        sync: WeightSync = build(self.run.sync)()
+        timeout, socket = self.settings.wait_timeout, self.run_folder.vllm_socket
         return WeightPusher(
-            build(self.run.sync)(),
-            transport(self.run.sync, self.run.adapter, self.run.model),
-            self.run_folder.vllm_socket,
-            timeout=self.settings.wait_timeout,
+            sync,
+            transport(vars(self.run)),
+            [Receiver("inference", Address(socket), VLLMRoutes(socket, timeout=timeout))],
+            folder=self.run_folder.pushed_weights(sync.folder),
+            timeout=timeout,
             goes_on=self.start > 0,
         )
 

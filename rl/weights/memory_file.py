@@ -1,7 +1,7 @@
 """Weights in an anonymous file in memory, in the form of safetensors, hashed as they are written.
 
-Every byte is copied once, from the tensor to where the reader maps it: no serialised copy beside it
-and no contiguous one before it. The reader maps the file and copies nothing. The next weights are
+Every byte is copied once, from the tensor to where it is mapped or sent from: no serialised copy
+beside it and no contiguous one before it. Who maps the file copies nothing. The next weights are
 written over the last ones: memory that is new costs more than the copy (a fault and zeros a page).
 """
 
@@ -52,6 +52,17 @@ class MemoryFile:
             self._memory.close()
         os.close(self._descriptor)
 
+    @property
+    def path(self) -> str:
+        """Where processes of the same user open it: it has no name, but we hold it open."""
+        return f"/proc/{os.getpid()}/fd/{self._descriptor}"
+
+    @property
+    def content(self) -> mmap.mmap:
+        """All bytes of it, to be read or sent; whoever looks lets go before it is written again."""
+        assert self._memory is not None
+        return self._memory
+
     def write(self, weights: Mapping[str, torch.Tensor]) -> WrittenWeights:
         """Hold these in the place of what was held, by name (rl/weights/fingerprint.py)."""
         # safetensors: the header's length in 8 bytes, the header, the tensors end to end.
@@ -67,7 +78,7 @@ class MemoryFile:
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8
         start = 8 + len(text)
-        memory = self._of_size(start + end)
+        memory = self.of_size(start + end)
         memory[:start] = len(text).to_bytes(8, "little") + text
         digest = Digest()
         for name, entry in header.items():
@@ -81,10 +92,10 @@ class MemoryFile:
                 del place  # a mapping that is looked at cannot be closed
             with memoryview(memory)[start + begin : start + end] as content:
                 digest.add(name, tensor, content)  # while it is still in the cache
-        # It has no name: another process of the same user opens it through our descriptor.
-        return WrittenWeights(f"/proc/{os.getpid()}/fd/{self._descriptor}", digest.name())
+        return WrittenWeights(self.path, digest.name())
 
-    def _of_size(self, num_bytes: int) -> mmap.mmap:
+    def of_size(self, num_bytes: int) -> mmap.mmap:
+        """Return room for so many bytes, which hold anything."""
         if self._memory is None or len(self._memory) != num_bytes:
             if self._memory is not None:
                 self._memory.close()
@@ -95,8 +106,12 @@ class MemoryFile:
 
 def read_weights(path: str, mark: str) -> dict[str, torch.Tensor]:
     """Return what was written, mapped; RuntimeError if its fingerprint is not `mark`."""
-    weights = load_file(path)
+    return checked(load_file(path), mark)
+
+
+def checked(weights: dict[str, torch.Tensor], mark: str) -> dict[str, torch.Tensor]:
+    """Return the weights; RuntimeError if their fingerprint is not `mark`."""
     read = fingerprint(weights)
     if read != mark:
-        raise RuntimeError(f"weight push: the trainer wrote {mark}, vLLM read {read} from {path}")
+        raise RuntimeError(f"weight push: the trainer wrote {mark}, vLLM read {read}")
     return weights

@@ -1,32 +1,30 @@
-"""New weights for vLLM after every step, and the proof that they arrived.
+"""New weights for every vLLM after every step, and the proof that they arrived.
 
-    shm        pause(keep) -> start -> update -> finish(version) -> resume
-    adapter    pause(keep) -> update -> version -> resume      (running requests go on)
+    whole weights   pause(keep) -> start -> update -> finish(version) -> resume
+    adapter         pause(keep) -> update -> version -> resume     (running requests go on)
 
-What is sent lies in an anonymous file in memory (rl/weights/memory_file.py), which vLLM reads
-through our /proc entry. Three things can go wrong unseen, and each is an error here:
-the push changed nothing, vLLM loaded something else (our plugin compares fingerprints and what
-every layer computes), or trainer and vLLM disagree although the weights are the same (the
-probe).
+Every replica gets them in a thread of its own, and none waits for another. Three things can go
+wrong unseen, and each is an error here: the push changed nothing, vLLM loaded something else (our
+plugin compares fingerprints and what every layer computes), or trainer and vLLM disagree although
+the weights are the same (the probe).
 """
 
-import json
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
-
-from rl.config.transport import Transport
-from rl.inference.routes import VLLMRoutes
+from rl.config.transport import SyncChoice, Transport
 from rl.inference.server import SERVED_AS
-from rl.model.lora import write_adapter
 from rl.records import MicroBatch
 from rl.run.failure import RunFailed
-from rl.weights.memory_file import MemoryFile
+from rl.weights.adapter import AdapterSender
+from rl.weights.disk import DiskSender
+from rl.weights.gloo import GlooSender
+from rl.weights.probe import MismatchBound, ProbedRows
+from rl.weights.shm import ShmSender
+from rl.weights.transport import Receiver, Sender
 
 if TYPE_CHECKING:
     from rl.learner.policy import Policy
@@ -36,98 +34,134 @@ if TYPE_CHECKING:
 class WeightSync:
     """How weights travel (conf/sync)."""
 
-    transport: Literal["auto", "shm", "adapter"]
+    transport: SyncChoice
+    folder: str | None
     probe_every: int
     probe_rows: int
     max_mismatch: float
 
 
-# A policy grown sure of itself has tokens so improbable that rounding alone moves them more.
-_LATER_SLACK = 2.0
+@dataclass(frozen=True)
+class LostReceiver:
+    """A replica that did not take the weights: it must answer nothing more before it is restarted.
+
+    It may be paused, and what it holds is not known.
+    """
+
+    name: str
+    reason: str
 
 
 class WeightPusher:
-    """Pushes weights and probes the result. Rank 0 talks to vLLM; all ranks call every method."""
+    """Pushes weights and probes the result. Rank 0 talks to vLLM; all ranks call both."""
 
     def __init__(
         self,
         sync: WeightSync,
         transport: Transport,
-        socket: Path,
+        receivers: Sequence[Receiver],
         *,
+        folder: Path,
         timeout: float,
         goes_on: bool = False,
     ) -> None:
-        """`goes_on`: the run has been probed before it was stopped, so no probe is its first."""
-        self._sync, self._transport = sync, transport
-        self._served_as = SERVED_AS[transport]
-        self._vllm, self._private = VLLMRoutes(socket, timeout=timeout), socket.parent
-        self._file, self._last = MemoryFile(), ""
-        self._slack = _LATER_SLACK if goes_on else 1.0
+        """Nothing is asked of vLLM yet.
 
-    def connect(self, policy: "Policy") -> None:
-        """Open the transfer engine inside vLLM, and make it know the name of the adapter.
+        Args:
+            sync: the knobs.
+            transport: the way that was chosen for all parts.
+            receivers: every vLLM; on rank 0, elsewhere it makes no difference.
+            folder: where files for vLLM may lie; for sync=disk.
+            timeout: seconds of trainer.wait_timeout.
+            goes_on: the run has been probed before it was stopped.
 
-        vLLM reads an adapter from a folder and could load the next one in place of it, but then
-        reads the files again at every step of every request. So that is done once, and pushes
-        replace what is loaded.
         """
-        adapter = policy.adapter_weights() if self._transport == "adapter" else {}
-        if not policy.ranks.first:
-            return
-        if not adapter:
-            self._vllm.init_transfer({})
-            return
-        with TemporaryDirectory(dir=self._private) as folder:
-            write_adapter(policy.engine.module.model, adapter, Path(folder))
-            form = json.loads((Path(folder) / "adapter_config.json").read_text())
-            self._vllm.load_adapter(SERVED_AS["adapter"], Path(folder))
-        self._vllm.init_transfer({"config": form})
-        # Never finished: finishing an update makes vLLM drop all adapters.
-        self._vllm.start_update()
+        self._sync, self._served_as = sync, SERVED_AS[transport]
+        self._sender = _sender(transport, folder, timeout)
+        self._receivers: dict[str, Receiver] = {}
+        self._connected, self._lost = set[str](), list[LostReceiver]()
+        self._has_others = len(receivers) > 1
+        self._last, self._bound = "", MismatchBound(sync.max_mismatch, goes_on=goes_on)
+        self.join(receivers)
+
+    def join(self, receivers: Sequence[Receiver]) -> None:
+        """Have the next push reach these, too: they are new, or have been started again."""
+        for receiver in receivers:
+            self._receivers[receiver.name] = receiver
+            self._connected.discard(receiver.name)
+
+    def lost(self) -> list[LostReceiver]:
+        """Return those that pushes and probes go without since the last call."""
+        lost, self._lost = self._lost, []
+        return lost
 
     def push(self, policy: "Policy", version: int, *, must_differ: bool) -> None:
-        """Make vLLM sample with the policy's present weights, as `version`.
+        """Make every vLLM sample with the policy's present weights, as `version`.
 
         Args:
             policy: whose weights.
             version: what vLLM reports as the version of every token from now on.
             must_differ: the optimizer took a step, so equal weights would be an error.
 
+        Raises:
+            RunFailed: the weights did not change, or no vLLM has taken them.
+
         """
-        alone = self._transport == "adapter"
-        weights = policy.adapter_weights() if alone else policy.weights()
+        # All of it before anything is sent: a rank that waits for another must not keep vLLM.
+        weights = self._sender.collect(policy)
         if not policy.ranks.first:
             return
-        # A file in memory: over HTTP gigabytes would be serialised, copied and parsed again. vLLM
-        # has let go of the last push's when it has answered `finish_update`, so they may be
-        # written over.
-        written = self._file.write(weights)
-        if must_differ and written.fingerprint == self._last:
+        mark = self._sender.pack(weights)
+        if must_differ and mark == self._last:
             raise RunFailed(
                 f"the optimizer step before version {version} changed no weight in "
                 f"{next(iter(weights.values())).dtype}: raise optim.learning_rate, or use "
                 "model.dtype=float32"
             )
-        self._last = written.fingerprint
-        # Running requests stay: a half-sampled rollout goes on with the new weights, and each
-        # of its tokens says which version it is from.
-        with self._vllm.together():
-            self._vllm.pause()
-            if alone:
-                self._vllm.update(asdict(written))
-                self._vllm.set_version(version)
-            else:
-                self._vllm.start_update()
-                self._vllm.update(asdict(written))
-                self._vllm.finish_update(version)
-            self._vllm.resume()
+        self._last = mark
+        receivers = list(self._receivers.values())
+        with ThreadPoolExecutor(len(receivers)) as pool:
+            failures = list(pool.map(lambda one: self._give(one, version), receivers))
+        for receiver, failure in zip(receivers, failures, strict=True):
+            if failure:
+                self._lose(receiver, failure)
+        self._sender.release()
+
+    def _give(self, receiver: Receiver, version: int) -> RunFailed | None:
+        """Push to one of them; return what went wrong."""
+        try:
+            if receiver.name not in self._connected:
+                self._sender.connect(receiver)
+                self._connected.add(receiver.name)
+            # Running requests stay: a half-sampled rollout goes on with the new weights, and each
+            # of its tokens says which version it is from.
+            with receiver.vllm.together():
+                receiver.vllm.pause()
+                self._sender.send(receiver, version)
+                receiver.vllm.resume()
+        except RunFailed as error:
+            return error
+        return None
+
+    def _lose(self, receiver: Receiver, failure: RunFailed) -> None:
+        """Go on without it.
+
+        Raises:
+            RunFailed: there is no other.
+
+        """
+        del self._receivers[receiver.name]
+        if not self._receivers and self._has_others:
+            raise RunFailed(f"no replica is left: {receiver.name}: {failure}") from failure
+        if not self._receivers:
+            raise failure
+        self._lost.append(LostReceiver(receiver.name, str(failure)))
 
     def probe(self, policy: "Policy", batch: MicroBatch, version: int) -> dict[str, float]:
         """Compare vLLM's logprobs with the trainer's on rows of a batch, right after a push.
 
         Both score given text at temperature 1, so nothing but the weights and the arithmetic
-        counts.
+        counts. Replicas take turns: each has proved that it computes with these weights.
 
         Raises:
             RunFailed: they differ by more than `max_mismatch`, at a later probe by twice as much.
@@ -135,44 +169,26 @@ class WeightPusher:
         """
         if self._sync.probe_every == 0 or version % self._sync.probe_every:
             return {}
-        # All but the last token: a row may fill vLLM's context, which must have room for one more.
-        lengths = _lengths(batch)[: self._sync.probe_rows] - 1
-        token_ids = batch.token_ids[: self._sync.probe_rows, : lengths.max()]
-        trainer_logprobs = policy.logprobs(token_ids)  # collective: also where nothing is compared
-        if not policy.ranks.first:
-            return {}
-        texts = [row[:n].tolist() for row, n in zip(token_ids, lengths, strict=True)]
-        with ThreadPoolExecutor(len(texts)) as pool:  # each waits for vLLM's next step
-            scores = list(pool.map(self._score, texts))
-        gap = torch.cat(
-            [
-                (torch.tensor(score) - row[1:n]).abs()
-                for score, row, n in zip(scores, trainer_logprobs, lengths, strict=True)
-            ]
-        )
-        if not len(gap):  # no row trained: there is no text to compare
-            return {}
-        mean = float(gap.mean())
-        bound = self._sync.max_mismatch * self._slack
-        if mean > bound:
-            later = ", doubled after the first probe" if self._slack > 1 else ""
-            raise RunFailed(
-                f"trainer and vLLM disagree on the weights of version {version}: mean |logprob "
-                f"difference| {mean:.4f} > {bound:g} (sync.max_mismatch={self._sync.max_mismatch:g}"
-                f"{later}). Every importance ratio would be wrong. Compare model.dtype, "
-                "attention and rope settings of both"
-            )
-        self._slack = _LATER_SLACK
-        return {"mismatch/mean_abs": mean, "mismatch/max_abs": float(gap.max())}
-
-    def _score(self, token_ids: list[int]) -> list[float]:
-        """Return vLLM's logprob of each token but the first."""
-        return self._vllm.score(self._served_as, token_ids) if len(token_ids) > 1 else []
+        rows = ProbedRows.of(policy, batch, self._sync.probe_rows)
+        while policy.ranks.first:
+            receivers = list(self._receivers.values())
+            probed = receivers[version // self._sync.probe_every % len(receivers)]
+            try:
+                gap = rows.gap(probed.vllm, self._served_as)
+            except RunFailed as error:
+                self._lose(probed, error)
+            else:
+                return self._bound.metrics(gap, version) if len(gap) else {}
+        return {}
 
 
-def _lengths(batch: MicroBatch) -> np.ndarray:
-    """Tokens of each row up to its last completion token. [B]"""
-    width = batch.completion_mask.shape[1]
-    from_the_end = batch.completion_mask[:, ::-1].argmax(axis=1)  # [B]
-    # 2 where nothing was sampled: less its last one (see `probe`) nothing is left to compare.
-    return np.where(batch.completion_mask.any(axis=1), width - from_the_end, 2)
+def _sender(transport: Transport, folder: Path, timeout: float) -> Sender:
+    match transport:
+        case "adapter":
+            return AdapterSender()
+        case "disk":
+            return DiskSender(folder)
+        case "gloo":
+            return GlooSender(timeout)
+        case "shm":
+            return ShmSender()

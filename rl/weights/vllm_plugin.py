@@ -1,10 +1,10 @@
-"""Runs inside vLLM: loads weights from a file in memory and proves that it computes with them.
+"""Runs inside vLLM: loads the weights that a push brings and proves that it computes with them.
 
 vLLM loads this module through the entry point group `vllm.general_plugins`. On CPU vLLM repacks
 every linear weight for its kernels and empties the original, so loading into the parameters is
 not enough and looking at them proves nothing. We reload layer by layer, repack what the reload
 leaves behind (embedding and tied output head), and then compare what each layer computes with
-what it should.
+what it should. How the weights come is another matter (rl/weights/transport.py).
 """
 
 from collections.abc import Callable
@@ -31,7 +31,10 @@ from vllm.model_executor.model_loader.reload import (
 )
 
 from rl.inference.fork import fork_engine
-from rl.weights.memory_file import read_weights
+from rl.weights.adapter import AdapterReader
+from rl.weights.gloo import GlooReader
+from rl.weights.shm import FileReader
+from rl.weights.transport import Reader, Weights
 from rl.weights.vllm_proof import (
     as_vllm_names,
     compared_layers,
@@ -43,54 +46,76 @@ from rl.weights.vllm_proof import (
 log = init_logger(f"vllm.{__name__}")  # below vLLM's own logger, which alone has a handler there
 
 
+READERS: dict[str, Callable[..., Reader]] = {
+    "shm": FileReader,
+    "disk": FileReader,
+    "gloo": GlooReader,
+}
+
+
 def register() -> None:
     """Entry point: make our transfer engines known; vLLM calls this in each of its processes."""
     fork_engine()
-    WeightTransferEngineFactory.register_engine("shm", ShmWeightTransferEngine)
-    WeightTransferEngineFactory.register_engine("adapter", AdapterTransferEngine)
+    WeightTransferEngineFactory.register_engine("whole", WholeWeightsEngine)
+    WeightTransferEngineFactory.register_engine("adapter", AdapterEngine)
 
 
 @dataclass
-class ShmInitInfo(WeightTransferInitInfo):
-    """Nothing to agree on beforehand: each update names its file."""
+class InitInfo(WeightTransferInitInfo):
+    """How weights will come, and what both ends must know of each other."""
+
+    transport: str
+    facts: dict[str, Any]
 
 
 @dataclass
-class ShmUpdateInfo(WeightTransferUpdateInfo):
-    """One push: where the weights lie and what they must add up to."""
+class UpdateInfo(WeightTransferUpdateInfo):
+    """One push: where its weights are to be had and what they must add up to."""
 
-    path: str
     fingerprint: str
+    where: dict[str, Any]
 
 
-class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
-    """Loads a safetensors file in Hugging Face naming, all weights at once.
+class WholeWeightsEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
+    """Loads all weights at once, in Hugging Face naming, whichever way they come.
 
     Raises:
-        RuntimeError: the file is not what the trainer wrote, or a layer does not compute with it;
+        RuntimeError: they are not what the trainer wrote, or a layer does not compute with them;
             vLLM answers the trainer's request with it, so the push fails in the same step.
 
     """
 
-    init_info_cls = ShmInitInfo
-    update_info_cls = ShmUpdateInfo
+    init_info_cls = InitInfo
+    update_info_cls = UpdateInfo
+    _reader: Reader | None = None
+    _received: Weights = {}  # noqa: RUF012 replaced, never changed
 
-    def init_transfer_engine(self, init_info: ShmInitInfo) -> None:
-        """Nothing to do."""
+    def init_transfer_engine(self, init_info: InitInfo) -> None:
+        """Open our end, once more for a trainer that was started again."""
+        self.shutdown()
+        reader = READERS[init_info.transport]
+        self._reader = reader(self.parallel_config.rank, **init_info.facts)
 
     def start_weight_update(self) -> None:
-        """Give the parameters their original shapes back, so that they can be loaded."""
-        initialize_layerwise_reload(self.model)
+        """Nothing yet: weights that never come leave the model as it is."""
 
-    def receive_weights(self, update_info: ShmUpdateInfo) -> None:
-        """Read the file, check it, hand it to the model's own loader."""
+    def receive_weights(self, update_info: UpdateInfo) -> None:
+        """Read the weights, check them, hand them to the model's own loader."""
+        assert self._reader
         # Kept until `finish_weight_update` has compared every layer with it.
-        self._received = read_weights(update_info.path, update_info.fingerprint)
+        self._received = self._reader.read(update_info.fingerprint, **update_info.where)
+        # Gives the parameters their original shapes back, so that they can be loaded.
+        initialize_layerwise_reload(self.model)
         load = cast("Callable[..., object]", self.model.load_weights)
         load(list(self._received.items()))
 
     def finish_weight_update(self) -> None:
-        """Repack for the CPU kernels and check every layer against the weights received."""
+        """Repack for the CPU kernels and check every layer against the weights received.
+
+        Without any, a trainer gives up what one before it has left open.
+        """
+        if not self._received:
+            return
         finalize_layerwise_reload(self.model, self.model_config)
         for layer in self.model.modules():
             weight = getattr(layer, "weight", None)
@@ -109,20 +134,15 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
                 raise RuntimeError(f"weight push: vLLM computes with other weights in {wrong}")
         else:
             _say_once("no layer is compared: under tensor parallelism each holds but a shard")
-        self._received = {}  # unmaps the file
+        self._received = {}  # unmaps them
 
     def shutdown(self) -> None:
-        """Nothing is held open."""
+        """Close our end."""
+        if self._reader:
+            self._reader.close()
 
 
-@dataclass
-class AdapterInitInfo(WeightTransferInitInfo):
-    """What adapter_config.json holds."""
-
-    config: dict[str, Any]
-
-
-class AdapterTransferEngine(WeightTransferEngine[AdapterInitInfo, ShmUpdateInfo]):
+class AdapterEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     """Replaces the one adapter that vLLM has loaded by another of the same form.
 
     Raises:
@@ -130,19 +150,20 @@ class AdapterTransferEngine(WeightTransferEngine[AdapterInitInfo, ShmUpdateInfo]
 
     """
 
-    init_info_cls = AdapterInitInfo
-    update_info_cls = ShmUpdateInfo
+    init_info_cls = InitInfo
+    update_info_cls = UpdateInfo
 
-    def init_transfer_engine(self, init_info: AdapterInitInfo) -> None:
-        """Keep the form of all adapters to come."""
-        self._form = PEFTHelper.from_dict(init_info.config)
+    def init_transfer_engine(self, init_info: InitInfo) -> None:
+        """Have the adapter in a folder from which vLLM loads it, once."""
+        self._reader = AdapterReader(self.parallel_config.rank, **init_info.facts)
+        self._form = PEFTHelper.from_dict(self._reader.form)
 
     def start_weight_update(self) -> None:
-        """Nothing to do: one update lasts as long as the run (rl/weights/pusher.py says why)."""
+        """Nothing: one update lasts as long as the run (rl/weights/adapter.py)."""
 
-    def receive_weights(self, update_info: ShmUpdateInfo) -> None:
-        """Read the file, check it, put its matrices where the old ones were, look at them."""
-        received = read_weights(update_info.path, update_info.fingerprint)
+    def receive_weights(self, update_info: UpdateInfo) -> None:
+        """Read the matrices, put them where the old ones were, look at them."""
+        received = self._reader.read(update_info.fingerprint, **update_info.where)
         manager = cast("LoRAModelManager", self.model.lora_manager)
         names = getattr(self.model, "hf_to_vllm_mapper", None)
         names = names.get_rename_mapper() if names else None
@@ -170,7 +191,7 @@ class AdapterTransferEngine(WeightTransferEngine[AdapterInitInfo, ShmUpdateInfo]
             _say_once("no matrix is compared: under tensor parallelism each layer holds a shard")
 
     def finish_weight_update(self) -> None:
-        """Never called."""
+        """Nothing to do; vLLM drops all adapters, so only a trainer that begins anew asks."""
 
     def shutdown(self) -> None:
         """Nothing is held open."""

@@ -253,6 +253,42 @@ RUNNING = (
         '"tie_word_embeddings": False',
         "rl/model/test_tiny.py",
     ),
+    # placement
+    mutation(
+        "placement: vLLM is given the whole machine",
+        "rl/placement/placement.py",
+        "spare = hosts[host].cores - 1\n",
+        "spare = hosts[host].cores\n",
+        "rl/placement/test_placement.py",
+    ),
+    mutation(
+        "placement: a replica over two hosts",
+        "rl/placement/placement.py",
+        "local = [device for device in devices if device[0] == host]",
+        "local = list(devices)",
+        "rl/placement/test_placement.py",
+    ),
+    mutation(
+        "placement: ranks count over all hosts",
+        "rl/placement/placement.py",
+        "local_rank=sum(place.host == host for place in places)",
+        "local_rank=len(places)",
+        "rl/placement/test_placement.py",
+    ),
+    mutation(
+        "time limit: no room for the checkpoint",
+        "rl/supervisor/time_limit.py",
+        "_MARGIN * (step + known)",
+        "_MARGIN * step",
+        "rl/supervisor/test_time_limit.py",
+    ),
+    mutation(
+        "signals: a part dies of the first",
+        "rl/run/stop_request.py",
+        "        if was_asked:\n",
+        "        if not was_asked:\n",
+        "rl/run/test_stop_request.py",
+    ),
     # bridges
     mutation(
         "environments: a missing value passes",

@@ -116,7 +116,7 @@ def test_an_update_with_a_stale_layer_is_refused_before_it_is_finished(behind, m
     received = a_step_later(sent, 0) if behind else sent
     for name in ("initialize_layerwise_reload", "finalize_layerwise_reload"):
         monkeypatch.setattr(vllm_plugin, name, lambda *_: None)  # vLLM's own, for its own models
-    engine = object.__new__(vllm_plugin.ShmWeightTransferEngine)
+    engine = object.__new__(vllm_plugin.WholeWeightsEngine)
     engine.model, engine.model_config = Model(sent), None
     engine.parallel_config = SimpleNamespace(tensor_parallel_size=1)
     engine._received = received

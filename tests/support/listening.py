@@ -11,7 +11,7 @@ from typing import Any
 
 
 class PostHandler(BaseHTTPRequestHandler):
-    """Reads the body of a post, and answers with what `answer` makes of it."""
+    """Reads the body of a post, and answers with what `answer` makes of it; 500 for its error."""
 
     def answer(self, body: dict[str, Any]) -> bytes | dict[str, Any]:
         """Return prose, or what is sent as JSON."""
@@ -19,14 +19,20 @@ class PostHandler(BaseHTTPRequestHandler):
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers.get("content-length") or 0)) or "{}")
-        reply = self.answer(body)
+        status = 200
+        try:
+            reply = self.answer(body)
+        except RuntimeError as error:
+            status, reply = 500, {"error": {"message": str(error)}}
         prose = isinstance(reply, bytes)
         content = reply if prose else json.dumps(reply).encode()
-        self.send_response(200)
+        self.send_response(status)
         self.send_header("content-type", "text/plain" if prose else "application/json")
         self.send_header("content-length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
+
+    do_GET = do_POST
 
     def log_message(self, format, *args):
         pass

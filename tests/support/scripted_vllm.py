@@ -34,7 +34,9 @@ class ScriptedVLLM:
     """Takes the place of VLLMServer: the same knobs, of which only args.faults does anything."""
 
     startup_timeout: float
-    cpu_kv_cache_gib: int
+    devices: list[int | str] | None = None
+    tensor_parallel_size: int = 1
+    cpu_kv_cache_gib: int | None = None
     args: dict[str, Any]
 
     def command(
@@ -120,8 +122,8 @@ class Engine:
         self._names.add(body["lora_name"])
         return web.Response(text="Success: LoRA adapter added successfully.")
 
-    def _receive(self, path: str, fingerprint: str) -> web.Response:
-        self._read = content_fingerprint(Path(path).read_bytes())
+    def _receive(self, where: dict[str, str], fingerprint: str) -> web.Response:
+        self._read = content_fingerprint(Path(where["path"]).read_bytes())
         if self._read != fingerprint:
             return _refused(f"the trainer wrote {fingerprint}, vLLM read {self._read}")
         return web.json_response({"message": "Weights updated"})

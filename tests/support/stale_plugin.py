@@ -9,7 +9,7 @@ NAME = "stale"
 
 # The first push (version 0) is number 0. What our own code inside vLLM compares is left alone.
 SHM = """
-from rl.weights.vllm_plugin import ShmWeightTransferEngine as Engine
+from rl.weights.vllm_plugin import WholeWeightsEngine as Engine
 
 receive, last, numbers = Engine.receive_weights, {{}}, iter(range(10**6))
 
@@ -33,7 +33,7 @@ def register():
 """
 ADAPTER = """
 from vllm.lora.lora_model import LoRAModel
-from rl.weights.vllm_plugin import AdapterTransferEngine as Engine
+from rl.weights.vllm_plugin import AdapterEngine as Engine
 
 receive, make = Engine.receive_weights, LoRAModel.from_lora_tensors
 last, numbers = {{}}, iter(range(10**6))

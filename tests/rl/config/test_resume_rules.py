@@ -157,8 +157,11 @@ def test_resuming_may_not_change_the_longest_gradient(config: dict[str, Any]) ->
 def test_resuming_may_not_change_the_ranks_that_zero_has_split_the_optimizer_over(
     stage: int, config: dict[str, Any]
 ) -> None:
+    config = changed(config, {"trainer.ranks": 1})
     config["deepspeed"] = {"zero_optimization": {"stage": stage}}
     Folder(config)
+    # Null is asked about again when it is known how many devices there are.
+    check(changed(config, {"resume": True, "trainer.ranks": None}))
     problem = only_problem(changed(config, {"resume": True, "trainer.ranks": 2}))
     assert problem.startswith(f"trainer.ranks was 1 and is 2, but with ZeRO stage {stage}")
     assert problem.endswith("use trainer.ranks=1")
@@ -180,3 +183,13 @@ def test_a_run_of_before_there_were_orders_goes_on_as_shuffled(config: dict[str,
     sequential = {"resume": True, "order": chosen("order", "sequential")}
     problem = only_problem(changed(config, sequential))
     assert "order._target_ was rl.rollouts.example_order.ShuffledOrder and is " in problem
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"max_steps: [", b"[1]", b"\x80"])
+def test_a_run_whose_configuration_is_damaged_is_named(
+    content: bytes, config: dict[str, Any]
+) -> None:
+    saved = Folder(config).path / SAVED
+    saved.write_bytes(content)
+    problem = only_problem(changed(config, {"resume": True}))
+    assert problem.startswith(f"{saved} is damaged")

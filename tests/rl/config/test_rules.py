@@ -139,15 +139,15 @@ REFUSED: dict[str, tuple[Changes, str]] = {
     ),
     "adapter sync with whole modules": (
         {**lora(modules_to_save=["norm"]), **SYNC_ADAPTER},
-        "(adapter.modules_to_save=['norm']): leave them out, or use sync=shm",
+        "(adapter.modules_to_save=['norm']): leave them out, or use sync=auto",
     ),
     "adapter sync beyond vLLM's ranks": (
         {**lora(rank=513), **SYNC_ADAPTER},
-        "vLLM takes adapter.rank=512 at most, not 513: lower it, or use sync=shm",
+        "vLLM takes adapter.rank=512 at most, not 513: lower it, or use sync=auto",
     ),
     "adapter sync without a base": (
         {**lora(), **SYNC_ADAPTER, "model.warm_start": None},
-        "vLLM has no base to add an adapter to: give model.warm_start, or use sync=shm",
+        "vLLM has no base to add an adapter to: give model.warm_start, or use sync=auto",
     ),
     "adapter of nothing": (
         lora(target_modules=[]),

@@ -34,7 +34,7 @@ def test_a_model_brings_its_adapter_the_command_line_wins_and_auto_ships_the_lea
 ):
     config = composed(*overrides)
     assert config["adapter"]["_target_"] == adapter
-    assert transport(config["sync"], config["adapter"], config["model"]) == how
+    assert transport(config) == how
 
 
 def test_vllm_gets_room_for_the_layers_that_are_adapted_and_never_for_the_head(tmp_path):

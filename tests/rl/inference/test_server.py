@@ -16,6 +16,13 @@ from rl.sampling.renderer_chat import render
 from tests.support.scripted import tiny_model, tiny_renderer
 from tests.support.scripted_vllm import ScriptedVLLM
 
+KNOBS = {
+    "startup_timeout": 1.0,
+    "devices": None,
+    "tensor_parallel_size": 1,
+    "cpu_kv_cache_gib": 1,
+}
+
 
 def server(folder: Path, *faults: dict, startup_timeout: float = 30.0) -> ScriptedVLLM:
     (folder / "faults.json").write_text(json.dumps(faults))
@@ -107,7 +114,7 @@ def test_what_vllm_does_wrong_is_a_sentence_with_phase_deadline_and_log(fault, s
 
 
 def test_vllm_is_told_the_seed_of_the_run(tmp_path):
-    vllm = VLLMServer(startup_timeout=1.0, cpu_kv_cache_gib=1, args={"max_num_seqs": 4})
+    vllm = VLLMServer(**KNOBS, args={"max_num_seqs": 4})
     for seed in (0, 3):
         command = vllm.command(
             tmp_path, tmp_path / "s", dtype="float32", max_seq_len=256, seed=seed, adapter=None
@@ -117,7 +124,7 @@ def test_vllm_is_told_the_seed_of_the_run(tmp_path):
 
 
 def test_vllm_is_told_the_dtype_of_the_output_head_where_it_is_another(tmp_path):
-    vllm = VLLMServer(startup_timeout=1.0, cpu_kv_cache_gib=1, args={})
+    vllm = VLLMServer(**KNOBS, args={})
     common = {"dtype": "bfloat16", "max_seq_len": 256, "seed": 0, "adapter": None}
     plain = vllm.command(tmp_path, tmp_path / "s", **common)
     other = vllm.command(tmp_path, tmp_path / "s", **common, head_dtype="float32")
@@ -146,7 +153,7 @@ def test_a_gpu_is_what_the_driver_shows_not_a_tool_on_the_path(
 
 
 def test_on_cpu_prompts_of_seeded_requests_come_in_one_piece():
-    given = VLLMServer(startup_timeout=1.0, cpu_kv_cache_gib=1, args={"max_num_seqs": 4})
+    given = VLLMServer(**KNOBS, args={"max_num_seqs": 4})
     pieces = (
         given
         if has_gpu()

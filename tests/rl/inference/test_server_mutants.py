@@ -8,9 +8,16 @@ from rl.config.transport import VLLM_RANKS
 from rl.inference.server import VLLMServer, adapter_room
 from tests.support.scripted import tiny_model
 
+KNOBS = {
+    "startup_timeout": 1.0,
+    "devices": None,
+    "tensor_parallel_size": 1,
+    "cpu_kv_cache_gib": 1,
+}
+
 
 def test_logprobs_are_those_of_the_distribution_that_was_sampled(tmp_path):
-    server = VLLMServer(startup_timeout=1.0, cpu_kv_cache_gib=1, args={"max_num_seqs": 64})
+    server = VLLMServer(**KNOBS, args={"max_num_seqs": 64})
     command = server.command(
         tiny_model(tmp_path), tmp_path / "s", seed=3, dtype="float32", max_seq_len=256, adapter=None
     )

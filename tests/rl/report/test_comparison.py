@@ -128,6 +128,8 @@ def test_the_mean_of_several_evaluations_is_judged_where_it_is_asked_for(three_a
     at = [np.mean(list(run.evaluations[v].scores.values())) for v in (10, 20)]
     assert result(comparison, "cispo").scores.runs[0] == pytest.approx(np.mean(at))
     assert comparison.judged == "the last 2 evaluations, up to version 20"
+    # The policy that nobody trained is none of the last, however many are asked for.
+    assert compared(three_arms, num_judged=3).judged == comparison.judged
 
 
 def test_without_evaluations_the_training_reward_counts_and_is_marked(tmp_path):

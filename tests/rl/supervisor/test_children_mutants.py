@@ -9,7 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from rl.config.schema import Run
+from rl.placement.placement import Place, placement
 from rl.run.child import Reaper
+from rl.run.devices import Host
 from rl.run.failure import RunFailed
 from rl.run.folder import RunFolder
 from rl.run.status import Status
@@ -42,7 +44,8 @@ def watched(tmp_path):
                 raise StillWatching
 
         with Reaper() as reaper:
-            children = Children(Run(**config), folder, reaper)
+            plan = placement(config, [Host()])
+            children = Children(Run(**config), folder, reaper, plan)
             try:
                 for name, command in parts.items():
                     children._start(name.replace("_", "."), command, {})
@@ -122,13 +125,11 @@ def test_a_terminal_that_is_gone_does_not_keep_a_run_from_saving(watched, tmp_pa
 
 
 def test_on_a_cpu_the_trainer_keeps_few_kernels_unless_the_user_says_more(monkeypatch):
-    monkeypatch.setattr(module, "has_gpu", lambda: False)
     monkeypatch.setenv("LRU_CACHE_CAPACITY", "1024")
     monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", raising=False)
-    told = module._accelerator()
+    told = module._accelerator(Place(host=0, devices=(), threads=1))
     assert (told["ONEDNN_PRIMITIVE_CACHE_CAPACITY"], told["LRU_CACHE_CAPACITY"]) == ("64", "1024")
-    monkeypatch.setattr(module, "has_gpu", lambda: True)
-    assert module._accelerator() == {}
+    assert module._accelerator(Place(host=0, devices=("0",), threads=1)) == {}
 
 
 def test_a_part_that_could_not_say_why_is_spoken_for_where_the_disk_is_full(watched, monkeypatch):

@@ -77,8 +77,10 @@ def test_a_folder_of_runs_and_a_sweep_are_all_their_runs(run, capsys, tmp_path):
     text = page.read_text()
     sweep = tmp_path / "sweep"
     (sweep / "jobs").mkdir(parents=True)
-    (sweep / "jobs" / "00000.json").write_text(json.dumps({"folder": str(run.parent / "second")}))
-    (sweep / "jobs" / "00001.json").write_text(json.dumps({"folder": None, "error": "failed"}))
+    done = {"overrides": ["seed=1"], "folder": str(run.parent / "second")}
+    (sweep / "jobs" / "00000.json").write_text(json.dumps(done))
+    failed = {"overrides": ["seed=2"], "folder": None, "error": "failed"}
+    (sweep / "jobs" / "00001.json").write_text(json.dumps(failed))
     (sweep / "jobs" / "00002.json").write_text("{half")
     assert main([str(sweep), f"export={page}"]) == 0
     assert len(page.read_text()) < len(text)

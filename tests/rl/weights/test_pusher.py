@@ -1,60 +1,38 @@
-"""What a push says to vLLM, and what it refuses; vLLM is played by a few lines behind a socket."""
+"""What a push brings to vLLM, which way it goes, and what it refuses; one replica."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from rl.inference.server import SERVED_AS
 from rl.model.loading import load_model
 from rl.model.lora import LoRA, adapter_weights, full_weights
 from rl.rollouts.plan import plan
 from rl.run.failure import RunFailed
-from rl.weights.fingerprint import fingerprint
 from rl.weights.pusher import WeightPusher, WeightSync
 from tests.support import tiny_policy
-from tests.support.listening import PostHandler, listening
+from tests.support.receiving import replica
 
-SYNC = WeightSync(transport="auto", probe_every=1, probe_rows=2, max_mismatch=0.05)
+SYNC = WeightSync(transport="auto", folder=None, probe_every=1, probe_rows=2, max_mismatch=0.05)
 LORA = {"rank": 2, "alpha": 4.0, "dropout": 0.0, "modules_to_save": [], "rslora": False}
-
-
-class Listener(PostHandler):
-    """Notes each call, with what lay at the path it names."""
-
-    def answer(self, body):
-        read = {}
-        if "lora_path" in body:
-            folder = Path(body["lora_path"])
-            assert folder.stat().st_mode & 0o777 == 0o700
-            read = load_file(folder / "adapter_model.safetensors")
-        elif path := body.get("update_info", {}).get("path"):
-            read = load_file(path)
-        self.server.calls.append((self.path, body, read))
-        if "lora" in self.path:
-            return b"Success"
-        scores = [None, *({str(t): {"logprob": -t / 8}} for t in body.get("token_ids", [])[1:])]
-        return {"prompt_logprobs": scores}
+WHOLE = ["shm", "disk", "gloo"]
+torch.set_num_threads(1)
 
 
 @pytest.fixture
 def vllm(tmp_path):
-    with listening(tmp_path / "vllm.sock", Listener) as server:
-        server.calls = []
-        yield server
+    with replica(tmp_path / "vllm.sock") as served:
+        yield served
 
 
 class OnePolicy:
     """A policy on one rank that is trained by hand."""
 
-    class ranks:
-        first = True
-
-    def __init__(self, folder):
-        base = load_model(tiny_policy.model_folder(folder), torch.float32, 0)
+    def __init__(self, folder, dtype=torch.float32, *, first=True):
+        self.ranks = SimpleNamespace(first=first)
+        base = load_model(tiny_policy.model_folder(folder), dtype, 0)
         self.model = LoRA(**LORA, target_modules=["q_proj"]).attach(base, 0, "base")
         self.engine = SimpleNamespace(module=self)
 
@@ -64,9 +42,14 @@ class OnePolicy:
     def adapter_weights(self):
         return {recipe.name: recipe.make(*recipe.parts) for recipe in adapter_weights(self.model)}
 
+    def step(self):
+        self.model.model.layers[0].self_attn.q_proj.lora_B["default"].weight.data += 1
 
-def pusher(transport, tmp_path, **knobs):
-    return WeightPusher(SYNC, transport, tmp_path / "vllm.sock", timeout=5.0, **knobs)
+
+def pusher(transport, tmp_path, *replicas, **knobs):
+    receivers = [one.receiver for one in replicas]
+    folder = tmp_path / "weights"
+    return WeightPusher(SYNC, transport, receivers, folder=folder, timeout=30.0, **knobs)
 
 
 class Scorer:
@@ -89,23 +72,28 @@ def two_rows(chosen=((0, 0, 1, 1), (0, 0, 1, 0))):
     return SimpleNamespace(token_ids=token_ids, completion_mask=np.array(chosen, np.bool_))
 
 
-def test_the_probe_leaves_the_engine_room_for_a_token_of_its_own(vllm, tmp_path):
-    found = pusher("shm", tmp_path).probe(Scorer(-0.03125), two_rows(), 1)
+def test_the_probe_leaves_the_engine_room_for_a_token_of_its_own(vllm, tmp_path, monkeypatch):
+    asked = []
+    score = vllm.receiver.vllm.score
+    monkeypatch.setattr(
+        vllm.receiver.vllm, "score", lambda model, ids: asked.append(ids) or score(model, ids)
+    )
+    found = pusher("shm", tmp_path, vllm).probe(Scorer(-0.03125), two_rows(), 1)
 
-    asked = sorted(body["token_ids"] for _, body, _ in vllm.calls)
-    assert asked == [[5, 16, 27], [9, 6]]  # a row may fill the context
+    assert sorted(asked) == [[5, 16, 27], [9, 6]]  # a row may fill the context
     assert found == {"mismatch/mean_abs": 0.03125, "mismatch/max_abs": 0.03125}
 
 
 def test_the_probe_compares_each_token_with_itself(vllm, tmp_path):
     """One position off, in either direction, and neighbours would be compared."""
-    assert pusher("shm", tmp_path).probe(Scorer(0.0), two_rows(), 1)["mismatch/max_abs"] == 0
+    found = pusher("shm", tmp_path, vllm).probe(Scorer(0.0), two_rows(), 1)
+    assert found["mismatch/max_abs"] == 0
 
 
 def test_every_probe_is_bounded_and_the_first_most_closely(vllm, tmp_path):
     with pytest.raises(RunFailed, match=r"version 1: mean .* 0.0625 > 0.05 \(sync.max_mismatch"):
-        pusher("shm", tmp_path).probe(Scorer(0.0625), two_rows(), 1)
-    push = pusher("shm", tmp_path)
+        pusher("shm", tmp_path, vllm).probe(Scorer(0.0625), two_rows(), 1)
+    push = pusher("shm", tmp_path, vllm)
     for version, gap in ((1, 0.03125), (2, 0.0625)):
         assert push.probe(Scorer(gap), two_rows(), version)["mismatch/mean_abs"] == gap
     with pytest.raises(RunFailed, match=r"version 3: mean .* 0.1250 > 0.1 .* doubled after"):
@@ -114,7 +102,7 @@ def test_every_probe_is_bounded_and_the_first_most_closely(vllm, tmp_path):
 
 def test_a_run_that_goes_on_has_had_its_first_probe(vllm, tmp_path):
     """Else a healthy run could be stopped and never go on."""
-    goes_on = pusher("shm", tmp_path, goes_on=True)
+    goes_on = pusher("shm", tmp_path, vllm, goes_on=True)
     assert goes_on.probe(Scorer(0.0625), two_rows(), 7)["mismatch/mean_abs"] == 0.0625
     with pytest.raises(RunFailed, match=r"version 8: mean .* 0.1250 > 0.1 .* doubled after"):
         goes_on.probe(Scorer(0.125), two_rows(), 8)
@@ -123,70 +111,85 @@ def test_a_run_that_goes_on_has_had_its_first_probe(vllm, tmp_path):
 def test_a_batch_in_which_nothing_trains_is_not_compared(vllm, tmp_path):
     (share,) = plan([], step=0, ranks=1, tokens_per_micro_batch=9, metrics={})
     for batch in (share.micro_batches[0], two_rows(np.zeros((2, 4)))):
-        assert pusher("shm", tmp_path).probe(Scorer(9.0), batch, 1) == {}
-
-
-def routes(vllm):
-    return [path.partition("?")[0] for path, _, _ in vllm.calls]
+        assert pusher("shm", tmp_path, vllm).probe(Scorer(9.0), batch, 1) == {}
 
 
 def test_an_adapter_is_named_once_and_then_replaced_under_way(vllm, tmp_path):
-    policy, push = OnePolicy(tmp_path / "model"), pusher("adapter", tmp_path)
-    push.connect(policy)
+    policy, push = OnePolicy(tmp_path / "model"), pusher("adapter", tmp_path, vllm)
     push.push(policy, 7, must_differ=False)
-    assert routes(vllm) == [
-        "/v1/load_lora_adapter",
-        "/init_weight_transfer_engine",
-        "/start_weight_update",
-        "/pause",
-        "/update_weights",
-        "/update_weight_version",
-        "/resume",
-    ]
-    (_, load, first), (_, init, _), _, _, (_, update, sent), (_, version, _), _ = vllm.calls
-    assert load["lora_name"] == SERVED_AS["adapter"]
-    assert init["init_info"]["config"]["lora_alpha"] == 4.0
-    assert version == {"new_version": "7"}
-    assert sent.keys() == first.keys() == policy.adapter_weights().keys()
-    assert update["update_info"]["fingerprint"] == fingerprint(sent)
+    policy.step()
+    push.push(policy, 8, must_differ=True)
+    once = ["/start_weight_update", "/init_weight_transfer_engine", "/v1/load_lora_adapter"]
+    each = ["/pause", "/update_weights", "/update_weight_version", "/resume"]
+    assert vllm.server.routes == once + each + each
+    assert vllm.server.form["lora_alpha"] == 4.0
+    assert vllm.server.first.keys() == policy.adapter_weights().keys()
+    assert vllm.holds(policy.adapter_weights(), 8)
+    assert SERVED_AS["adapter"] != SERVED_AS["shm"]
 
 
 def test_nothing_of_an_adapter_is_left_on_disk(vllm, tmp_path):
-    pusher("adapter", tmp_path).connect(OnePolicy(tmp_path / "model"))
+    pusher("adapter", tmp_path, vllm).push(OnePolicy(tmp_path / "model"), 1, must_differ=False)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "vllm.sock"]
 
 
-def test_all_weights_travel_with_the_adapter_merged_in(vllm, tmp_path):
-    policy, push = OnePolicy(tmp_path / "model"), pusher("shm", tmp_path)
-    push.connect(policy)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("transport", WHOLE)
+def test_all_weights_travel_with_the_adapter_merged_in(transport, dtype, vllm, tmp_path):
+    policy = OnePolicy(tmp_path / "model", dtype)
+    push = pusher(transport, tmp_path, vllm)
     push.push(policy, 7, must_differ=False)
-    assert routes(vllm)[1:] == [
-        "/pause",
-        "/start_weight_update",
-        "/update_weights",
-        "/finish_weight_update",
-        "/resume",
-    ]
-    sent = vllm.calls[3][2]
-    assert sent.keys() == dict(policy.weights()).keys()
-    assert vllm.calls[4][1] == {"weight_version": "7"}
+    assert vllm.holds(policy.weights(), 7)
+    policy.step()
+    push.push(policy, 8, must_differ=True)
+    assert vllm.holds(policy.weights(), 8)
+    each = ["/pause", "/start_weight_update", "/update_weights", "/finish_weight_update", "/resume"]
+    assert vllm.server.routes[-10:] == each + each
+    assert not (tmp_path / "weights").exists()
+
+
+@pytest.mark.parametrize("transport", [*WHOLE, "adapter"])
+def test_a_rank_that_is_not_the_first_only_collects(transport, vllm, tmp_path):
+    push = pusher(transport, tmp_path, vllm)
+    push.push(OnePolicy(tmp_path / "model", first=False), 1, must_differ=False)
+    assert vllm.server.routes == []
 
 
 @pytest.mark.parametrize("transport", ["shm", "adapter"])
 def test_a_step_that_changed_nothing_is_an_error_and_one_that_did_is_not(transport, vllm, tmp_path):
-    policy, push = OnePolicy(tmp_path / "model"), pusher(transport, tmp_path)
+    policy, push = OnePolicy(tmp_path / "model"), pusher(transport, tmp_path, vllm)
     push.push(policy, 1, must_differ=False)
     with pytest.raises(RunFailed, match="before version 2 changed no weight"):
         push.push(policy, 2, must_differ=True)
-    policy.model.model.layers[0].self_attn.q_proj.lora_B["default"].weight.data += 1
+    policy.step()
     push.push(policy, 2, must_differ=True)
-    assert routes(vllm).count("/update_weights") == 2
+    assert vllm.server.routes.count("/update_weights") == 2
 
 
 @pytest.mark.parametrize("transport", ["shm", "adapter"])
 def test_weights_that_nothing_should_have_changed_may_be_the_same(transport, vllm, tmp_path):
     """After a skipped step, say."""
-    policy, push = OnePolicy(tmp_path / "model"), pusher(transport, tmp_path)
+    policy, push = OnePolicy(tmp_path / "model"), pusher(transport, tmp_path, vllm)
     for version in (1, 2):
         push.push(policy, version, must_differ=False)
-    assert routes(vllm).count("/update_weights") == 2
+    assert vllm.server.routes.count("/update_weights") == 2
+
+
+@pytest.mark.parametrize("transport", WHOLE)
+def test_what_a_trainer_before_this_one_left_open_is_given_up(transport, vllm, tmp_path):
+    """It was killed between start and finish, and vLLM, which somebody else started, lived on."""
+    policy, refused = OnePolicy(tmp_path / "model"), []
+
+    def once():
+        if not refused:
+            refused.append(1)
+            raise RuntimeError("a weight update is already active")
+
+    vllm.server.faults["/start_weight_update"] = once
+    if transport == "disk":
+        (tmp_path / "weights").mkdir()
+        (tmp_path / "weights" / "weights-0123.new").touch()
+    pusher(transport, tmp_path, vllm).push(policy, 3, must_differ=False)
+    assert vllm.holds(policy.weights(), 3)
+    assert vllm.server.routes.count("/start_weight_update") == 2
+    assert not (tmp_path / "weights").exists()

@@ -1,0 +1,165 @@
+"""Which devices each part gets: devices in, places or a sentence out."""
+
+import pytest
+
+from rl.config.schema import ConfigError
+from rl.placement.placement import Plan, placement
+from rl.run.devices import Host
+
+POLICY = "rl.sampling.sampler.PolicySampler"
+IMITATOR = "rl.sampling.demonstrations.DemonstrationSampler"
+
+
+def plan(*sizes: int, sampler: str = POLICY, batch_size: int = 256, **said) -> Plan:
+    """The plan for hosts with so many GPUs; `replicas`, `group`, `ranks`, `sample`, `train`."""
+    inference = {
+        "_target_": "rl.inference.server.VLLMServer",
+        "replicas": said.get("replicas"),
+        "tensor_parallel_size": said.get("group", 1),
+        "devices": said.get("sample"),
+    }
+    trainer = {"ranks": said.get("ranks"), "devices": said.get("train"), "num_threads": None}
+    config = {"inference": inference, "trainer": trainer, "batch_size": batch_size}
+    hosts = [
+        Host(devices=tuple(said.get("names", "01234567")[:size]), cores=8, cpus=16)
+        for size in sizes
+    ]
+    return placement(config | {"sampler": {"_target_": sampler}}, hosts)
+
+
+def drawn(plan: Plan) -> str:
+    """`0:01 | 0:2 0:3`: the devices of ranks, host by host, and of each replica."""
+    hosts = sorted({place.host for place in plan.ranks})
+    ranks = [f"{h}:" + "".join(*zip(*(p.devices for p in plan.ranks if p.host == h), strict=True))
+             for h in hosts]  # fmt: skip
+    replicas = [f"{place.host}:" + "".join(place.devices) for place in plan.inference]
+    return f"{' '.join(ranks)} | {' '.join(replicas)}".strip()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said", "expected"),
+    [
+        ((1,), {}, "0:0 | 0:0"),
+        ((2,), {}, "0:0 | 0:1"),
+        ((3,), {}, "0:0 | 0:1 0:2"),
+        ((4,), {}, "0:01 | 0:2 0:3"),
+        ((8,), {}, "0:0123 | 0:4 0:5 0:6 0:7"),
+        ((4,), {"group": 2}, "0:01 | 0:23"),
+        ((5,), {"group": 2}, "0:012 | 0:34"),
+        ((7,), {"group": 4}, "0:012 | 0:3456"),
+        ((8,), {"group": 4}, "0:0123 | 0:4567"),
+        ((8,), {"ranks": 1}, "0:0 | 0:1 0:2 0:3 0:4 0:5 0:6 0:7"),
+        ((8,), {"ranks": 6, "group": 2}, "0:012345 | 0:67"),
+        ((8,), {"replicas": 1}, "0:0123456 | 0:7"),
+        ((8,), {"replicas": 3, "group": 2}, "0:01 | 0:23 0:45 0:67"),
+        ((8,), {"ranks": 2, "replicas": 2}, "0:01 | 0:2 0:3"),
+        ((8,), {"batch_size": 3}, "0:012 | 0:4 0:5 0:6 0:7"),
+        ((8, 8), {"group": 4}, "0:01234567 | 1:0123 1:4567"),
+        ((8, 8, 8), {"group": 8}, "0:01234567 1:01234567 | 2:01234567"),
+        ((2, 2, 2), {}, "0:01 1:0 | 1:1 2:0 2:1"),
+        ((2, 2, 2), {"ranks": 3, "group": 2}, "0:01 1:0 | 2:01"),
+        ((1, 1), {}, "0:0 | 1:0"),
+        ((0, 2), {}, "1:0 | 1:1"),
+        ((8,), {"sample": [0, 1]}, "0:234567 | 0:0 0:1"),
+        ((8,), {"train": ["6", "7"], "group": 2}, "0:67 | 0:01 0:23 0:45"),
+        ((8,), {"train": [0, 1], "sample": [4, 5, 6, 7], "group": 4}, "0:01 | 0:4567"),
+        ((8, 8), {"train": [0, 1], "sample": [2, 3], "group": 2}, "0:01 1:01 | 0:23 1:23"),
+        ((2,), {"train": [0, 1], "sample": [0, 1], "group": 2}, "0:01 | 0:01"),
+        ((2,), {"names": "25", "train": [5], "sample": [2]}, "0:5 | 0:2"),
+        ((4,), {"sampler": IMITATOR}, "0:0123 |"),
+        ((4,), {"sampler": IMITATOR, "train": [1, 3]}, "0:13 |"),
+    ],
+)
+def test_devices_are_shared_out(sizes, said, expected):
+    assert drawn(plan(*sizes, **said)) == expected
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said", "sentence"),
+    [
+        ((1,), {"ranks": 2}, "trainer.ranks=2, but there is 1 GPU for training.*trainer.ranks=1"),
+        ((1,), {"group": 2}, "tensor_parallel_size=2 needs 2 GPUs.*use .*_size=1 trainer.ranks=1"),
+        ((1,), {"replicas": 2}, "replicas=2 .* room for 1 such replica: use .*replicas=1"),
+        ((2,), {"ranks": 2}, "trainer.ranks=2 leaves none of 2 GPUs to vLLM: use trainer.ranks=1"),
+        ((2,), {"group": 2}, "_size=2 leaves none of 2 GPUs to training: use .*_size=1 trainer"),
+        ((4,), {"replicas": 4}, "replicas=4 .*leaves none of 4 GPUs to training: use .*replicas=2"),
+        ((4,), {"ranks": 3, "group": 2}, "room for 0 such replicas: use trainer.ranks=2 inf"),
+        ((2, 2), {"group": 4}, "needs 4 GPUs, 4 at a time on one host.*use .*parallel_size=2"),
+        ((8,), {"ranks": 7, "replicas": 2}, "replicas=2 .* needs 2 GPUs.*but there is 1 GPU for v"),
+        ((2,), {"sample": [0, 1]}, "inference.devices names all 2 GPUs .*: name trainer.devices"),
+        ((2,), {"sample": [7]}, r"inference.devices=\[7\], .* no GPU 7 to be seen.*from \[0, 1\]"),
+        ((2,), {"train": [0, 0]}, r"trainer.devices=\[0, 0\] names a GPU twice"),
+        ((2,), {"train": []}, r"trainer.devices=\[\] leaves it no GPU: name some of \[0, 1\]"),
+        ((4,), {"train": [0], "ranks": 2}, "trainer.ranks=2, but there is 1 GPU for training"),
+        ((0,), {"train": [0]}, r"trainer.devices=\[0\], but no GPU is to be seen here"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_what_would(sizes, said, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        plan(*sizes, **said)
+
+
+def test_one_gpu_is_shared_and_a_gpu_in_both_lists_too():
+    alone = plan(1)
+    assert alone.is_shared(alone.inference[0])
+    both = plan(3, train=[0, 1], sample=[1, 2])
+    assert [both.is_shared(place) for place in both.inference] == [True, False]
+    assert not any(plan(4).is_shared(place) for place in plan(4).inference)
+
+
+def test_devices_that_nobody_uses_are_known():
+    assert plan(8, ranks=2, replicas=2).idle == tuple((0, name) for name in "4567")
+    assert plan(8).idle == ()
+
+
+def test_ranks_count_within_their_host_and_see_the_devices_of_its_ranks():
+    places = plan(4, 4, ranks=6).ranks
+    assert [place.local_rank for place in places] == [0, 1, 2, 3, 0, 1]
+    told = [place.environment() for place in places]
+    assert [env["CUDA_VISIBLE_DEVICES"] for env in told] == ["0,1,2,3"] * 4 + ["0,1"] * 2
+    assert told[5]["LOCAL_RANK"] == "1"
+    assert told[0]["OMP_NUM_THREADS"] == "3"  # (16 - 1) // 4
+
+
+def test_a_replica_sees_its_own_devices_alone():
+    first, second = plan(8, group=2, replicas=2).inference
+    assert first.environment() == {"CUDA_VISIBLE_DEVICES": "4,5"}
+    assert second.environment() == {"CUDA_VISIBLE_DEVICES": "6,7"}
+
+
+def on_cores(*cores: int, num_threads: int | None = None, **said) -> Plan:
+    hosts = [Host(cores=n, cpus=2 * n, num_threads=num_threads) for n in cores]
+    node = {"_target_": "rl.inference.server.VLLMServer", "tensor_parallel_size": 1}
+    config = {
+        "inference": node | {"replicas": said.get("replicas"), "devices": None},
+        "trainer": {"ranks": said.get("ranks"), "devices": None, "num_threads": said.get("said")},
+        "sampler": {"_target_": said.get("sampler", POLICY)},
+        "batch_size": 256,
+    }
+    return placement(config, hosts)
+
+
+@pytest.mark.parametrize(
+    ("cores", "said", "inference", "ranks"),
+    [
+        ((2,), {}, [1], [3]),
+        ((8,), {}, [7], [15]),
+        ((1,), {}, [1], [1]),
+        ((8,), {"ranks": 2, "replicas": 2}, [3, 3], [7, 7]),
+        ((2,), {"ranks": 8}, [1], [1] * 8),
+        ((8,), {"num_threads": 5}, [5], [15]),
+        ((8,), {"said": 4}, [7], [4]),
+        ((8,), {"sampler": IMITATOR}, [], [16]),
+    ],
+)
+def test_without_a_gpu_cores_are_shared_out(cores, said, inference, ranks):
+    made = on_cores(*cores, **said)
+    assert [place.threads for place in made.inference] == inference
+    assert [place.threads for place in made.ranks] == ranks
+    assert "CUDA_VISIBLE_DEVICES" not in made.ranks[0].environment()
+
+
+def test_without_a_gpu_parts_lie_on_different_hosts_where_there_are_several():
+    made = on_cores(4, 4, 4, ranks=2, replicas=3)
+    assert [place.host for place in made.inference] == [2, 1, 0]
+    assert [(place.host, place.local_rank) for place in made.ranks] == [(0, 0), (1, 0)]

@@ -1,0 +1,93 @@
+"""A replica that a push reaches: vLLM's routes behind a socket, the real ends of ours behind them.
+
+What vLLM itself would do with the weights is left out: they are kept to be looked at.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from rl.inference.routes import VLLMRoutes
+from rl.run.address import Address
+from rl.weights.adapter import AdapterReader
+from rl.weights.gloo import GlooReader
+from rl.weights.shm import FileReader
+from rl.weights.transport import Receiver
+from tests.support.listening import PostHandler, listening
+
+READERS = {"shm": FileReader, "disk": FileReader, "gloo": GlooReader, "adapter": AdapterReader}
+
+
+class FakeVLLM(PostHandler):
+    """Keeps in its server what came: `routes`, `version`, `weights`, `folder` of an adapter."""
+
+    def answer(self, body: dict[str, Any]) -> bytes | dict[str, Any]:
+        server: Any = self.server
+        path = self.path.partition("?")[0]
+        server.routes.append(path)
+        if path in server.faults:
+            server.faults[path]()
+        match path:
+            case "/get_world_size":
+                return {"world_size": 1}
+            case "/init_weight_transfer_engine":
+                info = body["init_info"]
+                server.reader = READERS[info["transport"]](0, **info["facts"])
+            case "/v1/load_lora_adapter":
+                return self.load_adapter(Path(body["lora_path"]))
+            case "/update_weights":
+                info = body["update_info"]
+                read = server.reader.read(server.lie or info["fingerprint"], **info["where"])
+                server.weights = {name: tensor.clone() for name, tensor in read.items()}
+            case "/finish_weight_update" if "weight_version" in body:
+                server.version = int(body["weight_version"])
+            case "/update_weight_version":
+                server.version = int(body["new_version"])
+            case "/inference/v1/generate":
+                scores = [{str(t): {"logprob": -t / 8}} for t in body["token_ids"][1:]]
+                return {"prompt_logprobs": [None, *scores]}
+        return {}
+
+    def load_adapter(self, folder: Path) -> bytes:
+        server: Any = self.server
+        assert folder.stat().st_mode & 0o777 == 0o700
+        server.form = json.loads((folder / "adapter_config.json").read_text())
+        server.first, server.folder = load_file(folder / "adapter_model.safetensors"), folder
+        return b"Success"
+
+
+class Replica:
+    """What a test sees of one, `server` what it has received."""
+
+    def __init__(self, name: str, server: Any, timeout: float) -> None:
+        self.server, socket = server, Path(server.server_address)
+        self.receiver = Receiver(name, Address(socket), VLLMRoutes(socket, timeout=timeout))
+
+    def holds(self, weights: dict[str, torch.Tensor], version: int) -> bool:
+        """Whether it would sample with these, as this version."""
+        got = self.server.weights
+        same = got.keys() == weights.keys() and all(
+            tensor.dtype == got[name].dtype and torch.equal(tensor, got[name])
+            for name, tensor in weights.items()
+        )
+        return same and self.server.version == version and self.server.routes[-1] == "/resume"
+
+
+@contextmanager
+def replica(socket: Path, name: str = "inference", *, timeout: float = 30.0) -> Iterator[Replica]:
+    """Serve one; `server.faults`: a route and what to do before it answers; `lie`: a mark."""
+    with listening(socket, FakeVLLM) as server:
+        server: Any
+        server.routes, server.faults, server.lie = [], {}, ""
+        server.weights, server.version, server.reader = {}, -1, None
+        yield Replica(name, server, timeout)
+
+
+def refuse() -> None:
+    """A fault: vLLM says no."""
+    raise RuntimeError("it refuses")
