@@ -1,6 +1,6 @@
 """What long rows cost a training step: memory beside a formula, and time beside short rows.
 
-    python -m benchmarks.lengths [--lengths 512,4096,16384] [--model hidden_size=256,num_layers=8] [--compile]
+    python -m benchmarks.lengths [--lengths 512,4096,16384] [--model num_layers=8] [--compile]
 
 The tiny policy, not warm-started; every step trains on the same number of tokens, those of one
 longest row, in one micro-batch, so what does not depend on a row's length costs the same. One JSON
@@ -136,18 +136,20 @@ def main() -> None:
     """Measure, and print as it goes."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--lengths", default="512,4096,16384")
+    parser.add_argument("--tokens", type=int, help="of a step; those of the longest row")
     parser.add_argument("--model", default="")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--compile", action="store_true")
     arguments = parser.parse_args()
     lengths = [int(length) for length in arguments.lengths.split(",")]
+    tokens = arguments.tokens or max(lengths)
     apart = multiprocessing.get_context("spawn")
     for checkpointing in (False, True):
         fastest = 0.0
         for length in lengths:
             results = apart.Queue()
-            overrides = overrides_of(arguments, max(lengths), checkpointing)
-            given = (overrides, length, max(lengths), arguments.repeats, results)
+            overrides = overrides_of(arguments, tokens, checkpointing)
+            given = (overrides, length, tokens, arguments.repeats, results)
             process = apart.Process(target=measure, args=given)
             process.start()
             used, formula, rate = results.get()
