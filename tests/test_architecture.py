@@ -46,7 +46,7 @@ MAY_IMPORT = {
     "losses": "",
     "offbyone": "envs rl.config",
 }
-PROCESSES = {"rl.rollouts", "rl.trainer"}
+PROCESSES = {"rl.inference", "rl.rollouts", "rl.trainer"}
 # All that rl/ may know of the other two folders: what an environment is, what a loss sees.
 SHARED = {
     *("envs.cache", "envs.episode", "envs.messages", "envs.protocol", "envs.threads"),

@@ -23,6 +23,11 @@ class Part(Protocol):
     log: Path  # in the run's folder, which every host sees
 
     @property
+    def group(self) -> int | None:
+        """Process group where it is one of this machine's."""
+        ...
+
+    @property
     def returncode(self) -> int | None:
         """Exit status, None while running; negative for a signal, and for a host that is lost."""
         ...

@@ -31,6 +31,10 @@ class ManualPart:
         self._run_folder, self.name, self.log = run_folder, name, log
 
     @property
+    def group(self) -> None:
+        """None: it is a process of another machine's."""
+
+    @property
     def returncode(self) -> int | None:
         """0 once it says that it is done, 1 once it has reported why it cannot go on."""
         if (self._run_folder.failures / f"{self.name}.json").exists():

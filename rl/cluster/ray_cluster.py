@@ -39,6 +39,10 @@ class RayPart:
         self._host, self._number, self.name, self.log = host, number, name, log
 
     @property
+    def group(self) -> None:
+        """None: it is a process of another machine's."""
+
+    @property
     def returncode(self) -> int | None:
         """Exit status as last heard of, None while running."""
         self._host.look()

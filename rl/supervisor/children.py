@@ -10,22 +10,25 @@ from typing import NoReturn
 
 from rl.cluster.host import Host, Hosts, Part
 from rl.config.build import build
-from rl.config.facts import spans_hosts
+from rl.config.facts import is_by_hand, spans_hosts
 from rl.config.schema import Run
-from rl.config.transport import transport
-from rl.inference.routes import closed, healthy
-from rl.inference.server import adapter_room, vllm_child, with_seeds
+from rl.inference.external import ExternalServers, unfit
+from rl.inference.listening import Listening
+from rl.inference.process import replica_process
+from rl.inference.replica import NOWHERE_YET, Replica, names_of
+from rl.inference.server import VLLMServer, with_seeds
 from rl.placement.placement import Place, Plan
 from rl.report.finished_runs import steps_done
+from rl.run.address import Address
 from rl.run.child import Reaper, last_lines
 from rl.run.failure import RunFailed, first_failure
 from rl.run.folder import RunFolder
 from rl.run.metrics import read_metrics
-from rl.run.status import Status, read_statuses
+from rl.run.status import read_statuses
 from rl.run.stop_request import StopRequest
+from rl.supervisor.replicas import Replicas
 
 _TICK_S = 0.25
-_HEALTH_EVERY_S = 5.0
 _FULL_BYTES = 1 << 16  # less than what anybody writes at once
 _KERNELS_KEPT = "64"  # all of one micro-batch, which every layer shares
 STOPPING = "stopping after this step; its checkpoint comes first (a second signal ends at once)"
@@ -41,36 +44,18 @@ class Children:
         self._hosts = hosts
         self._children: dict[str, Part] = {}
         sampler = build(run.sampler)()
-        self._server = with_seeds(build(run.inference)(), sampler.seeded)
-        self._status = Status(run_folder, "inference")
-        self._uses_vllm: bool = sampler.uses_vllm
-        self._ready = not self._uses_vllm
+        server: VLLMServer | ExternalServers = build(run.inference)()
+        external = isinstance(server, ExternalServers)
+        self._server = server if external else with_seeds(server, sampler.seeded)
+        self._listening = Listening(run_folder)
+        self._replicas = self._watched_replicas() if sampler.uses_vllm else None
         self._begun = False
-        self._began = self._checked = time.monotonic()
 
     def start(self) -> None:
         """Start everything at once; the parts wait for each other."""
-        folder, run = str(self._run_folder.path), self._run
-        if self._uses_vllm:
-            # vLLM knows nothing of status files, so this process writes its.
-            self._status.set("starting vLLM (logs/inference.log)")
-            chosen = transport(vars(run))
-            room = adapter_room(chosen, run.adapter, self._run_folder.model())
-            child = vllm_child(
-                self._server,
-                self._run_folder,
-                self._reaper,
-                dtype=run.model["dtype"],
-                max_seq_len=run.max_seq_len,
-                seed=run.seed,
-                adapter=room,
-                head_dtype=run.model["head_dtype"],
-                place=self._plan.inference[0].environment(),
-            )
-            host = self._hosts.replicas[0]
-            self._children["inference"] = host.start(
-                "inference", child.command, env=child.env, log=child.log
-            )
+        folder = str(self._run_folder.path)
+        if self._replicas:
+            self._replicas.start()
         self._start("rollouts", [sys.executable, "-m", "rl.rollouts", folder], {})
         world, meeting = len(self._plan.ranks), self._meeting()
         for rank, place in enumerate(self._plan.ranks):
@@ -85,6 +70,47 @@ class Children:
             return {}
         first = self._hosts.ranks[0]
         return {"MASTER_ADDR": first.address, "MASTER_PORT": str(first.free_port())}
+
+    def _watched_replicas(self) -> Replicas:
+        """Return the vLLMs of this run, not yet started."""
+        server, run, folder = self._server, self._run, self._run_folder
+        external = isinstance(server, ExternalServers)
+        return Replicas(
+            server.servers() if external else self._own_replicas(server),
+            self._run_folder,
+            self._vllm,
+            startup_timeout=self._server.startup_timeout,
+            wait_timeout=self._run.trainer["wait_timeout"],
+            num_steps=lambda: steps_done(read_metrics(folder)),
+            unfit=lambda replica: (
+                unfit(replica, folder.model(), run.max_seq_len) if external else None
+            ),
+        )
+
+    def _own_replicas(self, server: VLLMServer) -> list[Replica]:
+        """Return the vLLMs that are ours to start, and where each of them will listen."""
+        cluster, hosts = self._run.cluster, self._hosts.replicas
+        if not spans_hosts(cluster):
+            return self._listening.replicas(server)
+        names, key = names_of(self._run.inference), self._run_folder.read_key()
+        if is_by_hand(cluster):
+            return [Replica(name, NOWHERE_YET, key=key) for name in names]
+        addresses = [Address(host=host.address, port=host.free_port()) for host in hosts]
+        return [Replica(*it, key=key) for it in zip(names, addresses, strict=True)]
+
+    def _vllm(self, replica: Replica) -> Part | None:
+        """Start one vLLM, unless it is somebody else's, or somebody else is to start it."""
+        if isinstance(self._server, ExternalServers):
+            return None
+        number = names_of(self._run.inference).index(replica.name)
+        host, log = self._hosts.replicas[number], self._run_folder.log_of(replica.name)
+        if is_by_hand(self._run.cluster):
+            module = [sys.executable, "-m", "rl.inference", str(self._run_folder)]
+            host.start(replica.name, [*module, "--replica", str(number)], env={}, log=log)
+            return None
+        place = self._plan.inference[number].environment()
+        command, env = replica_process(self._run, self._run_folder, replica, place)
+        return host.start(replica.name, command, env=env, log=log)
 
     def _start(
         self, name: str, command: list[str], env: dict[str, str], host: Host | None = None
@@ -103,19 +129,22 @@ class Children:
         trainers = [child for name, child in self._children.items() if name.startswith("trainer")]
         while True:
             tick()
-            self._has_begun()
+            begun = self._has_begun()
             if stop.asked:  # first: the parts may have got the signal, too, and ended
                 self._ask_to_stop()
             ended = {n: c.returncode for n, c in self._children.items() if c.returncode is not None}
             if all(trainer.returncode == 0 for trainer in trainers):
                 self._raise_reported()  # what they saved may be all that could be saved
                 return
-            if stop.asked and "inference" in ended and self._all_is_saved(tick):
-                return  # a scheduler that signals every process ends vLLM, which saves nothing
+            if self._replicas:  # before the others, which only notice that it is gone
+                gone = self._replicas.look(may_restart=begun and not stop.asked)
+                if gone is not None and stop.asked and self._all_is_saved(tick):
+                    return  # a scheduler that signals every process ends vLLM, which saves nothing
+                if gone is not None:
+                    self._fail_without_vllm(*gone, tick)
             # Ranks end one after another when the run is over; whatever else ends, ended too early.
             if any(not (n.startswith("trainer") and status == 0) for n, status in ended.items()):
-                self._fail(ended, tick)
-            self._watch_server()
+                self._fail(ended)
             self._reaper.ensure_alive()
             time.sleep(_TICK_S)
 
@@ -134,24 +163,6 @@ class Children:
             rollouts = read_statuses(self._run_folder).get("rollouts")
             self._begun = rollouts is not None and rollouts.phase.startswith("batch")
         return self._begun
-
-    def _watch_server(self) -> None:
-        """A server can hang while its process lives, so the URL is watched too."""
-        now, limit = time.monotonic(), self._server.startup_timeout
-        if not self._uses_vllm or (self._ready and now - self._checked < _HEALTH_EVERY_S):
-            return
-        if healthy(self._run_folder.vllm_socket):
-            self._ready, self._checked = True, now
-            self._status.set("serving")
-        elif not self._ready and now - self._began > limit:
-            self._explain(
-                "inference", f"did not answer within inference.startup_timeout={limit:g} s"
-            )
-        elif self._ready and closed(self._run_folder.vllm_socket):
-            # Its engine died, and it waits for the end of requests that nobody answers any more.
-            self._children["inference"].kill()  # the next look finds that it has ended
-        elif self._ready and now - self._checked > self._run.trainer["wait_timeout"]:
-            self._explain("inference", "has stopped answering")
 
     def _raise_reported(self) -> None:
         failure = first_failure(self._run_folder)
@@ -173,11 +184,12 @@ class Children:
         self._let_save(tick)
         return self._run_folder.num_saved_steps() == steps_done(read_metrics(self._run_folder))
 
-    def _fail(self, ended: Mapping[str, int | None], tick: Callable[[], None]) -> NoReturn:
-        if ended.get("inference") is not None:  # the others only notice that it is gone
-            if self._has_begun():
-                self._let_save(tick)
-            self._explain("inference", f"ended with status {ended['inference']}")
+    def _fail_without_vllm(self, name: str, what: str, tick: Callable[[], None]) -> NoReturn:
+        if self._has_begun():
+            self._let_save(tick)
+        self._explain(name, what)
+
+    def _fail(self, ended: Mapping[str, int | None]) -> NoReturn:
         time.sleep(2 * _TICK_S)  # the first to fail may not be the first to end
         self._raise_reported()
         name = next(
@@ -190,7 +202,13 @@ class Children:
         # Whoever met a full disk could neither report it nor write it into the log.
         if shutil.disk_usage(self._run_folder.path).free < _FULL_BYTES:
             what = f"{what}, and no space is left at {self._run_folder.path}: make room there first"
+        if not log.exists():  # of somebody else's server
+            raise RunFailed(f"{name} {what}")
         raise RunFailed(f"{name} {what}. The end of {log}:\n{last_lines(log)}")
+
+    def close(self) -> None:
+        """Let others have the ports of the vLLMs, which have ended."""
+        self._listening.close()
 
 
 def _accelerator(place: Place) -> dict[str, str]:

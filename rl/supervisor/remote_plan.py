@@ -1,39 +1,39 @@
 """The places of a run whose machines are known only once they are reserved, or never."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from rl.cluster.host import Demand, Hosts
 from rl.config.facts import spans_hosts
 from rl.config.schema import Run
-from rl.placement.placement import Place, Plan, placement
+from rl.placement.placement import Plan, placement
 from rl.run.devices import Host, this_host
 
 
-def planned(config: Mapping[str, Any] | Run) -> Plan:
-    """Return the places of a run's processes, on this machine or on others yet to come.
+def planned(config: Mapping[str, Any]) -> tuple[Plan, list[Host]]:
+    """Return the places of a run's processes, and the machines: this one, or some yet to come.
 
     Raises:
         ConfigError: they do not fit.
 
     """
-    config = asdict(config) if isinstance(config, Run) else config
     cluster = config["cluster"]
     if not spans_hosts(cluster):
-        return placement(config, [this_host()])
-    # What each of them will have is reserved by these very numbers.
-    size = (config["inference"] or {}).get("tensor_parallel_size") or 1
-    replicas = (config["inference"] or {}).get("replicas") or 1
-    ranks = config["trainer"]["ranks"] or 1
-    gpus = range(size * replicas + ranks) if cluster["gpus"] else ()
+        hosts = [this_host()]
+        return placement(config, hosts), hosts
+    # Counts that are null are 1, and as much is reserved as they need.
+    inference, trainer = config["inference"] or {}, dict(config["trainer"])
+    trainer["ranks"] = trainer["ranks"] or 1
+    size, replicas = inference.get("tensor_parallel_size") or 1, inference.get("replicas") or 1
+    gpus = range(size * replicas + trainer["ranks"]) if cluster["gpus"] else ()
     reserved = Host(devices=tuple(map(str, gpus)), cores=1, cpus=1)
-    numbers = {**config, "trainer": {**config["trainer"], "ranks": ranks}}
-    plan = placement(numbers, [reserved])
-    threads = None if cluster["gpus"] else cluster.get("cores_per_replica")
-    inference = tuple(replace(place, threads=threads) for place in plan.inference)
-    of_rank = config["trainer"]["num_threads"] or cluster.get("cores_per_rank")
-    return replace(plan, inference=inference, ranks=_each(plan.ranks, threads=of_rank))
+    plan = placement({**config, "trainer": trainer}, [reserved])
+    of_replica = None if gpus else cluster.get("cores_per_replica")
+    of_rank = trainer["num_threads"] or cluster.get("cores_per_rank")
+    places = tuple(replace(place, threads=of_replica) for place in plan.inference)
+    ranks = tuple(replace(place, threads=of_rank) for place in plan.ranks)
+    return replace(plan, inference=places, ranks=ranks), [reserved]
 
 
 def demand_of(config: Run, plan: Plan) -> Demand:
@@ -56,7 +56,3 @@ def on_hosts(plan: Plan, hosts: Hosts) -> Plan:
         own, visible = tuple(host.devices[local : local + 1]), tuple(host.devices)
         ranks.append(replace(place, devices=own, visible=visible, local_rank=local))
     return replace(plan, inference=inference, ranks=tuple(ranks))
-
-
-def _each(places: tuple[Place, ...], **changes: Any) -> tuple[Place, ...]:
-    return tuple(replace(place, **changes) for place in places)

@@ -88,7 +88,7 @@ def supervise(
     run_folder = RunFolder(Path(str(config.get("output_dir")), str(config.get("run_name"))))
     ensure_free(run_folder)  # first: the check would only say that the folder holds a run
     check(config, choices=_known_by_choice(choices, overrides))
-    config = settled(config, planned(config))
+    config = settled(config, planned(config)[0])
     run = Run(**config)
     limit = TimeLimit(run.max_time, run_folder)
     construct(run, CONSTRUCTED)  # only a constructor sees what no signature tells
@@ -226,6 +226,7 @@ def _execute(
         cluster = build(run.cluster)()
         hosts = stack.enter_context(cluster.hosts(run_folder, reaper, demand_of(run, plan)))
         children = Children(run, run_folder, reaper, on_hosts(plan, hosts), hosts)
+        stack.callback(children.close)
         children.start()
         with Screen(run_folder, run.max_steps) as screen:
             stop.waits = waits
@@ -242,10 +243,8 @@ def _execute(
 
 def _planned(run: Run, model: Path, shown: bool) -> tuple[Run, Plan]:
     """Return the run with what its model leaves to vLLM, and where its parts go; say so."""
-    plan = planned(run)
-    if spans_hosts(run.cluster):  # what those have is known once they are reserved
-        return run, plan
-    config, hosts, sizes = asdict(run), [this_host()], shape_of(model)
+    config, sizes = asdict(run), shape_of(model)
+    plan, hosts = planned(config)
     if sizes is not None:
         config = fitted(config, plan, sizes, hosts)
     if shown:

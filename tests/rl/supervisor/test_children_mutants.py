@@ -48,6 +48,11 @@ def watched(tmp_path):
         plan, demand = placement(config, [Host()]), Demand(1, 1, 1)
         with Reaper() as reaper, LocalCluster().hosts(folder, reaper, demand) as hosts:
             children = Children(Run(**config), folder, reaper, plan, hosts)
+            if server := parts.pop("inference", None):
+                log = folder.log_of("inference")
+                vllm = hosts.here.start("inference", server, env={}, log=log)
+                children._replicas._start_child = lambda replica: vllm
+                children._replicas.start()
             for name, command in parts.items():
                 children._start(name.replace("_", "."), command, {})
             children.watch(tick, stop or SimpleNamespace(asked=False))
