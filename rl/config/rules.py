@@ -23,6 +23,7 @@ from rl.config.vllm_flags import flag_problems, plain
 
 Config = Mapping[str, Any]
 
+OFFLOADS = {"offload_optimizer": "zero3_offload_optimizer", "offload_param": "zero3_offload"}
 HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 
 
@@ -99,6 +100,33 @@ def optimizer_and_sharding(config: Config) -> Iterator[str]:
                 f"{optimizer} orthogonalises whole matrices, and ZeRO stage {stage} gives an "
                 f"optimizer flattened pieces of them: use deepspeed=zero0, or {own}=adamw"
             )
+
+
+def offload(config: Config) -> Iterator[str]:
+    """What may lie in the memory of the host.
+
+    Without ZeRO 3 DeepSpeed adds up what it offloads in bfloat16, and a NaN stays in that sum.
+    """
+    stage = value_of(config, "deepspeed.zero_optimization.stage")
+    for key, choice in OFFLOADS.items():
+        path = f"deepspeed.zero_optimization.{key}.device"
+        device = value_of(config, path)
+        if device not in (None, "none") and stage != 3:
+            yield (
+                f"{path}={device} under ZeRO stage {stage} loses gradients or is passed over: use "
+                f"deepspeed={choice}"
+            )
+
+
+def compilation(config: Config) -> Iterator[str]:
+    """Under ZeRO 3 the weights of a layer come and go inside of what would be compiled."""
+    if value_of(config, "trainer.compile") and (
+        value_of(config, "deepspeed.zero_optimization.stage") == 3
+    ):
+        yield (
+            "trainer.compile=true compiles whole layers, and ZeRO stage 3 gathers weights inside "
+            "them: use deepspeed=zero2, or trainer.compile=false"
+        )
 
 
 def steps_and_waits(config: Config) -> Iterator[str]:
@@ -271,6 +299,8 @@ RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     *ALGORITHM_RULES,
     critic,
     optimizer_and_sharding,
+    offload,
+    compilation,
     steps_and_waits,
     time_limit,
     limits_of_parts,

@@ -130,7 +130,7 @@ def warm_start_run(run: Run, supervised: dict[str, Any], folder: Path) -> Run:
         logger={"_target_": "rl.trainer.loggers.ConsoleLogger"},
         evaluation={"_target_": "rl.evaluation.periodic.NoEvaluation"},
         record={"_target_": "rl.rollouts.token_record.TokenRecord", "num_groups": 0},
-        trainer={**run.trainer, "checkpoint_every": 0},
+        trainer={**run.trainer, "checkpoint_every": 0, "compile": False},  # too short for it
         deepspeed={"zero_optimization": {"stage": 0}},
         output_dir=str(folder.parent),
         run_name=folder.name,
