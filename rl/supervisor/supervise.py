@@ -30,8 +30,9 @@ from rl.config.schema import ConfigError, Run
 from rl.model.folder import fingerprint
 from rl.model.shape import shape_of
 from rl.model.trainable import check_trainable
+from rl.placement.budget import fitted, parts_of
+from rl.placement.page import plan_page
 from rl.placement.placement import Plan, placement
-from rl.placement.planned import planned
 from rl.placement.settings import settled
 from rl.report.finished_runs import how_to_go_on, steps_done
 from rl.report.screen import Screen, final_summary
@@ -237,9 +238,12 @@ def _execute(
 
 def _planned(run: Run, model: Path, shown: bool) -> tuple[Run, Plan]:
     """Return the run with what its model leaves to vLLM, and where its parts go; say so."""
-    config, plan, page = planned(asdict(run), [this_host()], shape_of(model))
+    config, hosts, sizes = asdict(run), [this_host()], shape_of(model)
+    plan = placement(config, hosts)
+    if sizes is not None:
+        config = fitted(config, plan, sizes, hosts)
     if shown:
-        _say(page)
+        _say(plan_page(plan, sizes and parts_of(config, plan, sizes), hosts))
     return Run(**config), plan
 
 
