@@ -138,7 +138,12 @@ class Replicas:
             limit = self._startup_timeout
             late = now - one.began > limit
             where = "" if one.child else f" at {one.replica.address}"
-            sentence = f"did not answer{where} within inference.startup_timeout={limit:g} s"
+            hint = (
+                ""
+                if one.child
+                else (f": start it there, `python -m rl.inference {self._run_folder} <URL>`")
+            )
+            sentence = f"did not answer{where} within inference.startup_timeout={limit:g} s{hint}"
             return sentence if late else None
         elif closed(one.replica):
             # Its engine died, and it waits for the end of requests that nobody answers any more.

@@ -39,7 +39,6 @@ from rl.report.finished_runs import how_to_go_on, steps_done
 from rl.report.screen import Screen, final_summary
 from rl.run.child import Reaper
 from rl.run.commit import commit_of
-from rl.run.devices import this_host
 from rl.run.failure import OutOfTime, RunFailed
 from rl.run.folder import RunFolder
 from rl.run.lock import FULL, ensure_free, locked

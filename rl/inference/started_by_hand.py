@@ -1,0 +1,37 @@
+"""One vLLM of a run with cluster=manual: it reports where it listens, and ends with the run."""
+
+import time
+
+from rl.config.schema import Run
+from rl.inference.process import replica_process
+from rl.inference.replica import Replica, names_of
+from rl.run.address import Address
+from rl.run.child import Child, Reaper
+from rl.run.endpoint import Endpoint
+from rl.run.folder import RunFolder
+from rl.run.interface import free_port, listening_address
+from rl.run.stop_request import stopped_by_signals
+
+_TICK_S = 0.5
+
+
+def serve(run_folder: RunFolder, number: int) -> int:
+    """Serve until vLLM ends or the run is over; return the exit status."""
+    run = Run.load(run_folder.config)
+    name, host = names_of(run.inference)[number], listening_address(run.cluster["interface"])
+    before = Endpoint.read(run_folder, name)
+    incarnation = before.incarnation + 1 if before else 0
+    replica = Replica(name, Address(host=host, port=free_port(host)), incarnation)
+    command, env = replica_process(run, run_folder, replica)
+    del env["TMPDIR"]  # the run's lies on a file system of many hosts, which has no sockets
+    log = run_folder.log_of(name)
+    with (
+        stopped_by_signals(),
+        Reaper() as reaper,
+        Child(name, command, log=log, reaper=reaper, env=env) as child,
+    ):
+        Endpoint(replica.address, incarnation, child.group or 0).write(run_folder, name)
+        while child.returncode is None and not run_folder.over.exists():
+            reaper.ensure_alive()
+            time.sleep(_TICK_S)
+        return 0 if run_folder.over.exists() else int(child.returncode or 0)
