@@ -11,10 +11,10 @@ from threading import Thread
 import pytest
 from aiohttp import web
 
-from rl.inference.__main__ import process
 from rl.inference.external import ExternalServers, address_of, unfit
 from rl.inference.key_guard import GUARD, KEY_FILE, KeyGuard
 from rl.inference.replica import names_of, started_replicas
+from rl.inference.serve_external import process
 from rl.run.address import Address
 from rl.run.endpoint import Endpoint
 from rl.run.folder import RunFolder

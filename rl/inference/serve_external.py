@@ -1,10 +1,10 @@
-"""A vLLM for inference=external: python -m rl.inference <run folder> <URL> [vLLM's flags].
+"""A vLLM for inference=external, by hand; vLLM's own flags may follow.
 
 Becomes a vLLM as a run starts it, with what the configuration in the run's folder says of model,
 lengths and adapter; train.py writes that folder first of all, then waits for the server. On a port
 every route asks for the key that the environment variable inference.api_key_variable holds here.
 
-    MY_KEY=... python -m rl.inference outputs/my-run http://10.0.0.7:8000 --max-num-seqs 256
+    MY_KEY=... python -m rl.inference.serve_external outputs/my-run http://10.0.0.7:8000
 """
 
 import os
