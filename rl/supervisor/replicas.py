@@ -135,16 +135,7 @@ class Replicas:
             one.ready, one.checked = True, now
             one.status.set("serving")
         elif not one.ready:
-            limit = self._startup_timeout
-            late = now - one.began > limit
-            where = "" if one.child else f" at {one.replica.address}"
-            hint = (
-                ""
-                if one.child
-                else (f": start it there, `python -m rl.inference {self._run_folder} <URL>`")
-            )
-            sentence = f"did not answer{where} within inference.startup_timeout={limit:g} s{hint}"
-            return sentence if late else None
+            return self._late(one) if now - one.began > self._startup_timeout else None
         elif closed(one.replica):
             # Its engine died, and it waits for the end of requests that nobody answers any more.
             if one.child is None:
@@ -153,6 +144,12 @@ class Replicas:
         elif now - one.checked > self._patience(one):
             return "has stopped answering"
         return None
+
+    def _late(self, one: Watched) -> str:
+        limit = f"inference.startup_timeout={self._startup_timeout:g} s"
+        if one.child is not None:
+            return f"did not answer within {limit}"
+        return f"did not answer at {one.replica.address} within {limit}: start it (docs/scaling.md)"
 
     def _is_somewhere(self, one: Watched) -> bool:
         """Whether it has said where it listens: whoever starts one by hand may take any time."""
