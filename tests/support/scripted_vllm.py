@@ -13,6 +13,7 @@ No torch, and nothing of ours: it serves any layout of the repository. Faults on
 import argparse
 import asyncio
 import json
+import os
 import re
 import sys
 from dataclasses import dataclass
@@ -31,8 +32,10 @@ TOOLS = (("search_pages", "query"), ("view_sections", "page_id"), ("read_section
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptedVLLM:
-    """Takes the place of VLLMServer: the same knobs, of which only args.faults does anything."""
+    """Takes the place of VLLMServer: the same knobs; of the args only `faults` does anything."""
 
+    replicas: int | None
+    listen: str
     startup_timeout: float
     devices: list[int | str] | None = None
     tensor_parallel_size: int = 1
@@ -42,7 +45,7 @@ class ScriptedVLLM:
     def command(
         self,
         model: Path,
-        socket: Path,
+        address: Any,
         *,
         dtype: str,
         max_seq_len: int,
@@ -51,13 +54,16 @@ class ScriptedVLLM:
         head_dtype: str | None = None,
     ) -> list[str]:
         """Return the command line."""
-        flags = [*("--model", model), *("--uds", socket), *("--max-model-len", max_seq_len)]
+        flags = [*("--model", model), *("--max-model-len", max_seq_len)]
+        where = {"uds": address.path} if address.path else {"host": address.host}
+        where |= {} if address.path else {"port": address.port}
+        flags += [part for name, value in where.items() for part in (f"--{name}", value)]
         flags += ["--faults", self.args["faults"]] if "faults" in self.args else []
         return [sys.executable, __file__, *map(str, flags)]
 
-    def environment(self, *, adapter: Any | None) -> dict[str, str]:
-        """Nothing."""
-        return {}
+    def environment(self, *, adapter: Any | None, key_file: Path | None = None) -> dict[str, str]:
+        """Where the key is, as it is vLLM."""
+        return {"OFFBYONE_KEY_FILE": str(key_file)} if key_file else {}
 
 
 class Engine:
@@ -85,11 +91,19 @@ class Engine:
     async def tokenize(self, request: web.Request) -> web.Response:
         """Answer with the prompt that the model's chat template makes."""
         body = await request.json()
+        if "prompt" in body:
+            ids = self._tokenizer.encode(body["prompt"], add_special_tokens=False).ids
+            return web.json_response({"tokens": ids})
         template = jinja2.Environment().from_string(self._template)
         asked = {"messages": body["messages"], "tools": body.get("tools")}
         ids = self._tokenizer.encode(template.render(**asked, add_generation_prompt=True)).ids
         answer = {"count": len(ids), "max_model_len": self._max_model_len, "tokens": ids}
         return web.json_response(answer)
+
+    async def models(self, request: web.Request) -> web.Response:
+        """Answer with what it serves."""
+        card = {"id": "policy", "max_model_len": self._max_model_len}
+        return web.json_response({"data": [card]})
 
     async def control(self, request: web.Request) -> web.Response:
         """Do what a push consists of; what must not come at this point is refused."""
@@ -207,6 +221,18 @@ def _refused(why: str) -> web.Response:
     return web.json_response({"error": {"message": why, "code": 500}}, status=500)
 
 
+def asking_for(key: str) -> Any:
+    """No route answers without the key."""
+
+    @web.middleware
+    async def guarded(request: web.Request, handler: Any) -> web.StreamResponse:
+        if request.headers.get("Authorization") != f"Bearer {key}":
+            return web.Response(status=401)
+        return await handler(request)
+
+    return guarded
+
+
 async def _health(request: web.Request) -> web.Response:
     return web.Response()
 
@@ -214,11 +240,14 @@ async def _health(request: web.Request) -> web.Response:
 async def _app(arguments: argparse.Namespace) -> web.Application:
     engine = Engine(arguments.model, arguments.max_model_len)
     app = web.Application(client_max_size=2**26)
+    if key_file := os.environ.get("OFFBYONE_KEY_FILE"):
+        app.middlewares.append(asking_for(Path(key_file).read_text()))
     if arguments.faults:
         from engine_faults import middleware, read_faults  # this file is run by its path
 
         app.middlewares.append(middleware(read_faults(arguments.faults)))
     app.router.add_get("/health", _health)
+    app.router.add_get("/v1/models", engine.models)
     app.router.add_post("/inference/v1/generate", engine.generate)
     app.router.add_post("/tokenize", engine.tokenize)
     app.router.add_post("/v1/load_lora_adapter", engine.load_adapter)
@@ -228,7 +257,10 @@ async def _app(arguments: argparse.Namespace) -> web.Application:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    for flag, kind in (("model", Path), ("uds", str), ("max-model-len", int), ("faults", Path)):
+    for flag, kind in (("model", Path), ("max-model-len", int), ("faults", Path)):
+        parser.add_argument(f"--{flag}", type=kind)
+    for flag, kind in (("uds", str), ("host", str), ("port", int)):
         parser.add_argument(f"--{flag}", type=kind)
     chosen = parser.parse_args()
-    web.run_app(_app(chosen), path=chosen.uds, print=None)
+    where = {"path": chosen.uds} if chosen.uds else {"host": chosen.host, "port": chosen.port}
+    web.run_app(_app(chosen), **where, print=None)
