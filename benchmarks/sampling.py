@@ -28,7 +28,8 @@ from envs.protocol import Environment
 from rl.config.build import build
 from rl.config.schema import Run
 from rl.inference.live_version import LiveVersion
-from rl.inference.server import VLLMServer, serving
+from rl.inference.router import Router
+from rl.inference.server import VLLMServer, only_replica, serving
 from rl.model.tokenizer import load_renderer
 from rl.placement.placement import placement
 from rl.placement.settings import settled
@@ -73,7 +74,7 @@ async def play_rounds(
         max_seq_len=run.max_seq_len,
         has_turns=env.has_turns,
         version=LiveVersion(VERSION),
-        socket=run_folder.vllm_socket,
+        router=Router.to(only_replica(run_folder)),
         served_as="policy",
         model=run_folder.model(),
         renderer=build(run.model)().renderer,

@@ -22,6 +22,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     step: int = 0
     version: int = 0
     last: bool = False  # of evaluation: it is due, for no version comes after it
+    replicas: dict[str, int] = {}  # of publish: the incarnation of each that has the version
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,7 +12,8 @@ from rl.config.evaluation import PlayedPolicy
 from rl.config.schema import ConfigError
 from rl.config.transport import Transport
 from rl.inference.live_version import LiveVersion
-from rl.inference.server import SERVED_AS, adapter_room, serving, with_seeds
+from rl.inference.router import Router
+from rl.inference.server import SERVED_AS, adapter_room, only_replica, serving, with_seeds
 from rl.run.failure import RunFailed
 from rl.run.folder import RunFolder
 from rl.sampling.chat import ChatSetting
@@ -82,7 +83,7 @@ def chat_setting(policy: PlayedPolicy, run_folder: RunFolder, env: Environment) 
         has_turns=env.has_turns,
         num_seqs=(policy.inference or {}).get("args", {}).get("max_num_seqs"),
         version=LiveVersion(_VERSION),
-        socket=run_folder.vllm_socket,
+        router=Router.to(only_replica(run_folder)),
         served_as=SERVED_AS[transport],
         model=run_folder.model() if serves_model else Path(),
         renderer=build(policy.model)().renderer if policy.model else "auto",

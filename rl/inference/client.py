@@ -1,16 +1,18 @@
 """Token ids in, token ids out: the asyncio side of vLLM's generate route."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 import aiohttp
 import msgspec
 
+from rl.inference.replica import closed
+from rl.inference.router import Group, Route, Router
 from rl.run.failure import RunFailed
 from rl.run.http_status import may_pass
 from rl.run.open_files import open_files
@@ -20,6 +22,7 @@ _RETRIES = 3
 _FIRST_PAUSE_S = 0.5  # before the first retry; then twice as long each time
 _KEEP_ALIVE_S = 2.0  # vLLM closes idle connections after 5 s, and a request must not meet that
 _MOST_FAILED_IN_A_ROW = 32  # requests, each with its retries
+_CONNECT_S = 10.0  # to another host; one that has vanished refuses nothing
 _BROKEN_OFF = ("abort", "error")  # finish reasons that are vLLM's, not the policy's
 
 
@@ -34,9 +37,10 @@ class RequestFailed(GenerationError):
 class _Failed(Exception):
     """One attempt at a request failed; `passing`: the next one may do better."""
 
-    def __init__(self, message: str, *, passing: bool = True) -> None:
+    def __init__(self, message: str, *, passing: bool = True, broken: bool = False) -> None:
+        """`broken`: there was no answer, so perhaps there is nobody who could give one."""
         super().__init__(message)
-        self.passing = passing
+        self.passing, self.broken = passing, broken
 
 
 @dataclass
@@ -44,6 +48,7 @@ class RequestTally:
     """How the requests of a run went; shared with whoever logs it."""
 
     num_retried: int = 0
+    num_moved: int = 0  # asked again of another replica, for theirs was lost
     num_failed_in_a_row: int = 0
 
 
@@ -61,7 +66,7 @@ class Completion:
 
 
 class Client(Protocol):
-    """The one call that the sampler makes."""
+    """What the sampler asks."""
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: dict[str, Any], *, n: int, version: int
@@ -73,9 +78,16 @@ class Client(Protocol):
         """
         ...
 
+    def group(self) -> AbstractContextManager["Client"]:
+        """Return the same client for requests that share prompts: they stay on one replica."""
+        ...
+
 
 class VLLMClient:
-    """Talks to vLLM over its Unix socket. An async context manager.
+    """Talks to the vLLMs of a run. An async context manager.
+
+    A replica that is lost costs nothing while there is another: what it has not answered is asked
+    again there, from the same prompt, so no turn that was sampled is sampled again.
 
     Raises:
         RequestFailed: one request failed, after three retries where they might have helped.
@@ -84,20 +96,15 @@ class VLLMClient:
     """
 
     def __init__(
-        self, socket: Path, *, model: str, timeout: float, tally: RequestTally | None = None
+        self, router: Router, *, model: str, timeout: float, tally: RequestTally | None = None
     ) -> None:
         """`model`: the name that vLLM knows the policy by; `timeout`: seconds of its silence."""
-        self._socket, self._model, self._timeout = socket, model, timeout
+        self._router, self._model, self._timeout = router, model, timeout
         self._tally = tally or RequestTally()
+        self._sessions: dict[Route, aiohttp.ClientSession] = {}
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
-        # Half of what may be open: the environments want files, too, and vLLM has our limits.
-        connector = aiohttp.UnixConnector(
-            path=str(self._socket), limit=max(open_files() // 2, 1), keepalive_timeout=_KEEP_ALIVE_S
-        )
-        # No limit in all: a request may wait for its connection, which is no fault of vLLM's.
-        timeout = aiohttp.ClientTimeout(total=None, sock_read=self._timeout)
-        self._session = aiohttp.ClientSession("http://vllm", connector=connector, timeout=timeout)
         return self
 
     async def __aexit__(
@@ -106,14 +113,151 @@ class VLLMClient:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self._session.close()
+        for route in list(self._sessions):
+            self._hang_up(route)
+        await asyncio.gather(*self._closing)
+
+    @contextmanager
+    def group(self) -> Iterator["GroupClient"]:
+        """Return the client of a group of rollouts (see `Client.group`)."""
+        with self._router.group() as group:
+            yield GroupClient(self, group)
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: dict[str, Any], *, n: int, version: int
+    ) -> list[Completion]:
+        """Return `n` completions of the prompt (see `Client.generate`)."""
+        with self.group() as client:
+            return await client.generate(prompt_ids, sampling, n=n, version=version)
+
+    async def tokenize(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
+    ) -> list[int]:
+        """Return the prompt that the server's own chat template makes of a conversation."""
+        with self.group() as client:
+            return await client.tokenize(messages, tools)
+
+    async def ask(
+        self, path: str, body: dict[str, Any], read: Callable[[Any], T], group: Group, n: int = 0
+    ) -> T:
+        """Return what `read` makes of the answer; what fails is tried again where that may help.
+
+        `n` is how many completions are asked for.
+        """
+        attempt, body = 0, {"model": self._model, **body}
+        while True:
+            route = group.route()
+            route.num_flying += n
+            try:
+                answer = await self._post(route, path, body, read)
+            except _Failed as failure:
+                if await self._is_lost(route, failure):
+                    self._tally.num_moved += 1
+                    continue
+                if failure.passing and attempt < _RETRIES:
+                    self._tally.num_retried += 1
+                    await asyncio.sleep(_FIRST_PAUSE_S * 2**attempt)
+                    attempt += 1
+                    continue
+                route.num_failed_in_a_row += 1
+                self._tally.num_failed_in_a_row += 1
+                if self._tally.num_failed_in_a_row >= _MOST_FAILED_IN_A_ROW:
+                    raise GenerationError(
+                        f"{_MOST_FAILED_IN_A_ROW} requests to vLLM failed in a row, the last one "
+                        f"because {failure}; see {route.replica.log}"
+                    ) from failure
+                if route.num_failed_in_a_row >= _MOST_FAILED_IN_A_ROW:  # and others answer
+                    self._router.lose(route, f"{_MOST_FAILED_IN_A_ROW} requests failed in a row")
+                raise RequestFailed(str(failure)) from failure
+            finally:
+                route.num_flying -= n
+            route.num_failed_in_a_row = self._tally.num_failed_in_a_row = 0
+            return answer
+
+    async def _is_lost(self, route: Route, failure: _Failed) -> bool:
+        """Whether there is a point in asking another replica."""
+        if route.lost:
+            return True
+        if not failure.broken or len(self._router.routes) == 1:
+            return False
+        # In a thread: a host that has vanished keeps whoever connects to it waiting.
+        gone = await asyncio.to_thread(closed, route.replica)
+        return gone and self._router.lose(route, str(failure))
+
+    async def _post(
+        self, route: Route, path: str, body: dict[str, Any], read: Callable[[Any], T]
+    ) -> T:
+        address = route.replica.address
+        try:
+            async with self._session(route).post(path, json=body) as response:
+                status, content = response.status, await response.read()
+        except TimeoutError as error:  # another attempt would take as long
+            raise _Failed(
+                f"vLLM was silent for {self._timeout:g} s", passing=False, broken=True
+            ) from error
+        except aiohttp.ClientError as error:
+            raise _Failed(f"vLLM is out of reach at {address} ({error!r})", broken=True) from error
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if not route.lost or task is None or task.cancelling():
+                raise
+            # It was waiting for a connection of the session that we closed.
+            raise _Failed(f"{route.replica.name} was lost") from error
+        text = content[:500].decode(errors="replace")
+        if status == HTTPStatus.BAD_REQUEST and path == "/tokenize":
+            raise ValueError(f"the chat template refuses it: {text}")
+        if status != HTTPStatus.OK:
+            raise _Failed(f"vLLM answered {status} to {path}: {text}", passing=may_pass(status))
+        try:
+            return read(msgspec.json.decode(content))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise _Failed(f"vLLM's answer to {path} makes no sense ({error!r}): {text}") from error
+
+    def _session(self, route: Route) -> aiohttp.ClientSession:
+        """Connections to a replica; opened with the first request to it."""
+        if route not in self._sessions:
+            replica = route.replica
+            # Half of what may be open: the environments want files, too, and vLLM has our limits.
+            limit = max(open_files() // 2 // len(self._router.routes), 1)
+            path = replica.address.path
+            connector = (
+                aiohttp.UnixConnector(path=str(path), limit=limit, keepalive_timeout=_KEEP_ALIVE_S)
+                if path
+                else aiohttp.TCPConnector(limit=limit, keepalive_timeout=_KEEP_ALIVE_S)
+            )
+            # No limit in all: a request may wait for its connection, which is no fault of vLLM's.
+            timeout = aiohttp.ClientTimeout(
+                total=None, sock_connect=_CONNECT_S, sock_read=self._timeout
+            )
+            self._sessions[route] = aiohttp.ClientSession(
+                replica.address.url,
+                connector=connector,
+                timeout=timeout,
+                headers=replica.headers,
+            )
+            route.hang_up = lambda: self._hang_up(route)
+        return self._sessions[route]
+
+    def _hang_up(self, route: Route) -> None:
+        """Close the connections to a replica; whoever still waits for an answer asks another."""
+        if session := self._sessions.pop(route, None):
+            task = asyncio.ensure_future(session.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+
+@dataclass(frozen=True)
+class GroupClient:
+    """The client of requests that stay together."""
+
+    client: VLLMClient
+    stays: Group
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: dict[str, Any], *, n: int, version: int
     ) -> list[Completion]:
         """Return `n` completions of the prompt (see `Client.generate`)."""
         body = {
-            "model": self._model,
             "token_ids": list(prompt_ids),
             "cache_salt": f"v{version}",  # older weights' key-value blocks are not found again
             # 0 further logprobs: that of the sampled token comes anyway.
@@ -128,7 +272,11 @@ class VLLMClient:
         def read(answer: Any) -> list[Completion]:
             return [_completion(choice, list(prompt_ids)) for choice in answer["choices"]]
 
-        return await self._ask("/inference/v1/generate", body, read)
+        completions = await self.client.ask("/inference/v1/generate", body, read, self.stays, n)
+        route = self.stays.route()
+        route.num_completions += len(completions)
+        route.num_tokens += sum(len(completion.token_ids) for completion in completions)
+        return completions
 
     async def tokenize(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
@@ -139,49 +287,17 @@ class VLLMClient:
             ValueError: the template does not take this conversation.
 
         """
-        body: dict[str, Any] = {"model": self._model, "messages": messages}
+        body: dict[str, Any] = {"messages": messages}
         if tools:
             body["tools"] = [{"type": "function", "function": spec} for spec in tools]
-        return await self._ask("/tokenize", body, lambda answer: list(answer["tokens"]))
+        return await self.client.ask(
+            "/tokenize", body, lambda answer: list(answer["tokens"]), self.stays
+        )
 
-    async def _ask(self, path: str, body: dict[str, Any], read: Callable[[Any], T]) -> T:
-        """Return what `read` makes of the answer; what fails is tried again where that may help."""
-        for attempt in range(_RETRIES + 1):
-            try:
-                answer = await self._post(path, body, read)
-            except _Failed as failure:
-                if failure.passing and attempt < _RETRIES:
-                    self._tally.num_retried += 1
-                    await asyncio.sleep(_FIRST_PAUSE_S * 2**attempt)
-                    continue
-                self._tally.num_failed_in_a_row += 1
-                if self._tally.num_failed_in_a_row >= _MOST_FAILED_IN_A_ROW:
-                    raise GenerationError(
-                        f"{_MOST_FAILED_IN_A_ROW} requests to vLLM failed in a row, the last one "
-                        f"because {failure}; see logs/inference.log"
-                    ) from failure
-                raise RequestFailed(str(failure)) from failure
-            self._tally.num_failed_in_a_row = 0
-            return answer
-        raise AssertionError("unreachable")
-
-    async def _post(self, path: str, body: dict[str, Any], read: Callable[[Any], T]) -> T:
-        try:
-            async with self._session.post(path, json=body) as response:
-                status, content = response.status, await response.read()
-        except TimeoutError as error:  # another attempt would take as long
-            raise _Failed(f"vLLM was silent for {self._timeout:g} s", passing=False) from error
-        except aiohttp.ClientError as error:
-            raise _Failed(f"vLLM is out of reach at {self._socket} ({error!r})") from error
-        text = content[:500].decode(errors="replace")
-        if status == HTTPStatus.BAD_REQUEST and path == "/tokenize":
-            raise ValueError(f"the chat template refuses it: {text}")
-        if status != HTTPStatus.OK:
-            raise _Failed(f"vLLM answered {status} to {path}: {text}", passing=may_pass(status))
-        try:
-            return read(msgspec.json.decode(content))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise _Failed(f"vLLM's answer to {path} makes no sense ({error!r}): {text}") from error
+    @contextmanager
+    def group(self) -> Iterator["GroupClient"]:
+        """Return itself: it is one already."""
+        yield self
 
 
 def _completion(choice: dict[str, Any], prompt_ids: list[int]) -> Completion:

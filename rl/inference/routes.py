@@ -7,26 +7,27 @@
 Tokens are asked for elsewhere, and many at once: `rl/inference/client.py`.
 """
 
-import socket
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
 
+from rl.inference.replica import Replica
 from rl.run.failure import RunFailed
 
 _HEALTH_TIMEOUT_S = 2.0
 _POLL_S = 0.2
 _SHORTEST_S = 0.001  # httpx takes 0 for an error
-LOG = "logs/inference.log"
 
 
 class VLLMRoutes:
-    """A vLLM that listens on a Unix socket. A context manager.
+    """The routes of one vLLM. A context manager.
 
     Every request opens a connection of its own: vLLM closes those that were idle for 5 s, and a
     request that meets the closing one fails. That is a step that takes as long.
@@ -37,14 +38,12 @@ class VLLMRoutes:
     """
 
     def __init__(
-        self, socket: Path, *, timeout: float, limit: str = "trainer.wait_timeout"
+        self, replica: Replica, *, timeout: float, limit: str = "trainer.wait_timeout"
     ) -> None:
         """`limit`: the name of the knob that `timeout` (seconds an answer may take) comes from."""
-        self._limit, self._timeout = limit, timeout
+        self.replica, self._limit, self._timeout = replica, limit, timeout
         self._deadline: float | None = None
-        fresh = httpx.Limits(max_keepalive_connections=0)
-        transport = httpx.HTTPTransport(uds=str(socket), limits=fresh)
-        self._http = httpx.Client(transport=transport, base_url="http://vllm", timeout=timeout)
+        self._http = http_client(replica, timeout)
 
     def __enter__(self) -> Self:
         return self
@@ -120,7 +119,9 @@ class VLLMRoutes:
     def _post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         response = self._answered("POST", path, body)
         if response.status_code != httpx.codes.OK:
-            raise RunFailed(f"vLLM refused `{_phase(path)}`: {response.text[:500]}; see {LOG}")
+            raise RunFailed(
+                f"vLLM refused `{_phase(path)}`: {response.text[:500]}; see {self.replica.log}"
+            )
         is_json = response.headers.get("content-type", "").startswith("application/json")
         return response.json() if is_json else {}  # loading an adapter is answered in prose
 
@@ -138,12 +139,12 @@ class VLLMRoutes:
         except httpx.TimeoutException as error:
             raise RunFailed(
                 f"vLLM did not answer `{_phase(path)}` within {self._limit}={self._timeout:g} s; "
-                f"see {LOG}"
+                f"see {self.replica.log}"
             ) from error
         except httpx.HTTPError as error:
             raise RunFailed(
                 f"vLLM is out of reach for `{_phase(path)}` ({type(error).__name__}: {error}); "
-                f"see {LOG}"
+                f"see {self.replica.log}"
             ) from error
 
 
@@ -151,47 +152,75 @@ def _phase(path: str) -> str:
     return path.partition("?")[0].strip("/")
 
 
-def healthy(socket: Path) -> bool:
-    """True when vLLM answers on its socket."""
-    if not socket.exists():
+def http_client(replica: Replica, timeout: float) -> httpx.Client:
+    """Return what asks one vLLM, a connection a request."""
+    path = replica.address.path
+    fresh = httpx.Limits(max_keepalive_connections=0)
+    return httpx.Client(
+        transport=httpx.HTTPTransport(uds=path and str(path), limits=fresh),
+        base_url=replica.address.url,
+        headers=replica.headers,
+        timeout=timeout,
+    )
+
+
+def healthy(replica: Replica) -> bool:
+    """True when vLLM answers."""
+    path = replica.address.path
+    if path and not path.exists():
         return False
     try:
-        transport = httpx.HTTPTransport(uds=str(socket))
-        with httpx.Client(transport=transport, timeout=_HEALTH_TIMEOUT_S) as client:
-            return client.get("http://vllm/health").status_code == httpx.codes.OK
+        with http_client(replica, _HEALTH_TIMEOUT_S) as client:
+            return client.get("/health").status_code == httpx.codes.OK
     except httpx.HTTPError:
         return False
 
 
-def closed(path: Path) -> bool:
-    """True where nobody takes connections: a busy server does, one that shuts down does not."""
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(_HEALTH_TIMEOUT_S)
-        try:
-            probe.connect(str(path))
-        except (ConnectionRefusedError, FileNotFoundError):
-            return True
-        except OSError:
-            return False
-    return False
+@dataclass(frozen=True)
+class PrefixCache:
+    """Prompt tokens since vLLM's start: how many were looked up, and found."""
+
+    num_queries: float = 0.0
+    num_hits: float = 0.0
+
+    def share_since(self, before: "PrefixCache | None") -> float:
+        """Share of those that were found since an earlier look."""
+        before = before or PrefixCache()
+        num_queries = self.num_queries - before.num_queries
+        return (self.num_hits - before.num_hits) / num_queries if num_queries else 0.0
+
+
+def prefix_cache(replica: Replica) -> PrefixCache | None:
+    """Return what vLLM says of its prefix cache, None where it says nothing at present."""
+    try:
+        with http_client(replica, _HEALTH_TIMEOUT_S) as client:
+            text = client.get("/metrics").text
+    except httpx.HTTPError:
+        return None
+    counts = {}
+    for what in ("queries", "hits"):
+        found = re.findall(rf"^vllm:prefix_cache_{what}_total\S* (\S+)$", text, re.MULTILINE)
+        counts[what] = sum(map(float, found))  # one line an engine
+    return PrefixCache(counts["queries"], counts["hits"])
 
 
 def wait_until_healthy(
-    socket: Path, timeout: float, look: Callable[[], None] = lambda: None
+    replica: Replica, timeout: float, look: Callable[[], None] = lambda: None
 ) -> None:
     """Block until vLLM answers, at most `timeout` seconds.
 
     Args:
-        socket: where it will listen.
+        replica: where it will listen.
         timeout: inference.startup_timeout.
         look: called several times a second; raises where waiting has become useless.
 
     """
     deadline = time.monotonic() + timeout
-    while not healthy(socket):
+    while not healthy(replica):
         look()
         if time.monotonic() > deadline:
             raise RunFailed(
-                f"vLLM did not answer within inference.startup_timeout={timeout:g} s; see {LOG}"
+                f"vLLM did not answer within inference.startup_timeout={timeout:g} s; "
+                f"see {replica.log}"
             )
         time.sleep(_POLL_S)

@@ -1,7 +1,8 @@
 """The vLLM server: stock vLLM in a process of its own, behind a Unix socket in the run folder.
 
-A socket needs no port, cannot collide with another run, and the folder's permissions guard it
-(vLLM's own API keys do not cover the routes that load weights).
+A socket needs no port, cannot collide with another run, and the folder's permissions guard it.
+Behind a TCP port every route asks for the run's key (key_guard.py), for vLLM's own API keys do not
+cover those that load weights.
 """
 
 import json
@@ -12,11 +13,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from rl.config.transport import VLLM_RANKS, Node, Transport
+from rl.inference.key_guard import GUARD, KEY_FILE
+from rl.inference.replica import Replica
 from rl.inference.routes import VLLMRoutes, wait_until_healthy
 from rl.model.folder import holds_weights, linear_layers
+from rl.run.address import Address
 from rl.run.child import Child, Reaper, last_lines
 from rl.run.devices import core_of, visible_cores, visible_gpus
 from rl.run.failure import RunFailed
@@ -57,6 +61,8 @@ class VLLMServer:
     """How vLLM is started (conf/inference).
 
     Attributes:
+        replicas: how many of it; None: as many as rl/placement finds room for.
+        listen: behind a Unix socket, or a port of the loopback interface.
         startup_timeout: seconds until it must answer.
         devices: GPUs that it may use; rl/placement shares them out.
         tensor_parallel_size: GPUs, or processes on CPU, of one vLLM.
@@ -67,6 +73,8 @@ class VLLMServer:
 
     starts_vllm: ClassVar[bool] = True  # so `args` are vLLM's flags
 
+    replicas: int | None
+    listen: Literal["unix", "tcp"]
     startup_timeout: float
     devices: list[int | str] | None
     tensor_parallel_size: int
@@ -76,7 +84,7 @@ class VLLMServer:
     def command(
         self,
         model: Path,
-        socket: Path,
+        address: Address,
         *,
         dtype: str,
         max_seq_len: int,
@@ -93,7 +101,7 @@ class VLLMServer:
         options: dict[str, Any] = {
             "model": model,
             "served-model-name": SERVED_AS["shm"],
-            "uds": socket,
+            **_listening(address),
             "dtype": dtype,
             "hf-overrides": head_dtype and json.dumps({"head_dtype": head_dtype}),
             "max-model-len": max_seq_len,
@@ -121,11 +129,17 @@ class VLLMServer:
                 flags += [name, str(value)]
         return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags]
 
-    def environment(self, *, adapter: AdapterRoom | None) -> dict[str, str]:
-        """Return what vLLM reads from the environment; `adapter` as in `command`."""
+    def environment(
+        self, *, adapter: AdapterRoom | None, key_file: Path | None = None
+    ) -> dict[str, str]:
+        """Return what vLLM reads from the environment; `adapter` as in `command`.
+
+        `key_file` holds what its routes ask for where it listens on a port.
+        """
         threads = {} if has_gpu() else {"OMP_NUM_THREADS": str(_threads())}
         return {
             **threads,
+            **({KEY_FILE: str(key_file)} if key_file else {}),
             "VLLM_SERVER_DEV_MODE": "1",  # the routes that pause, load and resume
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1" if adapter else "0",
             "VLLM_CPU_KVCACHE_SPACE": str(self.cpu_kv_cache_gib or 1),
@@ -162,10 +176,17 @@ def _threads() -> int:
     return max(len({core_of(cpu) for cpu in visible_cores()}) - 1, 1)
 
 
-def vllm_child(
+def _listening(address: Address) -> dict[str, Any]:
+    """The flags that say where to listen, and on a port that a key is asked for."""
+    if address.path:
+        return {"uds": address.path}
+    return {"host": address.host, "port": address.port, "middleware": GUARD}
+
+
+def vllm_process(
     server: VLLMServer,
     run_folder: RunFolder,
-    reaper: Reaper,
+    replica: Replica,
     *,
     dtype: str,
     max_seq_len: int,
@@ -173,23 +194,24 @@ def vllm_child(
     adapter: AdapterRoom | None,
     head_dtype: str | None = None,
     place: Mapping[str, str] | None = None,
-) -> Child:
-    """Return vLLM for the model of a run folder, not yet started; it listens on the run's socket.
+) -> tuple[list[str], dict[str, str]]:
+    """Return the command of a vLLM for the model of a run folder, and its environment.
 
-    `place`: its environment where it runs; `dtype` and so on as in `VLLMServer.command`.
+    `replica` says where it listens, `place` what its environment is there; `dtype` and so on as in
+    `VLLMServer.command`.
     """
     command = server.command(
         run_folder.model(),
-        run_folder.vllm_socket,
+        replica.address,
         dtype=dtype,
         max_seq_len=max_seq_len,
         seed=seed,
         adapter=adapter,
         head_dtype=head_dtype,
     )
-    log = run_folder.log_of("inference")
-    env = {**run_folder.environment(), **server.environment(adapter=adapter), **(place or {})}
-    return Child("inference", command, log=log, reaper=reaper, env=env)
+    key_file = None if replica.address.path else run_folder.key
+    ours = server.environment(adapter=adapter, key_file=key_file)
+    return command, {**run_folder.environment(), **ours, **(place or {})}
 
 
 @contextmanager
@@ -203,25 +225,30 @@ def serving(
     adapter: AdapterRoom | None,
     head_dtype: str | None = None,
 ) -> Iterator[VLLMRoutes]:
-    """Serve the model of a run folder for as long as the block lasts; yield its routes.
+    """Serve the model of a run folder, on its socket, for as long as the block lasts.
+
+    Yields its routes.
 
     Raises:
         RunFailed: it did not start, or it ended during the block; quotes the end of its log.
 
     """
     run_folder.make_sockets_folder()
+    replica = only_replica(run_folder)
     with ExitStack() as stack:
         stack.callback(run_folder.clear_sockets)
-        child = vllm_child(
+        command, env = vllm_process(
             server,
             run_folder,
-            stack.enter_context(Reaper()),
+            replica,
             dtype=dtype,
             max_seq_len=max_seq_len,
             seed=seed,
             adapter=adapter,
             head_dtype=head_dtype,
         )
+        reaper, log = stack.enter_context(Reaper()), run_folder.log_of(replica.name)
+        child = Child(replica.name, command, log=log, reaper=reaper, env=env)
         stack.enter_context(child)
 
         def look() -> None:
@@ -231,9 +258,9 @@ def serving(
                     f"{last_lines(child.log)}"
                 )
 
-        socket, timeout = run_folder.vllm_socket, server.startup_timeout
-        wait_until_healthy(socket, timeout, look)
-        routes = VLLMRoutes(socket, timeout=timeout, limit="inference.startup_timeout")
+        timeout = server.startup_timeout
+        wait_until_healthy(replica, timeout, look)
+        routes = VLLMRoutes(replica, timeout=timeout, limit="inference.startup_timeout")
         try:
             yield stack.enter_context(routes)
         except Exception:
@@ -241,3 +268,8 @@ def serving(
             look()  # where it has ended, that is the reason and the rest its consequence
             raise
         look()  # a few failed requests cost no more than their rollouts, so nobody may have said so
+
+
+def only_replica(run_folder: RunFolder) -> Replica:
+    """Return the vLLM of a folder that has one, on its Unix socket."""
+    return Replica("inference", Address(path=run_folder.vllm_socket))

@@ -9,7 +9,6 @@ from rl.placement.placement import Plan
 # On CPU there is nothing to capture, and vLLM would take 128 sequences at a time; on a GPU its own
 # defaults know the card.
 _CPU_ARGS = {"enforce_eager": True, "max_num_seqs": 256}
-_CPU_KV_CACHE_GIB = 1
 
 
 def settled(config: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
@@ -28,7 +27,4 @@ def settled_inference(node: Mapping[str, Any], on_gpus: bool) -> dict[str, Any]:
     said = {key: value for key, value in node["args"].items() if value is not None}
     names = {plain(str(key)).removeprefix("no_") for key in said}
     ours = {} if on_gpus else {k: v for k, v in _CPU_ARGS.items() if k not in names}
-    filled = {**node, "args": {**ours, **said}}
-    if not on_gpus and node.get("cpu_kv_cache_gib", 0) is None:
-        filled["cpu_kv_cache_gib"] = _CPU_KV_CACHE_GIB
-    return filled
+    return {**node, "args": {**ours, **said}}

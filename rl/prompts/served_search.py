@@ -14,7 +14,8 @@ from rl.config.build import build
 from rl.config.prompt_optimization import PromptOptimization
 from rl.evaluation.served import chat_setting, serving_policy
 from rl.inference.live_version import LiveVersion
-from rl.inference.server import SERVED_AS, VLLMServer, serving
+from rl.inference.router import Router
+from rl.inference.server import SERVED_AS, VLLMServer, only_replica, serving
 from rl.prompts import prompt_player, teacher
 from rl.prompts.journal import Journal, Record
 from rl.prompts.outputs import Candidates, write_outputs
@@ -132,7 +133,7 @@ def _teachers_setting(
         max_seq_len=reflection.max_seq_len,
         has_turns=False,
         version=LiveVersion(0),
-        socket=folder.vllm_socket,
+        router=Router.to(only_replica(folder)),
         served_as=SERVED_AS["shm"],
         model=folder.model(),
         renderer=reflection.renderer,

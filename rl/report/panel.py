@@ -156,7 +156,8 @@ def processes(statuses: dict[str, PartStatus], now: float) -> RenderableType:
     """One line per process; ranks in the same phase share one."""
     shared: dict[tuple[str, str], list[tuple[str, PartStatus]]] = defaultdict(list)
     for part, status in statuses.items():
-        shared[part.partition(".")[0], status.phase].append((part, status))
+        name = part.partition(".")[0].rstrip("0123456789")
+        shared[name, status.phase].append((part, status))
     ranks = Counter(name for name, _ in shared)
     table = Table.grid(expand=True, padding=(0, 2, 0, 0))
     table.add_column(width=LABEL, style="dim", no_wrap=True)

@@ -20,12 +20,15 @@ from rl.config.transport import transport
 from rl.evaluation.periodic import Evaluator, evaluator_of
 from rl.inference.client import RequestTally
 from rl.inference.live_version import LiveVersion
+from rl.inference.replica import names_of
+from rl.inference.router import Router
 from rl.inference.server import SERVED_AS
 from rl.model.tokenizer import load_renderer
 from rl.records import PlayGroup, Rollout
 from rl.rollouts.credit import Crediting
 from rl.rollouts.dispatcher import Dispatcher, DispatcherState
 from rl.rollouts.example_order import ExampleOrder
+from rl.rollouts.replicas import Replicas
 from rl.rollouts.service import RolloutService
 from rl.run.failure import reporting
 from rl.run.folder import RunFolder
@@ -66,15 +69,17 @@ def _setting(
     sampler: PolicySampler,
     version: LiveVersion,
     tally: RequestTally,
+    router: Router,
 ) -> ChatSetting:
     """What a client needs to know of this run."""
+    num_seqs = run.inference.get("args", {}).get("max_num_seqs")
     return ChatSetting(
         sampler=sampler,
         max_seq_len=run.max_seq_len,
         has_turns=env.has_turns,
-        num_seqs=run.inference["args"].get("max_num_seqs"),
+        num_seqs=num_seqs and num_seqs * len(names_of(run.inference)),
         version=version,
-        socket=run_folder.vllm_socket,
+        router=router,
         served_as=SERVED_AS[transport(vars(run))],
         model=run_folder.model(),
         renderer=build(run.model)().renderer,
@@ -98,12 +103,13 @@ async def main(run_folder: RunFolder) -> None:
     pools = env.pools("train")
     sampler = build(run.sampler)()
     start, version, tally = run_folder.resumed(), LiveVersion(), RequestTally()
+    replicas = Replicas(run_folder, run.inference)
     async with AsyncExitStack() as stack:
         evaluator: Evaluator | None = None
         waits: Waits | None = None
         lengths: PromptLengths | None = None
         if sampler.uses_vllm:
-            setting = _setting(run, run_folder, env, sampler, version, tally)
+            setting = _setting(run, run_folder, env, sampler, version, tally, replicas.router)
             chat = await stack.enter_async_context(build(run.client)().connect(setting))
             hinted = _hinted(run, env, pools)  # of these, for those below are measured when read
             status.set("measuring prompts")
@@ -139,12 +145,17 @@ async def main(run_folder: RunFolder) -> None:
             version=version,
             state=msgspec.convert(start.rollouts, DispatcherState) if start else DispatcherState(),
         )
-        service = RolloutService(run, run_folder, dispatcher, status, tally, evaluator, waits)
+        service = RolloutService(
+            *(run, run_folder, dispatcher, status, tally, evaluator, waits),
+            replicas if sampler.uses_vllm else None,
+        )
         # Last: a rank that can connect finds everything else in place.
         await stack.enter_async_context(service.listening())
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(service.sample())
             tasks.create_task(service.report())
+            if sampler.uses_vllm:
+                tasks.create_task(replicas.watch())
             if lengths:
                 tasks.create_task(lengths.measure_rest())
 

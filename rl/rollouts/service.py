@@ -21,6 +21,7 @@ from rl.records import Credit, Group, RankBatch, Rollout
 from rl.rollouts.batch_metrics import batch_metrics
 from rl.rollouts.dispatcher import Dispatcher
 from rl.rollouts.plan import plan_batch
+from rl.rollouts.replicas import Replicas
 from rl.rollouts.token_record import TokenRecord
 from rl.run.failure import report_failure
 from rl.run.folder import RunFolder
@@ -42,12 +43,13 @@ class RolloutService:
         tally: RequestTally,
         evaluator: Evaluator | None = None,
         waits: Waits | None = None,
+        replicas: Replicas | None = None,
     ) -> None:
         """`tally`: of the requests to vLLM; those since the last batch are logged with the next.
 
-        `waits`: what the rollouts in flight wait for.
+        `waits`: what the rollouts in flight wait for. `replicas`: who answers them.
         """
-        self._waits = waits
+        self._waits, self._replicas = waits, replicas
         self._run, self._run_folder, self._dispatcher, self._status = (
             run,
             run_folder,
@@ -108,6 +110,8 @@ class RolloutService:
                 self._plans = {call.step: asyncio.create_task(self._plan(call.step))}
             return (await self._plans[call.step])[call.rank]
         if call.what == "publish":
+            if self._replicas:
+                self._replicas.publish(call.replicas)
             await self._dispatcher.publish(call.version)
             if self._evaluator:
                 self._evaluator.start(call.version)
@@ -131,6 +135,7 @@ class RolloutService:
                 for reason, count in self._dispatcher.buffer.rejected.items()
             },
             **{f"order/{k}": v for k, v in self._dispatcher.order.metrics().items()},
+            **(await self._replicas.metrics() if self._replicas else {}),
         }
         rejected = self._write(step, groups)
         recorded = self._record.choose(groups, rejected, step)

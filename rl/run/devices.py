@@ -17,7 +17,8 @@ class Host:
         cores: physical ones that we may use.
         cpus: logical ones that we may use.
         num_threads: OMP_NUM_THREADS, where somebody has set it.
-        memory: bytes that are free for us; None: nobody knows.
+        memory: bytes that it has, or that our cgroup may take; None: nobody knows.
+        free_memory: bytes of those that nobody has taken.
         device_memory: bytes of the smallest GPU; None: nobody knows.
 
     """
@@ -27,42 +28,46 @@ class Host:
     cpus: int = 2
     num_threads: int | None = None
     memory: int | None = None
+    free_memory: int | None = None
     device_memory: int | None = None
 
 
 def this_host() -> Host:
     """Ask this machine."""
     cpus, num_threads = visible_cores(), os.environ.get("OMP_NUM_THREADS", "")
-    gpus = visible_gpus()
+    gpus, (memory, free) = visible_gpus(), _memory()
     return Host(
         devices=tuple(gpus),
         cores=len({core_of(cpu) for cpu in cpus}),
         cpus=len(cpus),
         num_threads=int(num_threads) if num_threads.isdigit() else None,
-        memory=free_memory(),
+        memory=memory,
+        free_memory=free,
         device_memory=gpu_memory() if gpus else None,
     )
 
 
-def free_memory() -> int | None:
-    """Bytes that can be had without swapping: the machine's, or of the cgroup that we are in."""
-    rooms = []
-    for line in _read(Path("/proc/meminfo")).splitlines():
-        if line.startswith("MemAvailable:"):
-            rooms.append(int(line.split()[1]) << 10)
-    group = Path("/sys/fs/cgroup")
-    limit, used = _read(group / "memory.max").strip(), _read(group / "memory.current").strip()
+def _memory(
+    system: Path = Path("/proc/meminfo"), group: Path = Path("/sys/fs/cgroup")
+) -> tuple[int | None, int | None]:
+    """Bytes of this machine, or of the cgroup that we are in, and how many of them are free."""
+    total = {key: int(value) << 10 for key, value in _numbers(system).items()}
+    both = [(total.get("MemTotal:"), total.get("MemAvailable:"))]
+    limit, used = (_read(group / f"memory.{name}").strip() for name in ("max", "current"))
     if limit.isdigit() and used.isdigit():
-        # What a file's pages take there is given back when it is wanted.
-        files = next(
-            (int(v) for k, _, v in _pairs(group / "memory.stat") if k == "inactive_file"), 0
-        )
-        rooms.append(int(limit) - int(used) + files)
-    return min(rooms, default=None)
+        # Pages of files that nobody reads just now are given back when memory is wanted.
+        files = _numbers(group / "memory.stat").get("inactive_file", 0)
+        both.append((int(limit), int(limit) - int(used) + files))
+    known = [(size, free) for size, free in both if size is not None and free is not None]
+    if not known:
+        return None, None
+    return min(size for size, _ in known), min(free for _, free in known)
 
 
-def _pairs(path: Path) -> list[tuple[str, str, str]]:
-    return [line.partition(" ") for line in _read(path).splitlines()]
+def _numbers(path: Path) -> dict[str, int]:
+    """`name number` in each line of a file."""
+    lines = [line.split() for line in _read(path).splitlines()]
+    return {line[0]: int(line[1]) for line in lines if len(line) > 1 and line[1].isdigit()}
 
 
 def gpu_memory() -> int | None:

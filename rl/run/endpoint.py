@@ -1,7 +1,11 @@
-"""Where each part of a run listens, and since which of its starts: one small file per part."""
+"""Where each part of a run listens, and since which of its starts: one small file per part.
+
+Whoever finds a part of no use leaves another file beside it, for the supervisor alone starts parts.
+"""
 
 import json
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Self
 
@@ -45,3 +49,18 @@ class Endpoint:
         return cls(
             Address.parse(content["address"]), int(content["incarnation"]), int(content["pid"])
         )
+
+
+def request_restart(run_folder: RunFolder, part: str, incarnation: int, why: str) -> None:
+    """Have a part started again: this start of it is of no use any more."""
+    path = run_folder.restart_request_of(part)
+    write_whole(path, json.dumps({"incarnation": incarnation, "why": why}))
+
+
+def restart_request(run_folder: RunFolder, part: str, incarnation: int) -> str | None:
+    """Return why somebody wants this start of a part to be its last; None where nobody does."""
+    with suppress(FileNotFoundError):
+        content = json.loads(run_folder.restart_request_of(part).read_text())
+        if content["incarnation"] == incarnation:
+            return str(content["why"])
+    return None

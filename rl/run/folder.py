@@ -178,6 +178,10 @@ class RunFolder:
         """Where a part listens (endpoint.py)."""
         return self.endpoints / f"{part}.json"
 
+    def restart_request_of(self, part: str) -> Path:
+        """Why somebody wants a part to be started again."""
+        return self.endpoints / f"{part}.restart"
+
     @property
     def endpoints(self) -> Path:
         """Where each part listens, one file per part."""
@@ -204,7 +208,11 @@ class RunFolder:
     @property
     def vllm_socket(self) -> Path:
         """Where the only vLLM listens."""
-        return self.socket_of("vllm")
+        return self.vllm_socket_of("inference")
+
+    def vllm_socket_of(self, part: str) -> Path:
+        """Where one of several listens: vllm.sock, vllm0.sock, vllm1.sock, ..."""
+        return self.socket_of(part.replace("inference", "vllm"))
 
     def socket_of(self, part: str) -> Path:
         """Where a part listens whose clients share its host."""

@@ -27,6 +27,14 @@ class _File(logging.Handler):
                 file.write(f"{line}\n")
 
 
+def note_warning(run_folder: RunFolder, part: str, line: str) -> None:
+    """Have a line about a part on the screen; by a process that logs nothing itself."""
+    with suppress(OSError):
+        run_folder.warnings.mkdir(parents=True, exist_ok=True)
+        with (run_folder.warnings / f"{part}.log").open("a") as file:
+            file.write(f"{printable(line)}\n")
+
+
 @contextmanager
 def noting_warnings(run_folder: RunFolder, part: str) -> Iterator[None]:
     """Have the warnings of this process in its log and on the screen while the block lasts."""

@@ -9,7 +9,7 @@ prompt is the last prompt, the completion as sampled, and the reply (`bridge_to_
 format cannot be extended like that, the conversation is rendered anew and the rollout forks.
 """
 
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Protocol
 from envs.messages import Message
 from rl.inference.client import Completion, RequestTally
 from rl.inference.live_version import LiveVersion
+from rl.inference.router import Router
 from rl.sampling.clock import Seats
 from rl.sampling.sampler import PolicySampler
 
@@ -83,6 +84,10 @@ class Chat(Protocol):
         """Whether a completion that was cut off filled the whole context."""
         ...
 
+    def group(self) -> AbstractContextManager["Chat"]:
+        """Return the same chat for the rollouts of a group: one replica answers all of them."""
+        ...
+
     def asking(self, sampler: PolicySampler) -> "Chat":
         """Return the same chat with another sampler."""
         ...
@@ -100,7 +105,7 @@ class ChatSetting:
         has_turns: the environment's; history can be rewritten only in a second turn.
         num_seqs: completions that the server samples at once; None: not known.
         version: the newest policy version known to be live; the probe of a chat may wait for it.
-        socket: where our vLLM listens.
+        router: to our vLLMs, shared with whoever says which of them have the live weights.
         served_as: the name that it knows the policy by.
         model: local folder with the tokenizer.
         renderer: name of the chat format's family, or auto.
@@ -112,7 +117,7 @@ class ChatSetting:
     max_seq_len: int
     has_turns: bool
     version: LiveVersion
-    socket: Path
+    router: Router
     served_as: str
     model: Path
     renderer: str

@@ -7,7 +7,7 @@ counts tokens and gives none away, so nothing said here can be trained on.
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Self
 
@@ -153,6 +153,10 @@ class MessagesChat:
     def full(self, completion: Completion) -> bool:
         """Whether the server said so."""
         return isinstance(completion, SpokenCompletion) and completion.too_long
+
+    def group(self) -> AbstractContextManager[Self]:
+        """As it is: the server routes as it likes."""
+        return nullcontext(self)
 
     def asking(self, sampler: PolicySampler) -> Self:
         """With another sampler."""

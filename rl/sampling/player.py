@@ -73,7 +73,9 @@ class Player:
         faster that way. Long ones do not, for the slowest would cost all of them (`Chat.shares`).
         """
         env = self.env.environment_of(example)
-        return await self._limited(env)._group(env, index, example, group_size)
+        player = self._limited(env)
+        with player.chat.group() as chat:
+            return await replace(player, chat=chat)._group(env, index, example, group_size)
 
     def _limited(self, env: Environment) -> "Player":
         """Return ourselves, or with the limits that the environment has for itself."""

@@ -9,8 +9,8 @@ then does not begin with the tokens of turn one, and a rollout becomes several t
 found out at the start, by a probe, and `on_rewrite` says what to do.
 """
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Self, cast
 
@@ -135,6 +135,12 @@ class RendererChat:
         """Whether prompt and completion fill max_seq_len."""
         return len(completion.prompt_ids) + len(completion.token_ids) >= self.max_seq_len
 
+    @contextmanager
+    def group(self) -> Iterator[Self]:
+        """With the client of a group."""
+        with self.client.group() as client:
+            yield replace(self, client=client)
+
     def asking(self, sampler: PolicySampler) -> Self:
         """With another sampler."""
         return replace(self, sampler=sampler)
@@ -206,4 +212,4 @@ class RendererClient:
 def vllm_client(setting: ChatSetting) -> VLLMClient:
     """Return the connections to our vLLM, still closed."""
     timeout = setting.sampler.rollout_timeout
-    return VLLMClient(setting.socket, model=setting.served_as, timeout=timeout, tally=setting.tally)
+    return VLLMClient(setting.router, model=setting.served_as, timeout=timeout, tally=setting.tally)

@@ -16,7 +16,7 @@ from typing import ClassVar, Literal
 from renderers import Renderer
 
 from envs.messages import Message, assistant, well_formed
-from rl.inference.client import Completion, VLLMClient
+from rl.inference.client import Completion, GroupClient, VLLMClient
 from rl.model.tokenizer import decoded, parser
 from rl.sampling.chat import ChatSetting, Prompt, ToolSpecs
 from rl.sampling.clock import Seats
@@ -33,7 +33,7 @@ class TokensChat(RendererChat):
 
     """
 
-    client: VLLMClient  # pyright: ignore[reportIncompatibleVariableOverride] it is set once
+    client: VLLMClient | GroupClient  # pyright: ignore[reportIncompatibleVariableOverride] it is set once
     on_rewrite: Literal["fork", "refuse"] | None = None
     # Of the template: one, shared with copies. Not at `connect`: vLLM is not up yet, and knows no
     # adapter's name before the first push.

@@ -11,19 +11,21 @@ from typing import NoReturn
 from rl.config.build import build
 from rl.config.schema import Run
 from rl.config.transport import transport
-from rl.inference.routes import closed, healthy
-from rl.inference.server import adapter_room, vllm_child, with_seeds
+from rl.inference.external import ExternalServers, unfit
+from rl.inference.listening import Listening
+from rl.inference.replica import Replica, names_of
+from rl.inference.server import VLLMServer, adapter_room, vllm_process, with_seeds
 from rl.placement.placement import Place, Plan
 from rl.report.finished_runs import steps_done
 from rl.run.child import Child, Reaper, end_groups, last_lines
 from rl.run.failure import RunFailed, first_failure
 from rl.run.folder import RunFolder
 from rl.run.metrics import read_metrics
-from rl.run.status import Status, read_statuses
+from rl.run.status import read_statuses
 from rl.run.stop_request import StopRequest
+from rl.supervisor.replicas import Replicas
 
 _TICK_S = 0.25
-_HEALTH_EVERY_S = 5.0
 _FULL_BYTES = 1 << 16  # less than what anybody writes at once
 _KERNELS_KEPT = "64"  # all of one micro-batch, which every layer shares
 STOPPING = "stopping after this step; its checkpoint comes first (a second signal ends at once)"
@@ -36,39 +38,62 @@ class Children:
         self._run, self._run_folder, self._reaper, self._plan = run, run_folder, reaper, plan
         self._children: dict[str, Child] = {}
         sampler = build(run.sampler)()
-        self._server = with_seeds(build(run.inference)(), sampler.seeded)
-        self._status = Status(run_folder, "inference")
-        self._uses_vllm: bool = sampler.uses_vllm
-        self._ready = not self._uses_vllm
+        server: VLLMServer | ExternalServers = build(run.inference)()
+        external = isinstance(server, ExternalServers)
+        self._server = server if external else with_seeds(server, sampler.seeded)
+        self._listening = Listening(run_folder)
+        self._replicas = self._watched_replicas() if sampler.uses_vllm else None
         self._begun = False
-        self._began = self._checked = time.monotonic()
 
     def start(self) -> None:
         """Start everything at once; the parts wait for each other."""
-        folder, run = str(self._run_folder.path), self._run
-        if self._uses_vllm:
-            # vLLM knows nothing of status files, so this process writes its.
-            self._status.set("starting vLLM (logs/inference.log)")
-            chosen = transport(vars(run))
-            room = adapter_room(chosen, run.adapter, self._run_folder.model())
-            child = self._children["inference"] = vllm_child(
-                self._server,
-                self._run_folder,
-                self._reaper,
-                dtype=run.model["dtype"],
-                max_seq_len=run.max_seq_len,
-                seed=run.seed,
-                adapter=room,
-                head_dtype=run.model["head_dtype"],
-                place=self._plan.inference[0].environment(),
-            )
-            child.start()
+        folder = str(self._run_folder.path)
+        if self._replicas:
+            self._replicas.start()
         self._start("rollouts", [sys.executable, "-m", "rl.rollouts", folder], {})
         world = len(self._plan.ranks)
         for rank, place in enumerate(self._plan.ranks):
             where = {"RANK": str(rank), "WORLD_SIZE": str(world), **place.environment()}
             command = [sys.executable, "-m", "rl.trainer", folder]
             self._start(f"trainer.rank{rank}", command, {**where, **_accelerator(place)})
+
+    def _watched_replicas(self) -> Replicas:
+        """Return the vLLMs of this run, not yet started."""
+        server, run, folder = self._server, self._run, self._run_folder
+        external = isinstance(server, ExternalServers)
+        return Replicas(
+            server.servers() if external else self._listening.replicas(server),
+            self._run_folder,
+            self._vllm,
+            startup_timeout=self._server.startup_timeout,
+            wait_timeout=self._run.trainer["wait_timeout"],
+            num_steps=lambda: steps_done(read_metrics(folder)),
+            unfit=lambda replica: (
+                unfit(replica, folder.model(), run.max_seq_len) if external else None
+            ),
+        )
+
+    def _vllm(self, replica: Replica) -> Child | None:
+        """Start one vLLM, unless it is somebody else's."""
+        run = self._run
+        if isinstance(self._server, ExternalServers):
+            return None
+        chosen, number = transport(vars(run)), names_of(run.inference).index(replica.name)
+        command, env = vllm_process(
+            self._server,
+            self._run_folder,
+            replica,
+            dtype=run.model["dtype"],
+            max_seq_len=run.max_seq_len,
+            seed=run.seed,
+            adapter=adapter_room(chosen, run.adapter, self._run_folder.model()),
+            head_dtype=run.model["head_dtype"],
+            place=self._plan.inference[number].environment(),
+        )
+        log = self._run_folder.log_of(replica.name)
+        child = Child(replica.name, command, log=log, reaper=self._reaper, env=env)
+        child.start()
+        return child
 
     def _start(self, name: str, command: list[str], env: dict[str, str]) -> None:
         log = self._run_folder.log_of(name)
@@ -85,19 +110,22 @@ class Children:
         trainers = [child for name, child in self._children.items() if name.startswith("trainer")]
         while True:
             tick()
-            self._has_begun()
+            begun = self._has_begun()
             if stop.asked:  # first: the parts may have got the signal, too, and ended
                 self._ask_to_stop()
             ended = {n: c.returncode for n, c in self._children.items() if c.returncode is not None}
             if all(trainer.returncode == 0 for trainer in trainers):
                 self._raise_reported()  # what they saved may be all that could be saved
                 return
-            if stop.asked and "inference" in ended and self._all_is_saved(tick):
-                return  # a scheduler that signals every process ends vLLM, which saves nothing
+            if self._replicas:  # before the others, which only notice that it is gone
+                gone = self._replicas.look(may_restart=begun and not stop.asked)
+                if gone is not None and stop.asked and self._all_is_saved(tick):
+                    return  # a scheduler that signals every process ends vLLM, which saves nothing
+                if gone is not None:
+                    self._fail_without_vllm(*gone, tick)
             # Ranks end one after another when the run is over; whatever else ends, ended too early.
             if any(not (n.startswith("trainer") and status == 0) for n, status in ended.items()):
-                self._fail(ended, tick)
-            self._watch_server()
+                self._fail(ended)
             self._reaper.ensure_alive()
             time.sleep(_TICK_S)
 
@@ -116,24 +144,6 @@ class Children:
             rollouts = read_statuses(self._run_folder).get("rollouts")
             self._begun = rollouts is not None and rollouts.phase.startswith("batch")
         return self._begun
-
-    def _watch_server(self) -> None:
-        """A server can hang while its process lives, so the URL is watched too."""
-        now, limit = time.monotonic(), self._server.startup_timeout
-        if not self._uses_vllm or (self._ready and now - self._checked < _HEALTH_EVERY_S):
-            return
-        if healthy(self._run_folder.vllm_socket):
-            self._ready, self._checked = True, now
-            self._status.set("serving")
-        elif not self._ready and now - self._began > limit:
-            self._explain(
-                "inference", f"did not answer within inference.startup_timeout={limit:g} s"
-            )
-        elif self._ready and closed(self._run_folder.vllm_socket):
-            # Its engine died, and it waits for the end of requests that nobody answers any more.
-            self._children["inference"].kill()  # the next look finds that it has ended
-        elif self._ready and now - self._checked > self._run.trainer["wait_timeout"]:
-            self._explain("inference", "has stopped answering")
 
     def _raise_reported(self) -> None:
         failure = first_failure(self._run_folder)
@@ -155,11 +165,12 @@ class Children:
         self._let_save(tick)
         return self._run_folder.num_saved_steps() == steps_done(read_metrics(self._run_folder))
 
-    def _fail(self, ended: Mapping[str, int | None], tick: Callable[[], None]) -> NoReturn:
-        if ended.get("inference") is not None:  # the others only notice that it is gone
-            if self._has_begun():
-                self._let_save(tick)
-            self._explain("inference", f"ended with status {ended['inference']}")
+    def _fail_without_vllm(self, name: str, what: str, tick: Callable[[], None]) -> NoReturn:
+        if self._has_begun():
+            self._let_save(tick)
+        self._explain(name, what)
+
+    def _fail(self, ended: Mapping[str, int | None]) -> NoReturn:
         time.sleep(2 * _TICK_S)  # the first to fail may not be the first to end
         self._raise_reported()
         name = next(
@@ -172,17 +183,21 @@ class Children:
         # Whoever met a full disk could neither report it nor write it into the log.
         if shutil.disk_usage(self._run_folder.path).free < _FULL_BYTES:
             what = f"{what}, and no space is left at {self._run_folder.path}: make room there first"
+        if not log.exists():  # of somebody else's server
+            raise RunFailed(f"{name} {what}")
         raise RunFailed(f"{name} {what}. The end of {log}:\n{last_lines(log)}")
 
     def end(self) -> None:
         """End all of them at once, with everything they started."""
-        for name, child in self._children.items():
-            if not name.startswith("inference"):  # ours take a TERM for a scheduler's notice
-                child.kill_leader()
+        for child in self._children.values():  # which take a TERM for a scheduler's notice
+            child.kill_leader()
         # One grace period for all of them, not one after another.
-        end_groups([child.group for child in self._children.values() if child.group is not None])
-        for child in self._children.values():
+        children = list(self._children.values())
+        children += self._replicas.children if self._replicas else []
+        end_groups([child.group for child in children if child.group is not None])
+        for child in children:
             child.end()
+        self._listening.close()
 
 
 def _accelerator(place: Place) -> dict[str, str]:

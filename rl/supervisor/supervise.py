@@ -28,7 +28,11 @@ from rl.config.check import check
 from rl.config.resume_rules import has_steps, run_folder_problems
 from rl.config.schema import ConfigError, Run
 from rl.model.folder import fingerprint
-from rl.placement.placement import placement
+from rl.model.shape import shape_of
+from rl.model.trainable import check_trainable
+from rl.placement.budget import fitted, parts_of
+from rl.placement.page import plan_page
+from rl.placement.placement import Plan, placement
 from rl.placement.settings import settled
 from rl.report.finished_runs import how_to_go_on, steps_done
 from rl.report.screen import Screen, final_summary
@@ -180,7 +184,7 @@ def _prepared(
     source = build(run.model)()
     if run.model["warm_start"] is None:
         with refused():
-            return source.prepare(run_folder.built_model)
+            return _trainable(source.prepare(run_folder.built_model))
     supervised = RunFolder(run_folder.warm_start)
     first = warm_start_run(run, compose(IMITATION), supervised.path)
     kept = cache_folder() / "warm" / warm_start_key(first)
@@ -188,7 +192,7 @@ def _prepared(
         make_cache(kept.parent)
         with refused():
             shutil.rmtree(supervised.path, ignore_errors=True)
-            model = source.prepare(supervised.built_model)
+            model = _trainable(source.prepare(supervised.built_model))
         _say(f"warm start: {first.max_steps} supervised steps, once for this model and environment")
         # Signals end it at once: half an imitation is of no use, so it has nothing to save.
         _execute(first, model, reaper, StopRequest(), limit, waits=False)
@@ -196,18 +200,23 @@ def _prepared(
     return kept
 
 
+def _trainable(model: Path) -> Path:
+    check_trainable(model)
+    return model
+
+
 def _execute(
     run: Run, model: Path, reaper: Reaper, stop: StopRequest, limit: TimeLimit, *, waits: bool
 ) -> None:
     """Start all processes of a run and watch them; `waits`: signals let it save first."""
     run_folder = RunFolder(run.folder)
+    run, plan = _planned(run, model, waits)
     run.folder.mkdir(parents=True, exist_ok=True)
     run.save(run_folder.config)
     run_folder.versions.write_text(json.dumps(_versions(), indent=1))
     run_folder.clear_processes()
     run_folder.make_sockets_folder()
     run_folder.set_model(model, fingerprint(model))
-    plan = placement(asdict(run), [this_host()])
     with ExitStack() as stack:
         # What was registered last ends first: the children, then the sockets they listen on.
         stack.callback(run_folder.clear_sockets)
@@ -225,6 +234,17 @@ def _execute(
                 children.watch(tick, stop)
             finally:
                 stop.waits = False
+
+
+def _planned(run: Run, model: Path, shown: bool) -> tuple[Run, Plan]:
+    """Return the run with what its model leaves to vLLM, and where its parts go; say so."""
+    config, hosts, sizes = asdict(run), [this_host()], shape_of(model)
+    plan = placement(config, hosts)
+    if sizes is not None:
+        config = fitted(config, plan, sizes, hosts)
+    if shown:
+        _say(plan_page(plan, sizes and parts_of(config, plan, sizes), hosts))
+    return Run(**config), plan
 
 
 def _say(text: str) -> None:

@@ -88,6 +88,7 @@ def phase_of_start(folder: RunFolder) -> str:
     if folder.warm_start.is_dir():
         return "warm start"
     statuses = read_statuses(folder)
-    inference, trainer = statuses.get("inference"), statuses.get("trainer.rank0")
-    slowest = inference if inference and inference.phase != "serving" else trainer
+    servers = [status for part, status in statuses.items() if part.startswith("inference")]
+    starting = next((server for server in servers if server.phase != "serving"), None)
+    slowest = starting or statuses.get("trainer.rank0")
     return slowest.phase.partition(" (")[0] if slowest else "starting"

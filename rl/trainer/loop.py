@@ -19,21 +19,19 @@ import torch
 from rl.config.build import build
 from rl.config.schema import Run
 from rl.config.transport import transport
-from rl.inference.routes import VLLMRoutes, wait_until_healthy
 from rl.learner.learner import Learner, TrainerSettings
 from rl.learner.ranks import Ranks
 from rl.records import RankBatch
-from rl.run.address import Address
 from rl.run.dropped_steps import drop_steps_from
 from rl.run.failure import RunFailed
 from rl.run.folder import RunFolder
 from rl.run.metrics import MetricsFile
 from rl.run.status import STOPPED, Status
 from rl.trainer.checkpoint import save_checkpoint
+from rl.trainer.replicas import PushedReplicas
 from rl.trainer.rollouts_link import RolloutsLink
 from rl.trainer.token_record import StepRecord
 from rl.weights.pusher import WeightPusher, WeightSync
-from rl.weights.transport import Receiver
 from rl.wire import NoMoreBatches
 
 # After which the supervisor has seen that vLLM is gone, or that it only closed its socket: it looks
@@ -83,6 +81,9 @@ class TrainingRun:
         self.metrics = MetricsFile(run_folder) if self.ranks.first else None
         self.logger = build(self.run.logger)()
         self.nonfinite = 0
+        self.replicas = PushedReplicas(
+            run_folder, self.run.inference, timeout=self.settings.wait_timeout
+        )
 
     def train(self) -> None:
         """Run all steps."""
@@ -110,7 +111,7 @@ class TrainingRun:
                 with watch.phase("probe", f"comparing version {step + 1} with vLLM's"):
                     stats |= pusher.probe(self.learner.policy, batch.micro_batches[0], step + 1)
             # Only now, so that the probe does not queue behind a batch of new prompts.
-            self._publish(rollouts, step + 1)
+            self._publish(rollouts, step + 1, pusher)
             if record:
                 with watch.phase("record", f"recording the tokens of step {step}"):
                     record.write(self.run_folder, self.ranks.rank)
@@ -137,9 +138,10 @@ class TrainingRun:
             drop_steps_from(self.run_folder, self.start)
         if pusher:
             self._wait_for_vllm()
+            pusher.join(self.replicas.newcomers())
             # What vLLM loaded is not it: dummy weights, or on resuming those the run began with.
             pusher.push(self.learner.policy, self.start, must_differ=False)
-        self._publish(rollouts, self.start)
+        self._publish(rollouts, self.start, pusher)
         return rollouts
 
     def _pusher(self) -> WeightPusher | None:
@@ -147,13 +149,12 @@ class TrainingRun:
         if not self.sampler.uses_vllm:
             return None
         sync: WeightSync = build(self.run.sync)()
-        timeout, socket = self.settings.wait_timeout, self.run_folder.vllm_socket
         return WeightPusher(
             sync,
             transport(vars(self.run)),
-            [Receiver("inference", Address(socket), VLLMRoutes(socket, timeout=timeout))],
+            [],  # nobody is known yet
             folder=self.run_folder.pushed_weights(sync.folder),
-            timeout=timeout,
+            timeout=self.settings.wait_timeout,
             goes_on=self.start > 0,
         )
 
@@ -162,17 +163,21 @@ class TrainingRun:
     ) -> None:
         # False for NaN, of a step that was skipped: equal weights are right then.
         moved = stats["train/grad_norm"] > 0 and stats["train/learning_rate"] > 0
+        pusher.join(self.replicas.newcomers())
         with watch.phase("push", f"pushing version {version}"):
             pusher.push(self.learner.policy, version, must_differ=moved)
 
     def _wait_for_vllm(self) -> None:
         """The supervisor watches the server and ends us if it fails, so this only waits."""
         self.status.set("waiting for vLLM to start (logs/inference.log)")
-        wait_until_healthy(self.run_folder.vllm_socket, self.run.inference["startup_timeout"])
+        self.replicas.wait(self.run.inference["startup_timeout"])
 
-    def _publish(self, rollouts: RolloutsLink, version: int) -> None:
+    def _publish(self, rollouts: RolloutsLink, version: int, pusher: WeightPusher | None) -> None:
+        """Let those that have the weights be asked for tokens of this version, and no others."""
         if self.ranks.first:
-            rollouts.publish(version)
+            for lost in pusher.lost() if pusher else ():
+                self.replicas.lose(lost.name, lost.reason)
+            rollouts.publish(version, self.replicas.living)
 
     def _evaluation(
         self, rollouts: RolloutsLink, watch: Stopwatch, version: int, *, last: bool = False

@@ -52,9 +52,13 @@ class RolloutsLink:
         )
         return self._call(Call(what="next_batch", rank=self._rank, step=step), RankBatch, late)
 
-    def publish(self, version: int) -> None:
-        """Tell that these weights are live, so that more groups may start."""
-        self._call(Call(what="publish", version=version), dict, self._silent)
+    def publish(self, version: int, replicas: dict[str, int]) -> None:
+        """Tell that these weights are live, so that more groups may start.
+
+        `replicas` are the vLLMs that have them, each with its incarnation.
+        """
+        call = Call(what="publish", version=version, replicas=replicas)
+        self._call(call, dict, self._silent)
 
     def evaluation(self, version: int, *, last: bool = False) -> dict[str, float]:
         """Wait for the evaluation of a version; return its metrics, none where it is not due.

@@ -80,7 +80,7 @@ class WeightPusher:
         self._sender = _sender(transport, folder, timeout)
         self._receivers: dict[str, Receiver] = {}
         self._connected, self._lost = set[str](), list[LostReceiver]()
-        self._has_others = len(receivers) > 1
+        self._has_others = False
         self._last, self._bound = "", MismatchBound(sync.max_mismatch, goes_on=goes_on)
         self.join(receivers)
 
@@ -89,6 +89,7 @@ class WeightPusher:
         for receiver in receivers:
             self._receivers[receiver.name] = receiver
             self._connected.discard(receiver.name)
+        self._has_others |= len(self._receivers) > 1
 
     def lost(self) -> list[LostReceiver]:
         """Return those that pushes and probes go without since the last call."""

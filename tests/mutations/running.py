@@ -142,9 +142,9 @@ RUNNING = (
     ),
     mutation(
         "children: a hanging vLLM is not noticed",
-        "rl/supervisor/children.py",
-        "elif not self._ready and now - self._began > limit:",
-        "elif False:",
+        "rl/supervisor/replicas.py",
+        "late = now - one.began > limit",
+        "late = False",
         "rl/supervisor/test_children_mutants.py",
     ),
     mutation(

@@ -1,6 +1,7 @@
 """Completions that no sane policy writes, the same for the same seed, and an engine for them."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from random import Random
 
 from rl.inference.client import Completion
@@ -70,6 +71,9 @@ class FuzzedClient:
 
     def __init__(self, completions: list[list[int]]) -> None:
         self._completions, self.given = completions, 0
+
+    def group(self):
+        return nullcontext(self)
 
     async def generate(self, prompt_ids, sampling, *, n, version):
         return [self._next(list(prompt_ids), version) for _ in range(n)]

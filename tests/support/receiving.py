@@ -19,6 +19,7 @@ from rl.weights.gloo import GlooReader
 from rl.weights.shm import FileReader
 from rl.weights.transport import Receiver
 from tests.support.listening import PostHandler, listening
+from tests.support.replicas import replica_at
 
 READERS = {"shm": FileReader, "disk": FileReader, "gloo": GlooReader, "adapter": AdapterReader}
 
@@ -66,7 +67,9 @@ class Replica:
 
     def __init__(self, name: str, server: Any, timeout: float) -> None:
         self.server, socket = server, Path(server.server_address)
-        self.receiver = Receiver(name, Address(socket), VLLMRoutes(socket, timeout=timeout))
+        self.receiver = Receiver(
+            name, Address(socket), VLLMRoutes(replica_at(socket, name), timeout=timeout)
+        )
 
     def holds(self, weights: dict[str, torch.Tensor], version: int) -> bool:
         """Whether it would sample with these, as this version."""

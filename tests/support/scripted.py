@@ -3,6 +3,7 @@
 import asyncio
 import tempfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,9 @@ class ScriptedClient:
     def __init__(self, *answers: str | Exception, seconds: float = 0.0) -> None:
         self.answers, self.seconds = list(answers), seconds
         self.requests, self.given = [], 0
+
+    def group(self):
+        return nullcontext(self)
 
     async def generate(self, prompt_ids, sampling, *, n, version):
         self.requests.append((list(prompt_ids), sampling, n, version))

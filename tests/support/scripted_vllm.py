@@ -13,6 +13,7 @@ No torch, and nothing of ours: it serves any layout of the repository. Faults on
 import argparse
 import asyncio
 import json
+import os
 import re
 import sys
 from dataclasses import dataclass
@@ -31,8 +32,10 @@ TOOLS = (("search_pages", "query"), ("view_sections", "page_id"), ("read_section
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptedVLLM:
-    """Takes the place of VLLMServer: the same knobs, of which only args.faults does anything."""
+    """Takes the place of VLLMServer: the same knobs; of the args only `faults` does anything."""
 
+    replicas: int | None
+    listen: str
     startup_timeout: float
     devices: list[int | str] | None = None
     tensor_parallel_size: int = 1
@@ -42,7 +45,7 @@ class ScriptedVLLM:
     def command(
         self,
         model: Path,
-        socket: Path,
+        address: Any,
         *,
         dtype: str,
         max_seq_len: int,
@@ -51,13 +54,16 @@ class ScriptedVLLM:
         head_dtype: str | None = None,
     ) -> list[str]:
         """Return the command line."""
-        flags = [*("--model", model), *("--uds", socket), *("--max-model-len", max_seq_len)]
+        flags = [*("--model", model), *("--max-model-len", max_seq_len)]
+        where = {"uds": address.path} if address.path else {"host": address.host}
+        where |= {} if address.path else {"port": address.port}
+        flags += [part for name, value in where.items() for part in (f"--{name}", value)]
         flags += ["--faults", self.args["faults"]] if "faults" in self.args else []
         return [sys.executable, __file__, *map(str, flags)]
 
-    def environment(self, *, adapter: Any | None) -> dict[str, str]:
-        """Nothing."""
-        return {}
+    def environment(self, *, adapter: Any | None, key_file: Path | None = None) -> dict[str, str]:
+        """Where the key is, as it is vLLM."""
+        return {"OFFBYONE_KEY_FILE": str(key_file)} if key_file else {}
 
 
 class Engine:
@@ -207,6 +213,18 @@ def _refused(why: str) -> web.Response:
     return web.json_response({"error": {"message": why, "code": 500}}, status=500)
 
 
+def asking_for(key: str) -> Any:
+    """No route answers without the key."""
+
+    @web.middleware
+    async def guarded(request: web.Request, handler: Any) -> web.StreamResponse:
+        if request.headers.get("Authorization") != f"Bearer {key}":
+            return web.Response(status=401)
+        return await handler(request)
+
+    return guarded
+
+
 async def _health(request: web.Request) -> web.Response:
     return web.Response()
 
@@ -214,6 +232,8 @@ async def _health(request: web.Request) -> web.Response:
 async def _app(arguments: argparse.Namespace) -> web.Application:
     engine = Engine(arguments.model, arguments.max_model_len)
     app = web.Application(client_max_size=2**26)
+    if key_file := os.environ.get("OFFBYONE_KEY_FILE"):
+        app.middlewares.append(asking_for(Path(key_file).read_text()))
     if arguments.faults:
         from engine_faults import middleware, read_faults  # this file is run by its path
 
@@ -228,7 +248,10 @@ async def _app(arguments: argparse.Namespace) -> web.Application:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    for flag, kind in (("model", Path), ("uds", str), ("max-model-len", int), ("faults", Path)):
+    for flag, kind in (("model", Path), ("max-model-len", int), ("faults", Path)):
+        parser.add_argument(f"--{flag}", type=kind)
+    for flag, kind in (("uds", str), ("host", str), ("port", int)):
         parser.add_argument(f"--{flag}", type=kind)
     chosen = parser.parse_args()
-    web.run_app(_app(chosen), path=chosen.uds, print=None)
+    where = {"path": chosen.uds} if chosen.uds else {"host": chosen.host, "port": chosen.port}
+    web.run_app(_app(chosen), **where, print=None)

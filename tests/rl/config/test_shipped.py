@@ -169,7 +169,7 @@ def test_all_problems_are_said_at_once(config: dict[str, Any]) -> None:
         ("deepspeed", "optimizer", "optim"),
         ("deepspeed", "bf16", "model.dtype"),
         ("inference.args", "uds", "output_dir"),
-        ("inference.args", "port", "output_dir"),
+        ("inference.args", "port", "inference.listen"),
         ("inference.args", "model", "model.path"),
         ("inference.args", "served-model-name", "model.path"),
         ("inference.args", "--dtype", "model.dtype"),

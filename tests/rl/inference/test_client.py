@@ -24,6 +24,7 @@ from tests.support.engine_faults import (
     TwoVersions,
     middleware,
 )
+from tests.support.replicas import router_to
 from tests.support.scripted import HI, IM_END, tiny_model, tiny_renderer
 from tests.support.scripted_vllm import Engine
 
@@ -45,7 +46,7 @@ class VLLM:
         return await self.engine.generate(request)
 
     def client(self, timeout: float = 5.0) -> VLLMClient:
-        return VLLMClient(self.socket, model="policy", timeout=timeout, tally=self.tally)
+        return VLLMClient(router_to(self.socket), model="policy", timeout=timeout, tally=self.tally)
 
 
 @asynccontextmanager
@@ -155,7 +156,8 @@ async def test_an_answer_that_makes_no_sense_costs_a_request_and_not_the_run(tmp
     app.router.add_post("/{path:.*}", nonsense)
     await runner.setup()
     await web.UnixSite(runner, str(tmp_path / "vllm.sock")).start()
-    async with VLLMClient(tmp_path / "vllm.sock", model="policy", timeout=5) as client:
+    router = router_to(tmp_path / "vllm.sock")
+    async with VLLMClient(router, model="policy", timeout=5) as client:
         for _ in range(5):
             with pytest.raises(RequestFailed, match="makes no sense"):
                 await ask(client)
@@ -170,12 +172,14 @@ from pathlib import Path
 soft, hard = int(sys.argv[2]), int(sys.argv[3])
 from rl.inference.client import RequestTally, VLLMClient
 from rl.run.open_files import raise_open_files
+from tests.support.replicas import router_to
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 raise_open_files()
 
 async def main():
     tally = RequestTally()
-    async with VLLMClient(Path(sys.argv[1]), model="policy", timeout=60, tally=tally) as client:
+    router = router_to(Path(sys.argv[1]))
+    async with VLLMClient(router, model="policy", timeout=60, tally=tally) as client:
         prompt, sampling = map(json.loads, sys.argv[4:])
         requests = (client.generate(prompt, sampling, n=1, version=0) for _ in range(300))
         answers = len(await asyncio.gather(*requests))

@@ -8,6 +8,7 @@ import pytest
 from rl.inference.routes import VLLMRoutes
 from rl.run.failure import RunFailed
 from tests.support.listening import PostHandler, listening
+from tests.support.replicas import replica_at
 
 
 class Answers(PostHandler):
@@ -24,7 +25,7 @@ class Answers(PostHandler):
 def vllm(tmp_path):
     with listening(tmp_path / "s", Answers) as server:
         server.paths = []
-        with VLLMRoutes(tmp_path / "s", timeout=5.0) as routes:
+        with VLLMRoutes(replica_at(tmp_path / "s"), timeout=5.0) as routes:
             yield routes, server.paths
 
 
@@ -57,7 +58,7 @@ def four_together(vllm):
 def test_requests_that_belong_together_share_one_time_limit(tmp_path):
     with listening(tmp_path / "s", Slow) as server, ExitStack() as stack:
         server.paths = []
-        vllm = stack.enter_context(VLLMRoutes(tmp_path / "s", timeout=0.5))
+        vllm = stack.enter_context(VLLMRoutes(replica_at(tmp_path / "s"), timeout=0.5))
         for _ in range(4):  # each has its own
             vllm.resume()
         with pytest.raises(RunFailed, match=r"`\w+` within trainer.wait_timeout=0.5 s"):

@@ -9,14 +9,18 @@ from pathlib import Path
 import pytest
 
 from rl.inference.routes import VLLMRoutes, healthy, wait_until_healthy
-from rl.inference.server import VLLMServer, has_gpu, serving, with_seeds
+from rl.inference.server import VLLMServer, has_gpu, only_replica, serving, with_seeds
+from rl.run.address import Address
 from rl.run.failure import RunFailed
 from rl.run.folder import RunFolder
 from rl.sampling.renderer_chat import render
+from tests.support.replicas import replica_at
 from tests.support.scripted import tiny_model, tiny_renderer
 from tests.support.scripted_vllm import ScriptedVLLM
 
-KNOBS = {
+ONE = {
+    "replicas": 1,
+    "listen": "unix",
     "startup_timeout": 1.0,
     "devices": None,
     "tensor_parallel_size": 1,
@@ -27,7 +31,7 @@ KNOBS = {
 def server(folder: Path, *faults: dict, startup_timeout: float = 30.0) -> ScriptedVLLM:
     (folder / "faults.json").write_text(json.dumps(faults))
     args = {"faults": str(folder / "faults.json")}
-    return ScriptedVLLM(startup_timeout=startup_timeout, cpu_kv_cache_gib=1, args=args)
+    return ScriptedVLLM(**{**ONE, "startup_timeout": startup_timeout, "args": args})
 
 
 def served(folder: Path, *faults: dict, startup_timeout: float = 30.0):
@@ -39,16 +43,16 @@ def served(folder: Path, *faults: dict, startup_timeout: float = 30.0):
 
 
 def test_it_serves_as_long_as_the_block_lasts_and_leaves_no_socket(tmp_path):
-    socket = RunFolder(tmp_path / "run").vllm_socket
+    vllm_here = only_replica(RunFolder(tmp_path / "run"))
     with served(tmp_path) as vllm:
-        assert healthy(socket)
+        assert healthy(vllm_here)
         vllm.set_version(3)
         prompt = render(tiny_renderer(), [{"role": "user", "content": "hi"}])
         scores = vllm.score("policy", prompt)
         vllm.pause()
         vllm.resume()
     assert len(scores) == len(prompt) - 1
-    assert not healthy(socket)
+    assert not healthy(vllm_here)
     assert not (tmp_path / "run" / "sockets").exists()
 
 
@@ -93,7 +97,7 @@ def test_one_that_cannot_start_is_quoted(tmp_path):
 def test_one_that_does_not_listen_is_waited_for_no_longer_than_the_deadline(tmp_path):
     late = r"did not answer within inference\.startup_timeout=0\.1 s; see logs/inference\.log"
     with pytest.raises(RunFailed, match=late):
-        wait_until_healthy(tmp_path / "vllm.sock", 0.1)
+        wait_until_healthy(replica_at(tmp_path / "vllm.sock"), 0.1)
 
 
 @pytest.mark.parametrize(
@@ -106,28 +110,33 @@ def test_one_that_does_not_listen_is_waited_for_no_longer_than_the_deadline(tmp_
 )
 def test_what_vllm_does_wrong_is_a_sentence_with_phase_deadline_and_log(fault, sentence, tmp_path):
     with served(tmp_path, {**fault, "path": "/resume"}):
-        socket = RunFolder(tmp_path / "run").vllm_socket
-        with VLLMRoutes(socket, timeout=0.2, limit="my.knob") as vllm:
+        replica = only_replica(RunFolder(tmp_path / "run"))
+        with VLLMRoutes(replica, timeout=0.2, limit="my.knob") as vllm:
             with pytest.raises(RunFailed, match=sentence):
                 vllm.resume()
             vllm.resume()
 
 
 def test_vllm_is_told_the_seed_of_the_run(tmp_path):
-    vllm = VLLMServer(**KNOBS, args={"max_num_seqs": 4})
+    vllm = VLLMServer(**ONE, args={"max_num_seqs": 4})
     for seed in (0, 3):
         command = vllm.command(
-            tmp_path, tmp_path / "s", dtype="float32", max_seq_len=256, seed=seed, adapter=None
+            tmp_path,
+            Address(path=tmp_path / "s"),
+            dtype="float32",
+            max_seq_len=256,
+            seed=seed,
+            adapter=None,
         )
         assert command[command.index("--seed") + 1] == str(seed)
         assert command[-2:] == ["--max-num-seqs", "4"]
 
 
 def test_vllm_is_told_the_dtype_of_the_output_head_where_it_is_another(tmp_path):
-    vllm = VLLMServer(**KNOBS, args={})
+    vllm = VLLMServer(**ONE, args={})
     common = {"dtype": "bfloat16", "max_seq_len": 256, "seed": 0, "adapter": None}
-    plain = vllm.command(tmp_path, tmp_path / "s", **common)
-    other = vllm.command(tmp_path, tmp_path / "s", **common, head_dtype="float32")
+    plain = vllm.command(tmp_path, Address(path=tmp_path / "s"), **common)
+    other = vllm.command(tmp_path, Address(path=tmp_path / "s"), **common, head_dtype="float32")
     assert "--hf-overrides" not in plain
     assert other[other.index("--hf-overrides") + 1] == '{"head_dtype": "float32"}'
 
@@ -153,7 +162,7 @@ def test_a_gpu_is_what_the_driver_shows_not_a_tool_on_the_path(
 
 
 def test_on_cpu_prompts_of_seeded_requests_come_in_one_piece():
-    given = VLLMServer(**KNOBS, args={"max_num_seqs": 4})
+    given = VLLMServer(**ONE, args={"max_num_seqs": 4})
     pieces = (
         given
         if has_gpu()

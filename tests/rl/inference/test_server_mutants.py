@@ -6,9 +6,12 @@ import pytest
 
 from rl.config.transport import VLLM_RANKS
 from rl.inference.server import VLLMServer, adapter_room
+from rl.run.address import Address
 from tests.support.scripted import tiny_model
 
 KNOBS = {
+    "replicas": 1,
+    "listen": "unix",
     "startup_timeout": 1.0,
     "devices": None,
     "tensor_parallel_size": 1,
@@ -19,7 +22,12 @@ KNOBS = {
 def test_logprobs_are_those_of_the_distribution_that_was_sampled(tmp_path):
     server = VLLMServer(**KNOBS, args={"max_num_seqs": 64})
     command = server.command(
-        tiny_model(tmp_path), tmp_path / "s", seed=3, dtype="float32", max_seq_len=256, adapter=None
+        tiny_model(tmp_path),
+        Address(path=tmp_path / "s"),
+        seed=3,
+        dtype="float32",
+        max_seq_len=256,
+        adapter=None,
     )
     flags = dict(pairwise(command))
     assert flags["--logprobs-mode"] == "processed_logprobs"

@@ -1,7 +1,7 @@
 """Prompts with hints: the reference's row is the policy's, but for what stood before its answer."""
 
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ EXAMPLE = Example(id=3, env="scripted", messages=list(HI), info={"hint": "Say go
 class Counting(RendererChat):
     """Keeps the messages of every conversation that it opened."""
 
-    opened: list
+    opened: ClassVar[list]  # of copies, too
 
     async def open(self, messages, tools):
         self.opened.append(messages)
@@ -45,7 +45,7 @@ def played(
 ) -> tuple[tuple[Rollout, ...], list]:
     """Rollouts of EXAMPLE, and the conversations that were opened."""
     chat = Counting(SAMPLER, tiny_renderer(), ScriptedClient(*answers), 256, LiveVersion(7))
-    chat.opened = []
+    Counting.opened = []
     names = frozenset({env.name} if hinted else ())
     player = Player(SAMPLER, env, chat, hinted_envs=names)
     return run_virtually(player.play_group(0, EXAMPLE, group_size)), chat.opened

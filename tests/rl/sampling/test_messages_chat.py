@@ -16,6 +16,7 @@ from envs.episode import Example, StopReason
 from envs.protocol import Environment
 from rl.inference.client import GenerationError
 from rl.inference.live_version import LiveVersion
+from rl.inference.router import Router
 from rl.sampling.chat import ChatSetting
 from rl.sampling.messages_chat import MessagesClient
 from rl.sampling.player import Player
@@ -26,7 +27,7 @@ SETTING = ChatSetting(
     max_seq_len=256,
     has_turns=False,
     version=LiveVersion(0),
-    socket=Path(),
+    router=Router(),
     served_as="",
     model=Path(),
     renderer="auto",

@@ -26,6 +26,7 @@ from rl.sampling.chat import ChatSetting
 from rl.sampling.player import Player
 from rl.sampling.renderer_chat import RendererClient
 from rl.sampling.tokens_chat import TokensClient
+from tests.support.replicas import router_to
 from tests.support.scripted import IM_END, SAMPLER, ScriptedEnv
 
 SAID = ("<think>\nfirst\n</think>\n\none", "<think>\nthen\n</think>\n\ntwo", "good")
@@ -95,7 +96,7 @@ def setting_of(folder: Path, renderer: str, env: ScriptedEnv) -> ChatSetting:
         max_seq_len=256,
         has_turns=env.has_turns,
         version=LiveVersion(7),
-        socket=folder / "vllm.sock",
+        router=router_to(folder / "vllm.sock"),
         served_as="policy",
         model=folder,
         renderer=renderer,
@@ -104,7 +105,7 @@ def setting_of(folder: Path, renderer: str, env: ScriptedEnv) -> ChatSetting:
 
 async def _played(server, client, folder, renderer, env) -> Rollout:
     setting = setting_of(folder, renderer, env)
-    socket = setting.socket
+    socket = folder / "vllm.sock"
 
     async def talk() -> Rollout:
         async with client.connect(setting) as chat:
@@ -167,7 +168,7 @@ async def test_the_servers_template_is_asked_when_the_first_group_is_played_not_
     setting = setting_of(model, "qwen3", env)
     async with TokensClient(on_rewrite="fork").connect(setting) as chat:  # vLLM is not up yet
         player = Player(SAMPLER, env, chat)
-        (rollout,) = await serving(server, setting.socket, player.play_group(0, HI, 1))
+        (rollout,) = await serving(server, model / "vllm.sock", player.play_group(0, HI, 1))
     assert rollout.reward == 2.0
 
 
@@ -238,7 +239,7 @@ def test_a_renderer_that_was_named_must_fit(model):
 
 async def test_a_conversation_that_the_template_refuses_is_a_value_error(model):
     async def ask() -> list[int]:
-        async with VLLMClient(model / "s.sock", model="policy", timeout=5) as client:
+        async with VLLMClient(router_to(model / "s.sock"), model="policy", timeout=5) as client:
             return await client.tokenize([{"role": "alien", "content": ""}], None)
 
     with pytest.raises(ValueError, match="the chat template refuses it: no such role"):

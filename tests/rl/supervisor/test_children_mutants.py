@@ -10,7 +10,7 @@ import pytest
 
 from rl.config.schema import Run
 from rl.placement.placement import Place, placement
-from rl.run.child import Reaper
+from rl.run.child import Child, Reaper
 from rl.run.devices import Host
 from rl.run.failure import RunFailed
 from rl.run.folder import RunFolder
@@ -47,6 +47,12 @@ def watched(tmp_path):
             plan = placement(config, [Host()])
             children = Children(Run(**config), folder, reaper, plan)
             try:
+                if server := parts.pop("inference", None):
+                    log = folder.log_of("inference")
+                    vllm = Child("inference", server, log=log, reaper=reaper)
+                    vllm.start()
+                    children._replicas._start_child = lambda replica: vllm
+                    children._replicas.start()
                 for name, command in parts.items():
                     children._start(name.replace("_", "."), command, {})
                 children.watch(tick, stop or SimpleNamespace(asked=False))

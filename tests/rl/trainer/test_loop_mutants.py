@@ -24,8 +24,9 @@ from rl.run.folder import RunFolder
 from rl.run.metrics import MetricsFile, read_metrics
 from rl.run.status import STOPPED, Status
 from rl.run.stop_request import pass_on_signals
-from rl.supervisor import children
+from rl.supervisor import replicas
 from rl.trainer import loop
+from rl.trainer.replicas import PushedReplicas
 from rl.wire import HEADER, Answer, Call, pack, unpack
 from tests.support.composing import composed
 
@@ -50,13 +51,16 @@ class Rehearsal(loop.TrainingRun):
         stats = {**STATS, "train/grad_norm": float(moves)}
         self.learner = SimpleNamespace(policy=None, update=lambda batch, observer: dict(stats))
         self.metrics, self.logger = MetricsFile(folder), build(self.run.logger)()
-        self.pushed = []
+        self.replicas, self.pushed = PushedReplicas(folder, {"replicas": 1}, timeout=5.0), []
 
     def _pusher(self) -> Any:
         return self
 
-    def connect(self, policy):
+    def join(self, receivers):
         pass
+
+    def lost(self):
+        return []
 
     def push(self, policy, version, *, must_differ):
         self.pushed.append((version, must_differ))
@@ -178,7 +182,7 @@ def test_a_run_that_ends_early_and_well_evaluates_its_last_version(
     assert rows == [(0, 0.5), (1, None), *((version, 0.5) for version in evaluated)]
 
 
-PHASES = ("connect", "update", "push", "probe", "_publish", "_log", "_save")
+PHASES = ("join", "update", "push", "probe", "_publish", "_log", "_save")
 
 
 @pytest.fixture
@@ -206,7 +210,7 @@ def test_a_signal_in_any_phase_of_a_step_loses_none_and_does_none_twice(
 
     def signalled(*given, **named):
         seen.append(phase)
-        if len(seen) == (1 if phase in ("connect", "_save") else 2):
+        if len(seen) == (1 if phase in ("join", "_save") else 2):
             os.kill(os.getpid(), signal.SIGUSR2)
         return method(*given, **named)
 
@@ -214,7 +218,7 @@ def test_a_signal_in_any_phase_of_a_step_loses_none_and_does_none_twice(
     run.train()
     done = [row["step"] for row in read_metrics(folder)]
     # The second push and publication are those of the first step.
-    num_steps = {"connect": 0, "push": 1, "_publish": 1}.get(phase, 2)
+    num_steps = {"join": 0, "push": 1, "_publish": 1}.get(phase, 2)
     assert done == list(range(num_steps))
     assert set(saved) == {num_steps} - {0}
 
@@ -227,7 +231,7 @@ class WithoutServer(Rehearsal):
 
 
 def test_a_failed_push_waits_until_the_supervisor_has_looked_at_the_socket_and_ended_vllm():
-    seen = children._HEALTH_EVERY_S + routes._HEALTH_TIMEOUT_S + 2 * child._GRACE_S
+    seen = replicas._HEALTH_EVERY_S + routes._HEALTH_TIMEOUT_S + 2 * child._GRACE_S
     assert seen < loop._NOTICED_S
 
 

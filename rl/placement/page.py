@@ -1,0 +1,101 @@
+"""The plan and its memory as a few lines for a terminal."""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby, pairwise
+
+from rl.placement.budget import Part, gib, memory_of_host
+from rl.placement.placement import Place, Plan
+from rl.placement.trainer_memory import GIB
+from rl.run.devices import Host
+
+_WIDTH = 79
+_SHOWN = 0.05 * GIB  # smaller terms are left out
+
+
+def plan_page(plan: Plan, parts: Sequence[Part] | None, hosts: Sequence[Host]) -> str:
+    """Return a line for each part, alike ones in one, and one for each machine.
+
+    Args:
+        plan: where everything runs.
+        parts: what it takes; None where nobody can tell.
+        hosts: what there is.
+
+    """
+    lines = [("", "runs on", "GiB", "at its peak")]
+    if parts is None:
+        places = [("vLLM", place) for place in plan.inference]
+        places += [("trainer", place) for place in plan.ranks]
+        lines += [
+            (_counted(name, list(group)), where, "?", "")
+            for (name, where), group in groupby(places, lambda it: (it[0], _where(it[1], hosts)))
+        ]
+    else:
+        lines += _part_lines(parts, hosts)
+    columns = [max(len(line[i]) for line in lines) for i in range(3)]
+    text = []
+    for a, b, c, terms in lines:
+        start = f"{a:<{columns[0]}}  {b:<{columns[1]}}  {c:>{columns[2]}}  "
+        while terms and len(start + terms) > _WIDTH:  # the smallest go first
+            terms = terms.rpartition(", ")[0]
+        text.append((start + terms).rstrip())
+    return "\n".join([*text, *_notes(plan, parts or (), hosts)])
+
+
+def _part_lines(
+    parts: Sequence[Part], hosts: Sequence[Host]
+) -> Iterator[tuple[str, str, str, str]]:
+    """Parts of one name beside each other that need the same share a line."""
+
+    def alike(part: Part) -> tuple[str, int, int, str]:
+        return part.name, part.place.host, len(part.place.devices), gib(_taken(part))
+
+    for _, group in groupby(parts, alike):
+        members = list(group)
+        devices = [device for part in members for device in part.place.devices]
+        first = members[0]
+        where = _where(first.place, hosts, devices)
+        need = first.need.device or first.need.host
+        terms = sorted(need.items(), key=lambda item: -item[1])
+        terms = [f"{name} {gib(value)}" for name, value in terms if value >= _SHOWN]
+        yield _counted(first.name, members), where, gib(_taken(first)), ", ".join(terms)
+
+
+def _taken(part: Part) -> float:
+    return part.need.on_device or part.need.on_host
+
+
+def _counted(name: str, members: Sequence[object]) -> str:
+    return f"{name} x{len(members)}" if len(members) > 1 else name
+
+
+def _where(place: Place, hosts: Sequence[Host], devices: Sequence[str] = ()) -> str:
+    devices = devices or place.devices
+    host = f"host {place.host}, " if len(hosts) > 1 else ""
+    if devices:
+        return f"{host}GPU {_spans(devices)}"
+    threads = place.threads or 0
+    return f"{host}{threads} thread{'s' * (threads != 1)}"
+
+
+def _spans(names: Sequence[str]) -> str:
+    """`0-3` for names that are numbers in a row."""
+    is_row = all(name.isdigit() for name in names) and all(
+        int(b) - int(a) == 1 for a, b in pairwise(names)
+    )
+    return f"{names[0]}-{names[-1]}" if is_row and len(names) > 2 else " ".join(names)
+
+
+def _notes(plan: Plan, parts: Sequence[Part], hosts: Sequence[Host]) -> Iterator[str]:
+    """What each machine has, and which GPUs nobody uses."""
+    taken = {number: memory_of_host(parts, number) for number in range(len(hosts)) if parts}
+    if taken:
+        number = max(taken, key=lambda number: taken[number])
+        host, name = hosts[number], f"host {number}, the fullest" if len(hosts) > 1 else "memory"
+        room = f" of {gib(host.memory)}" if host.memory else ""
+        free = host.free_memory
+        now = f", of which {gib(free)} are free now" if free and taken[number] > free else ""
+        cards = f"; each GPU has {gib(host.device_memory)}" if host.device_memory else ""
+        yield f"{name}: {gib(taken[number])}{room} GiB{now}{cards}"
+    if plan.idle:
+        names = _spans([name for _, name in plan.idle])
+        yield f"idle: GPU {names} (trainer.ranks=null inference.replicas=null use them all)"

@@ -1,0 +1,219 @@
+"""What becomes of requests whose replica dies; scripted servers play vLLM, each at its socket."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from rl.inference import client as module
+from rl.inference.client import RequestFailed, RequestTally, VLLMClient
+from rl.inference.replica import Replica
+from rl.inference.router import Router
+from rl.run.address import Address
+from rl.sampling.renderer_chat import render
+from tests.support.engine_faults import Fault, Hang, Status, middleware
+from tests.support.replicas import replica_at
+from tests.support.scripted import HI, IM_END, tiny_model, tiny_renderer
+from tests.support.scripted_vllm import Engine, asking_for
+
+PROMPT = render(tiny_renderer(), list(HI))
+SAMPLING = {"temperature": 1.0, "max_tokens": 32, "stop_token_ids": [IM_END]}
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_FIRST_PAUSE_S", 0.001)
+
+
+@dataclass
+class VLLM:
+    """One of several."""
+
+    replica: Replica
+    runner: web.AppRunner
+    num_asked: int = 0
+
+    async def die(self) -> None:
+        """As a process that is killed: its socket is closed, and every connection."""
+        (site,) = self.runner.sites
+        await site.stop()
+        for connection in self.runner.server.connections:
+            connection.transport.abort()
+
+
+@dataclass
+class Cluster:
+    """Several of them, and how requests to them went."""
+
+    vllms: list[VLLM]
+    lost: list[str] = field(default_factory=list)
+    tally: RequestTally = field(default_factory=RequestTally)
+
+    def __post_init__(self) -> None:
+        self.router = Router(lambda replica, why: self.lost.append(replica.name))
+        self.router.serve(vllm.replica for vllm in self.vllms)
+
+    def client(self) -> VLLMClient:
+        return VLLMClient(self.router, model="policy", timeout=5.0, tally=self.tally)
+
+
+@asynccontextmanager
+async def cluster(folder: Path, *faults: Sequence[Fault]) -> AsyncIterator[Cluster]:
+    """A server for each list of faults; all give the same answer to the same request."""
+    model = tiny_model(folder)
+    async with AsyncExitStack() as stack:
+        vllms = []
+        for i, chosen in enumerate(faults):
+            vllm = await _served(folder / f"{i}.sock", f"inference{i}", model, chosen)
+            stack.push_async_callback(vllm.runner.cleanup)
+            vllms.append(vllm)
+        yield Cluster(vllms)
+
+
+async def _served(socket: Path, name: str, model: Path, faults: Sequence[Fault]) -> VLLM:
+    engine = Engine(model, 256)
+
+    async def generate(request: web.Request) -> web.Response:
+        vllm.num_asked += 1
+        return await engine.generate(request)
+
+    app = web.Application(middlewares=[middleware(faults)])
+    app.router.add_post("/inference/v1/generate", generate)
+    app.router.add_post("/tokenize", engine.tokenize)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    vllm = VLLM(replica_at(socket, name), runner)
+    await runner.setup()
+    await web.UnixSite(runner, str(socket), backlog=2048).start()
+    return vllm
+
+
+async def ask(client, *, n: int = 1):
+    return await client.generate(PROMPT, SAMPLING, n=n, version=7)
+
+
+async def a_group(client, size: int):
+    with client.group() as group:
+        return await asyncio.gather(*(ask(group) for _ in range(size)))
+
+
+async def test_each_group_asks_one_and_groups_are_spread(tmp_path):
+    async with cluster(tmp_path, [], [], []) as served, served.client() as client:
+        await asyncio.gather(*(a_group(client, 4) for _ in range(6)))
+    assert [vllm.num_asked for vllm in served.vllms] == [8, 8, 8]
+    assert served.tally == RequestTally()
+
+
+async def test_requests_outside_of_any_group_are_spread_too(tmp_path):
+    async with cluster(tmp_path, [], []) as served, served.client() as client:
+        await asyncio.gather(*(ask(client) for _ in range(6)))
+        await asyncio.gather(*(client.tokenize(list(HI), None) for _ in range(4)))
+    assert [vllm.num_asked for vllm in served.vllms] == [3, 3]
+
+
+async def test_what_one_that_dies_has_not_answered_is_answered_by_another(tmp_path):
+    slow = Hang(seconds=60, times=99)
+    async with cluster(tmp_path, [slow], []) as served, served.client() as client:
+        groups = asyncio.gather(*(a_group(client, 3) for _ in range(4)))
+        await asyncio.sleep(0.2)
+        await served.vllms[0].die()
+        answers = await groups
+        expected = await a_group(client, 1)
+    assert all(answer == expected[0] for group in answers for answer in group)  # as if never dead
+    assert (served.lost, served.tally.num_moved) == (["inference0"], 6)
+    assert (served.tally.num_retried, served.tally.num_failed_in_a_row) == (0, 0)
+
+
+async def test_what_somebody_else_says_is_lost_is_waited_for_no_longer(tmp_path):
+    slow = Hang(seconds=60, times=99)
+    async with cluster(tmp_path, [slow], []) as served, served.client() as client:
+        group = asyncio.create_task(a_group(client, 3))
+        await asyncio.sleep(0.2)
+        assert not group.done()
+        served.router.lose(served.router.routes[0], "the supervisor starts it again")
+        assert len(await group) == 3
+    assert served.tally.num_moved == 3
+
+
+async def test_requests_that_wait_for_a_connection_move_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "open_files", lambda: 8)  # two connections each
+    slow = Hang(seconds=60, times=99)
+    async with cluster(tmp_path, [slow], []) as served, served.client() as client:
+        group = asyncio.create_task(a_group(client, 10))
+        await asyncio.sleep(0.2)
+        served.router.lose(served.router.routes[0], "")
+        assert len(await group) == 10
+
+
+async def test_whoever_is_cancelled_asks_nobody_else(tmp_path):
+    slow = Hang(seconds=60, times=99)
+    async with cluster(tmp_path, [slow], []) as served, served.client() as client:
+        group = asyncio.create_task(a_group(client, 2))
+        await asyncio.sleep(0.2)
+        group.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await group
+    assert [vllm.num_asked for vllm in served.vllms] == [0, 0]
+    assert served.lost == []
+    assert [route.num_flying for route in served.router.routes] == [0, 0]
+
+
+async def test_the_last_one_s_death_costs_requests_as_that_of_an_only_one_does(tmp_path):
+    async with cluster(tmp_path, [], []) as served, served.client() as client:
+        for vllm in served.vllms:
+            await vllm.die()
+        with pytest.raises(RequestFailed, match="out of reach"):
+            await ask(client)
+    assert served.lost == ["inference0"]
+    assert served.tally.num_failed_in_a_row == 1
+
+
+async def test_one_that_refuses_everything_while_others_answer_is_given_up(tmp_path):
+    broken = Status(status=404, times=9999)
+    async with cluster(tmp_path, [broken], []) as served, served.client() as client:
+        for i in range(31):
+            with pytest.raises(RequestFailed):
+                await ask(client)  # the first is the least busy, each time
+            served.router.routes[0].num_groups += 1
+            await ask(client)
+            served.router.routes[0].num_groups -= 1
+            assert (i, served.lost) == (i, [])
+        with pytest.raises(RequestFailed):
+            await ask(client)
+        assert served.lost == ["inference0"]
+        await ask(client)
+
+
+async def test_a_server_that_is_only_busy_is_not_lost(tmp_path):
+    late = Hang(seconds=1, times=1)
+    async with cluster(tmp_path, [late], []) as served:
+        client = VLLMClient(served.router, model="policy", timeout=0.2, tally=served.tally)
+        async with client:
+            with pytest.raises(RequestFailed, match=r"silent for 0\.2 s"):
+                await ask(client)
+    assert served.lost == []
+
+
+async def test_over_tcp_every_request_brings_the_key_and_without_it_nothing_is_answered(tmp_path):
+    engine = Engine(tiny_model(tmp_path), 256)
+    app = web.Application(middlewares=[asking_for("a key")])
+    app.router.add_post("/inference/v1/generate", engine.generate)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = site._server.sockets[0].getsockname()[1]
+    try:
+        for key, answered in (("a key", True), ("another", False), (None, False)):
+            router = Router.to(Replica("inference", Address(host="127.0.0.1", port=port), key=key))
+            async with VLLMClient(router, model="policy", timeout=5) as client:
+                if answered:
+                    assert (await ask(client))[0].token_ids
+                else:
+                    with pytest.raises(RequestFailed, match="answered 401"):
+                        await ask(client)
+    finally:
+        await runner.cleanup()

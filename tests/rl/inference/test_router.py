@@ -1,0 +1,109 @@
+"""Which replica is asked, as a table: groups stay, new ones go to the one with the fewest."""
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from rl.inference.replica import Replica, replica_names
+from rl.inference.router import Router
+from rl.run.address import Address
+
+
+def replica(number: int, incarnation: int = 0) -> Replica:
+    return Replica(f"inference{number}", Address(path=Path(f"/s{number}")), incarnation)
+
+
+def numbers(router: Router) -> list[tuple[int, int]]:
+    """Number and incarnation of whoever may be asked."""
+    replicas = [route.replica for route in router.routes]
+    return [(int(one.name.removeprefix("inference")), one.incarnation) for one in replicas]
+
+
+@pytest.mark.parametrize(
+    ("groups", "flying", "chosen"),
+    [
+        ((0, 0, 0), (0, 0, 0), 0),
+        ((1, 0, 0), (0, 9, 8), 2),  # groups count first, then requests
+        ((2, 1, 1), (0, 3, 2), 2),
+        ((2, 3, 4), (9, 0, 0), 0),
+    ],
+)
+def test_a_new_group_goes_to_the_one_with_the_fewest(groups, flying, chosen):
+    router = Router.to(*map(replica, range(3)))
+    for route, count, requests in zip(router.routes, groups, flying, strict=True):
+        route.num_groups, route.num_flying = count, requests
+    with router.group() as group:
+        assert group.route() is router.routes[chosen]
+
+
+def test_a_group_stays_where_it_is_whoever_becomes_idle_meanwhile():
+    router = Router.to(replica(0), replica(1))
+    with ExitStack() as stack:
+        groups = [stack.enter_context(router.group()) for _ in range(5)]
+        asked = [group.route().replica.name for group in groups]
+        assert asked == ["inference0", "inference1"] * 2 + ["inference0"]
+        groups[1].leave()
+        groups[3].leave()
+        assert [groups[i].route().replica.name for i in (0, 2, 4)] == ["inference0"] * 3
+        assert [route.num_groups for route in router.routes] == [3, 0]
+    assert [route.num_groups for route in router.routes] == [0, 0]
+
+
+def test_groups_of_one_that_is_lost_choose_again_among_the_others():
+    lost = []
+    router = Router(lambda one, why: lost.append((one.name, why)))
+    router.serve(map(replica, range(3)))
+    with ExitStack() as stack:
+        groups = [stack.enter_context(router.group()) for _ in range(6)]
+        first = groups[0].route()
+        for group in groups:
+            group.route()
+        assert router.lose(first, "it ended")
+        assert router.lose(first, "somebody else's request says so, too")
+        assert lost == [("inference0", "it ended")]
+        assert [g.route().replica.name for g in groups] == [
+            *("inference1", "inference1", "inference2"),
+            *("inference2", "inference1", "inference2"),
+        ]
+        assert sorted(route.num_groups for route in router.routes) == [3, 3]
+    assert [route.num_groups for route in router.routes] == [0, 0]
+
+
+def test_the_last_one_is_not_lost_for_there_is_nobody_else_to_ask():
+    router = Router.to(replica(0), replica(1))
+    assert router.lose(router.routes[0], "")
+    assert not router.lose(router.routes[0], "")
+    assert numbers(router) == [(1, 0)]
+
+
+def test_one_that_was_lost_comes_back_as_another_incarnation_and_not_before():
+    router = Router.to(replica(0), replica(1))
+    router.lose(router.routes[0], "")
+    router.serve([replica(0), replica(1)])  # whoever publishes has not noticed yet
+    assert numbers(router) == [(1, 0)]
+    router.serve([replica(1)])
+    router.serve([replica(1), replica(0, incarnation=1)])
+    assert numbers(router) == [(1, 0), (0, 1)]
+
+
+def test_whoever_has_not_the_newest_weights_is_asked_no_more():
+    router = Router.to(replica(0), replica(1))
+    before = router.routes[0]
+    router.serve([replica(1), replica(0, incarnation=1)])
+    assert before.lost
+    assert numbers(router) == [(1, 0), (0, 1)]
+    router.serve([replica(0, incarnation=1)])
+    assert numbers(router) == [(0, 1)]
+
+
+def test_the_only_one_with_the_weights_is_asked_even_if_it_was_lost():
+    router = Router.to(replica(0), replica(1))
+    router.lose(router.routes[0], "")
+    router.serve([replica(0)])
+    assert numbers(router) == [(0, 0)]
+
+
+def test_the_only_vllm_of_a_run_has_no_number():
+    assert replica_names(1) == ["inference"]
+    assert replica_names(3) == ["inference0", "inference1", "inference2"]

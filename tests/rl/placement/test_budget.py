@@ -1,0 +1,141 @@
+"""What a plan takes of memory, and what is said where there is too little."""
+
+import pytest
+
+from rl.config.schema import ConfigError
+from rl.model.shape import Shape, shape
+from rl.placement.budget import fitted, memory_of_host, parts_of
+from rl.placement.page import plan_page
+from rl.placement.placement import placement
+from rl.placement.settings import settled
+from rl.placement.trainer_memory import GIB, trained_parameters
+from rl.run.devices import Host
+from tests.support.composing import composed
+
+QWEN_4B = {
+    "hidden_size": 2560, "num_hidden_layers": 36, "num_attention_heads": 32, "head_dim": 128,
+    "num_key_value_heads": 8, "intermediate_size": 9728, "vocab_size": 151936,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+SIZES = shape(QWEN_4B)
+assert SIZES is not None
+
+
+def gpus(count: int, gib: int, hosts: int = 1) -> list[Host]:
+    names = tuple(map(str, range(count)))
+    return [
+        Host(devices=names, cores=16, cpus=32, memory=512 * GIB, device_memory=gib * GIB)
+    ] * hosts
+
+
+def planned(hosts: list[Host], *overrides: str, sizes: Shape = SIZES):
+    """The configuration that is run, the parts and the page."""
+    config = composed("run_name=x", *overrides)
+    plan = placement(config, hosts)
+    config = fitted(settled(config, plan), plan, sizes, hosts)
+    parts = parts_of(config, plan, sizes)
+    return config, parts, plan_page(plan, parts, hosts)
+
+
+@pytest.mark.parametrize(
+    ("keys", "parameters"),
+    [
+        ({}, 4_022_272_000),  # Qwen3-4B has 4,022,468,096, norms included
+        ({"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 768}, 3_032_104_960),
+        ({"tie_word_embeddings": False}, 4_411_228_160),
+    ],
+)
+def test_parameters_are_counted_from_the_sizes(keys, parameters):
+    made = shape(QWEN_4B | keys)
+    assert made is not None
+    assert made.parameters == parameters
+
+
+def test_a_config_with_other_keys_has_no_sizes_and_one_that_nests_them_has():
+    assert shape({"d_model": 512, "n_layer": 4}) is None
+    assert shape({"text_config": QWEN_4B, "vision_config": {}}) == SIZES
+
+
+def test_full_training_takes_eighteen_bytes_a_parameter_and_an_adapter_two():
+    (part,) = [p for p in planned(gpus(8, 800), "trainer.ranks=1")[1] if p.name == "trainer"]
+    states = sum(part.need.device[key] for key in ("weights", "gradients", "optimizer"))
+    assert states == 18 * SIZES.parameters
+    config, parts, _ = planned(gpus(8, 80), "trainer.ranks=1", "adapter=lora")
+    trained = trained_parameters(config, SIZES)
+    assert trained == 36 * 8 * (2 * (2560 + 4096) + 2 * (2560 + 1024) + 3 * (2560 + 9728))
+    states = sum(parts[-1].need.device[key] for key in ("weights", "gradients", "optimizer"))
+    assert states == 2 * SIZES.parameters + 16 * trained
+
+
+def test_zero_shares_the_optimizer_among_ranks():
+    alone, shared = (
+        planned(gpus(8, 800), "trainer.ranks=4", f"deepspeed={zero}")[1][-1].need.device
+        for zero in ("zero0", "zero3")
+    )
+    assert shared["optimizer"] == alone["optimizer"] / 4
+    assert shared["weights"] == alone["weights"] / 4
+
+
+def test_a_shared_gpu_leaves_to_vllm_what_the_trainer_does_not_need():
+    config, parts, _ = planned(gpus(1, 80), "adapter=lora", "trainer.tokens_per_micro_batch=4096")
+    taken = parts[-1].need.on_device / (80 * GIB)
+    assert config["inference"]["args"]["gpu_memory_utilization"] == round(1 - taken - 0.03, 2)
+    own, _, _ = planned(gpus(2, 80), "adapter=lora")
+    assert "gpu_memory_utilization" not in own["inference"]["args"]
+    said, _, _ = planned(
+        gpus(1, 80), "adapter=lora", "+inference.args.gpu_memory_utilization=0.3",
+        "trainer.tokens_per_micro_batch=4096",
+    )  # fmt: skip
+    assert said["inference"]["args"]["gpu_memory_utilization"] == 0.3
+
+
+def test_what_does_not_fit_is_refused_with_the_arithmetic_and_a_remedy():
+    sentence = (
+        r"GPU 0 has 80\.0 GiB for vLLM and trainer, which need [\d.]+: "
+        r"vLLM [\d.]+ = weights 7\.5 .*; "
+        r"trainer [\d.]+ = optimizer 45\.0 .* Use adapter=lora or deepspeed=zero3"
+    )
+    with pytest.raises(ConfigError, match=sentence):
+        planned(gpus(1, 80), "trainer.tokens_per_micro_batch=4096")
+    with pytest.raises(ConfigError, match=r"Use trainer\.gradient_checkpointing=true or a lower"):
+        planned(gpus(1, 24), "adapter=lora", "max_seq_len=8192")
+    small = [Host(cores=2, cpus=2, memory=8 * GIB)]
+    with pytest.raises(ConfigError, match=r"the machine has 8\.0: trainer [\d.]+ = optimizer 45"):
+        planned(small, "trainer.tokens_per_micro_batch=256")
+
+
+def test_the_cache_on_a_cpu_holds_at_least_one_row():
+    host = [Host(cores=2, cpus=2, memory=512 * GIB)]
+    lora = ("adapter=lora", "trainer.tokens_per_micro_batch=256", "max_seq_len=16384")
+    longer = ("model.max_seq_len=16384", *lora)
+    assert planned(host, *longer)[0]["inference"]["cpu_kv_cache_gib"] == 3
+    with pytest.raises(ConfigError, match=r"cpu_kv_cache_gib=1, .* take 2\.2 GiB: raise it to 3"):
+        planned(host, *longer, "inference.cpu_kv_cache_gib=1")
+    assert planned(host, "trainer.tokens_per_micro_batch=256")[0]["inference"] == {
+        **composed("run_name=x")["inference"],
+        "args": {"enforce_eager": True, "max_num_seqs": 256},
+        "cpu_kv_cache_gib": 1,
+    }
+
+
+def test_the_page_fits_eighty_columns_and_says_who_has_what():
+    _, parts, page = planned(
+        gpus(8, 80, hosts=2), "adapter=lora", "trainer.ranks=9",
+        "trainer.tokens_per_micro_batch=4096",
+    )  # fmt: skip
+    lines = page.splitlines()
+    assert max(map(len, lines)) < 80
+    assert [line.split("  ")[0].strip() for line in lines[2:4]] == ["trainer x8", "trainer"]
+    assert "host 0, GPU 0-7" in page
+    assert "host 1, GPU 0 " in page
+    assert f"{memory_of_host(parts, 0) / GIB:.1f} of 512.0 GiB; each GPU has 80.0" in lines[-2]
+    assert lines[-1].startswith("idle: GPU ")
+
+
+def test_the_page_of_a_model_of_unknown_sizes_says_where_things_run():
+    host = [Host(cores=4, cpus=8)]
+    page = plan_page(placement(composed("run_name=x"), host), None, host)
+    assert [line.split() for line in page.splitlines()[1:]] == [
+        ["vLLM", "3", "threads", "?"],
+        ["trainer", "7", "threads", "?"],
+    ]

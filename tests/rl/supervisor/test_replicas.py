@@ -1,0 +1,196 @@
+"""vLLMs that die while others go on; scripted servers play vLLM, as processes of their own."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rl.inference import listening
+from rl.inference.replica import Replica
+from rl.inference.routes import healthy
+from rl.inference.server import vllm_process
+from rl.run.address import Address
+from rl.run.child import Child, Reaper
+from rl.run.endpoint import Endpoint, request_restart
+from rl.run.folder import RunFolder
+from rl.run.status import read_statuses
+from rl.supervisor import replicas as module
+from rl.supervisor.replicas import Replicas
+from tests.support.scripted import tiny_model
+from tests.support.scripted_vllm import ScriptedVLLM
+
+NAMES = ("inference0", "inference1")
+
+
+class Run:
+    """Two replicas, a step counter, and somebody who looks."""
+
+    def __init__(self, folder: RunFolder, reaper: Reaper, listen: str, **limits: float) -> None:
+        self.folder, self.num_steps = folder, 0
+        server = ScriptedVLLM(
+            replicas=2, listen=listen, startup_timeout=20.0, cpu_kv_cache_gib=1, args={}
+        )
+        self.listening = listening.Listening(folder)
+        given = {"startup_timeout": 20.0, "wait_timeout": 600.0, **limits}
+
+        def start(replica: Replica):
+            rest = {"dtype": "float32", "max_seq_len": 256, "seed": 0, "adapter": None}
+            command, env = vllm_process(server, folder, replica, **rest)
+            log = folder.log_of(replica.name)
+            child = Child(replica.name, command, log=log, reaper=reaper, env=env)
+            child.start()
+            return child
+
+        self.replicas = Replicas(
+            self.listening.replicas(server), folder, start, num_steps=self.steps, **given
+        )
+        self.replicas.start()
+
+    def steps(self) -> int:
+        return self.num_steps
+
+    def look_until(self, true: Callable[[], bool], **knobs: bool) -> tuple[str, str] | None:
+        """Look as the supervisor does, until it is so or the run ends."""
+        deadline = time.monotonic() + 20
+        while not true():
+            if ending := self.replicas.look(**{"may_restart": True, **knobs}):
+                return ending
+            assert time.monotonic() < deadline, "it did not happen"
+            time.sleep(0.02)
+        return None
+
+    def incarnations(self) -> list[int]:
+        return [Endpoint.read(self.folder, name).incarnation for name in NAMES]
+
+    def all_serve(self) -> bool:
+        statuses = read_statuses(self.folder)
+        return all(statuses[name].doing == "serving" for name in NAMES)
+
+    def kill(self, name: str) -> None:
+        os.kill(Endpoint.read(self.folder, name).pid, signal.SIGKILL)
+
+    def warnings(self) -> str:
+        return "".join(path.read_text() for path in self.folder.warnings.glob("*.log"))
+
+    def end(self) -> None:
+        for child in self.replicas.children:
+            child.end()
+        self.listening.close()
+
+
+@pytest.fixture
+def started(tmp_path, monkeypatch) -> Iterator[Callable[..., Run]]:
+    """Starts a run whose replicas both serve."""
+    monkeypatch.setattr(module, "_HEALTH_EVERY_S", 0.05)
+    folder, runs = RunFolder(tmp_path / "r"), []
+    folder.path.mkdir()
+    folder.make_sockets_folder()
+    folder.set_model(tiny_model(tmp_path))
+    with Reaper() as reaper:
+
+        def start(listen: str = "unix", **limits: float) -> Run:
+            runs.append(run := Run(folder, reaper, listen, **limits))
+            assert run.look_until(run.all_serve) is None
+            return run
+
+        try:
+            yield start
+        finally:
+            for run in runs:
+                run.end()
+
+
+@pytest.mark.parametrize("listen", ["unix", "tcp"])
+def test_one_that_dies_is_started_again_at_its_address_with_its_log_kept(started, listen):
+    run = started(listen)
+    before = Endpoint.read(run.folder, "inference1")
+    run.folder.log_of("inference1").write_text("what it said before\n")
+    run.kill("inference1")
+    assert run.look_until(lambda: run.incarnations() == [0, 1]) is None
+    assert not run.all_serve()  # it starts, and nobody takes it for one that serves
+    assert run.look_until(run.all_serve) is None
+    after = Endpoint.read(run.folder, "inference1")
+    assert (after.address, after.incarnation) == (before.address, 1)
+    assert after.pid != before.pid
+    assert healthy(Replica("inference1", after.address, key=run.folder.read_key()))
+    assert run.folder.log_of("inference1").read_text().startswith("what it said before\n")
+    assert run.warnings() == (
+        "ended with status -9; it is started again, and the other one goes on\n"
+    )
+
+
+def test_one_that_dies_again_and_again_ends_the_run(started):
+    run = started()
+    for deaths in (1, 2):
+        run.kill("inference0")
+        assert run.look_until(lambda n=deaths: run.incarnations() == [n, 0]) is None
+        assert run.look_until(run.all_serve) is None
+    run.kill("inference0")
+    name, what = run.look_until(lambda: False)
+    assert (name, what) == ("inference0", "ended with status -9 for the 3rd time within 10 steps")
+
+
+@pytest.mark.parametrize(
+    ("steps", "again"),
+    [([3, 3], False), ([3, 3, 3], True), ([0, 4, 9], True), ([0, 5, 10], False),
+     ([0, 1, 20, 21], False), ([0, 20, 21, 22], True)],
+)  # fmt: skip
+def test_deaths_are_accidents_where_many_steps_lie_between_them(steps, again):
+    watched = module.Watched(Replica("inference0", Address(host="h", port=1)), status=None)
+    watched.deaths.extend(steps)
+    assert module.dies_again_and_again(watched) is again
+
+
+def test_the_last_one_that_serves_ends_the_run_by_its_death(started):
+    run = started()
+    run.kill("inference0")
+    assert run.look_until(lambda: run.incarnations() == [1, 0]) is None
+    run.kill("inference1")  # while the other one starts
+    assert run.look_until(lambda: False) == ("inference1", "ended with status -9")
+
+
+def test_before_the_first_weights_and_while_the_run_stops_none_is_started_again(started):
+    run = started()
+    run.kill("inference0")
+    assert run.look_until(lambda: False, may_restart=False) == (
+        "inference0",
+        "ended with status -9",
+    )
+
+
+def test_one_that_hangs_is_started_again_where_another_goes_on(started, monkeypatch):
+    monkeypatch.setattr(module, "_SILENT_S", 0.5)
+    run = started()
+    os.kill(Endpoint.read(run.folder, "inference0").pid, signal.SIGSTOP)
+    assert run.look_until(lambda: run.incarnations() == [1, 0]) is None
+    assert run.warnings().startswith("has stopped answering; it is started again")
+
+
+def test_one_that_somebody_gave_up_is_started_again_once(started):
+    run = started()
+    request_restart(run.folder, "inference0", 0, "it took no weights")
+    assert run.look_until(lambda: run.incarnations() == [1, 0]) is None
+    assert run.look_until(run.all_serve) is None
+    assert run.warnings().startswith("was given up: it took no weights; it is started again")
+    request_restart(run.folder, "inference0", 0, "said late")  # of a start that is over
+    for _ in range(5):
+        assert run.replicas.look(may_restart=True) is None
+    assert run.incarnations() == [1, 0]
+
+
+def test_on_ports_every_replica_has_its_own_and_the_key_is_in_no_command(started):
+    run = started("tcp")
+    addresses = [Endpoint.read(run.folder, name).address for name in NAMES]
+    assert len({address.port for address in addresses}) == 2
+    assert {address.host for address in addresses} == {"127.0.0.1"}
+    key = run.folder.read_key()
+    for child in run.replicas.children:
+        assert key not in " ".join(child.command)
+        assert key not in Path(f"/proc/{child.group}/environ").read_text()
+    assert not healthy(Replica("inference0", addresses[0]))
+    assert not healthy(Replica("inference0", addresses[0], key="x"))
+    assert key not in json.dumps([p.read_text() for p in run.folder.endpoints.iterdir()])
