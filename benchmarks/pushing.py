@@ -36,6 +36,7 @@ from safetensors.torch import load, save
 from benchmarks._composing import compose
 from benchmarks._timing import seconds
 from rl.config.build import build
+from rl.inference.replica import Replica
 from rl.inference.server import has_gpu, serving
 from rl.model.loading import load_model
 from rl.placement.settings import settled_inference
@@ -46,7 +47,6 @@ from rl.weights.gloo import GlooReader
 from rl.weights.memory_file import MemoryFile, checked, read_weights
 from rl.weights.pusher import WeightPusher, WeightSync
 from rl.weights.shm import FileReader
-from rl.weights.transport import Receiver
 
 Weights = dict[str, torch.Tensor]
 Parts = dict[str, list[float]]
@@ -106,8 +106,8 @@ class Policy:
 class PipedVLLM:
     """The routes that a push asks, answered by a process that only reads and checks."""
 
-    def __init__(self, calls: Connection) -> None:
-        self._calls = calls
+    def __init__(self, replica: Replica, calls: Connection) -> None:
+        self.replica, self._calls = replica, calls
 
     def __getattr__(self, route: str) -> Any:
         """pause, resume, start_update, finish_update: nothing to do."""
@@ -153,12 +153,11 @@ def ways(weights: Weights, repeats: int, parts: Parts, folder: Path) -> None:
     """Push to one and to two processes by each way that can take all weights."""
     spawn = get_context("spawn")
     policy: Any = Policy(weights)
-    every = []
+    every: list[Any] = []
     for name in ("inference0", "inference1"):
         ours, theirs = spawn.Pipe()
         spawn.Process(target=replica, args=(theirs,), daemon=True).start()
-        vllm: Any = PipedVLLM(ours)
-        every.append(Receiver(name, Address(folder / "vllm.sock"), vllm))
+        every.append(PipedVLLM(Replica(name, Address(folder / "vllm.sock")), ours))
     knobs = {"folder": None, "probe_every": 0, "probe_rows": 1, "max_mismatch": 1.0}
     for way in ("shm", "disk", "gloo"):
         for number in (1, 2):

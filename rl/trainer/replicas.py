@@ -9,7 +9,6 @@ from rl.inference.routes import VLLMRoutes, healthy, wait_until_healthy
 from rl.run.endpoint import request_restart
 from rl.run.failure import RunFailed
 from rl.run.folder import RunFolder
-from rl.weights.transport import Receiver
 
 _POLL_S = 0.2
 
@@ -36,14 +35,13 @@ class PushedReplicas:
         for replica in started:
             wait_until_healthy(replica, max(deadline - time.monotonic(), 0.0))
 
-    def newcomers(self) -> list[Receiver]:
+    def newcomers(self) -> list[VLLMRoutes]:
         """Return those that answer and were not pushed to since they were started (again)."""
         fresh = [one for one in self._started() if self._known.get(one.name) != one]
         fresh = [one for one in fresh if healthy(one)]
         self._known |= {replica.name: replica for replica in fresh}
         self.living |= {replica.name: replica.incarnation for replica in fresh}
-        routes = [VLLMRoutes(replica, timeout=self._timeout) for replica in fresh]
-        return [Receiver(vllm.replica.name, vllm.replica.address, vllm) for vllm in routes]
+        return [VLLMRoutes(replica, timeout=self._timeout) for replica in fresh]
 
     def lose(self, name: str, why: str) -> None:
         """This one did not take the weights: nobody asks it any more, and it is started again."""

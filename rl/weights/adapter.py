@@ -17,10 +17,11 @@ from uuid import uuid4
 import torch
 from safetensors.torch import load
 
+from rl.inference.routes import VLLMRoutes
 from rl.inference.server import SERVED_AS
 from rl.model.lora import adapter_form
 from rl.weights.memory_file import MemoryFile, WrittenWeights, checked, read_weights
-from rl.weights.transport import Receiver, Weights
+from rl.weights.transport import Weights
 
 if TYPE_CHECKING:
     from rl.learner.policy import Policy
@@ -46,26 +47,28 @@ class AdapterSender:
         self._written = self._file.write(weights)
         return self._written.fingerprint
 
-    def connect(self, receiver: Receiver) -> None:
+    def connect(self, vllm: VLLMRoutes) -> None:
         """Make vLLM know the adapter's name and form."""
-        private = receiver.address.path.parent if receiver.address.path else _ELSEWHERE
-        folder = private / f"offbyone-adapter-{uuid4().hex}"  # nobody can have made it before
-        facts = {"form": self._form, "folder": str(folder), **self._update(receiver)}
+        socket = vllm.replica.address.path
+        folder = (
+            socket.parent if socket else _ELSEWHERE
+        ) / f"offbyone-adapter-{uuid4().hex}"  # nobody can have made it before
+        facts = {"form": self._form, "folder": str(folder), **self._update(vllm)}
         # Never finished: finishing an update makes vLLM drop all adapters.
-        receiver.vllm.start_update()
-        receiver.vllm.init_transfer({"transport": "adapter", "facts": facts})
-        receiver.vllm.load_adapter(SERVED_AS["adapter"], folder)
+        vllm.start_update()
+        vllm.init_transfer({"transport": "adapter", "facts": facts})
+        vllm.load_adapter(SERVED_AS["adapter"], folder)
 
-    def send(self, receiver: Receiver, version: int) -> None:
+    def send(self, vllm: VLLMRoutes, version: int) -> None:
         """Have vLLM replace the matrices that it holds."""
-        receiver.vllm.update(self._update(receiver))
-        receiver.vllm.set_version(version)
+        vllm.update(self._update(vllm))
+        vllm.set_version(version)
 
     def release(self) -> None:
         """Nothing: what is packed next is written over it."""
 
-    def _update(self, receiver: Receiver) -> dict[str, Any]:
-        if receiver.shares_memory:
+    def _update(self, vllm: VLLMRoutes) -> dict[str, Any]:
+        if vllm.replica.address.path:  # only processes of one host meet at a Unix socket
             where = {"path": self._written.path}
         else:
             where = {"content": b64encode(self._file.content).decode()}

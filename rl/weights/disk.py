@@ -7,8 +7,9 @@ and is deleted when every replica has loaded it.
 from contextlib import suppress
 from pathlib import Path
 
+from rl.inference.routes import VLLMRoutes
 from rl.weights.memory_file import MemoryFile, WrittenWeights
-from rl.weights.transport import Receiver, Weights, WholeWeights, load_whole
+from rl.weights.transport import Weights, WholeWeights, load_whole
 
 _NAMES = "weights-*.safetensors"
 
@@ -32,13 +33,13 @@ class DiskSender(WholeWeights):
         self._written = WrittenWeights(str(path), mark)
         return mark
 
-    def connect(self, receiver: Receiver) -> None:
+    def connect(self, vllm: VLLMRoutes) -> None:
         """Nothing to agree on: each push names its file."""
-        receiver.vllm.init_transfer({"transport": "disk", "facts": {}})
+        vllm.init_transfer({"transport": "disk", "facts": {}})
 
-    def send(self, receiver: Receiver, version: int) -> None:
+    def send(self, vllm: VLLMRoutes, version: int) -> None:
         """Have vLLM load the file."""
-        load_whole(receiver, version, self._written.fingerprint, {"path": self._written.path})
+        load_whole(vllm, version, self._written.fingerprint, {"path": self._written.path})
 
     def release(self) -> None:
         """Delete what was written: vLLM has copied it."""

@@ -19,9 +19,10 @@ from typing import Any, TypeVar
 import torch
 from torch.distributed import ProcessGroupGloo, Store, TCPStore
 
+from rl.inference.routes import VLLMRoutes
 from rl.run.failure import RunFailed
 from rl.weights.memory_file import MemoryFile, read_weights
-from rl.weights.transport import Receiver, Weights, WholeWeights, load_whole
+from rl.weights.transport import Weights, WholeWeights, load_whole
 
 T = TypeVar("T")
 
@@ -43,22 +44,22 @@ class GlooSender(WholeWeights):
         self._mark = self._file.write(weights).fingerprint
         return self._mark
 
-    def connect(self, receiver: Receiver) -> None:
+    def connect(self, vllm: VLLMRoutes) -> None:
         """Make a group with all workers of a vLLM, in the place of the one before its restart."""
-        self._groups.pop(receiver.name, None)
-        size = 1 + receiver.vllm.num_workers()
-        to = receiver.address
+        self._groups.pop(vllm.replica.name, None)
+        size = 1 + vllm.num_workers()
+        to = vllm.replica.address
         host = _LOOPBACK if to.path else own_address(to.host, to.port)
         store = listening_store(host, self._timeout)
         facts = {"host": host, "port": store.port, "size": size, "timeout": self._timeout}
         joined = _beside(lambda: group(store, 0, size, host, self._timeout))
-        receiver.vllm.init_transfer({"transport": "gloo", "facts": facts})
-        self._groups[receiver.name] = self._outcome(joined)
+        vllm.init_transfer({"transport": "gloo", "facts": facts})
+        self._groups[vllm.replica.name] = self._outcome(joined)
 
-    def send(self, receiver: Receiver, version: int) -> None:
+    def send(self, vllm: VLLMRoutes, version: int) -> None:
         """Broadcast to its workers while it loads them."""
-        sent = _beside(lambda: self._broadcast(receiver.name))
-        load_whole(receiver, version, self._mark, {"num_bytes": len(self._file.content)})
+        sent = _beside(lambda: self._broadcast(vllm.replica.name))
+        load_whole(vllm, version, self._mark, {"num_bytes": len(self._file.content)})
         self._outcome(sent)
 
     def _broadcast(self, name: str) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rl.config.transport import SyncChoice, Transport
+from rl.inference.routes import VLLMRoutes
 from rl.inference.server import SERVED_AS
 from rl.records import MicroBatch
 from rl.run.failure import RunFailed
@@ -24,7 +25,7 @@ from rl.weights.disk import DiskSender
 from rl.weights.gloo import GlooSender
 from rl.weights.probe import MismatchBound, ProbedRows
 from rl.weights.shm import ShmSender
-from rl.weights.transport import Receiver, Sender
+from rl.weights.transport import Sender
 
 if TYPE_CHECKING:
     from rl.learner.policy import Policy
@@ -59,7 +60,7 @@ class WeightPusher:
         self,
         sync: WeightSync,
         transport: Transport,
-        receivers: Sequence[Receiver],
+        receivers: Sequence[VLLMRoutes],
         *,
         folder: Path,
         timeout: float,
@@ -78,17 +79,17 @@ class WeightPusher:
         """
         self._sync, self._served_as = sync, SERVED_AS[transport]
         self._sender = _sender(transport, folder, timeout)
-        self._receivers: dict[str, Receiver] = {}
+        self._receivers: dict[str, VLLMRoutes] = {}
         self._connected, self._lost = set[str](), list[LostReceiver]()
         self._has_others = False
         self._last, self._bound = "", MismatchBound(sync.max_mismatch, goes_on=goes_on)
         self.join(receivers)
 
-    def join(self, receivers: Sequence[Receiver]) -> None:
+    def join(self, receivers: Sequence[VLLMRoutes]) -> None:
         """Have the next push reach these, too: they are new, or have been started again."""
         for receiver in receivers:
-            self._receivers[receiver.name] = receiver
-            self._connected.discard(receiver.name)
+            self._receivers[receiver.replica.name] = receiver
+            self._connected.discard(receiver.replica.name)
         self._has_others |= len(self._receivers) > 1
 
     def lost(self) -> list[LostReceiver]:
@@ -128,35 +129,35 @@ class WeightPusher:
                 self._lose(receiver, failure)
         self._sender.release()
 
-    def _give(self, receiver: Receiver, version: int) -> RunFailed | None:
+    def _give(self, receiver: VLLMRoutes, version: int) -> RunFailed | None:
         """Push to one of them; return what went wrong."""
         try:
-            if receiver.name not in self._connected:
+            if receiver.replica.name not in self._connected:
                 self._sender.connect(receiver)
-                self._connected.add(receiver.name)
+                self._connected.add(receiver.replica.name)
             # Running requests stay: a half-sampled rollout goes on with the new weights, and each
             # of its tokens says which version it is from.
-            with receiver.vllm.together():
-                receiver.vllm.pause()
+            with receiver.together():
+                receiver.pause()
                 self._sender.send(receiver, version)
-                receiver.vllm.resume()
+                receiver.resume()
         except RunFailed as error:
             return error
         return None
 
-    def _lose(self, receiver: Receiver, failure: RunFailed) -> None:
+    def _lose(self, receiver: VLLMRoutes, failure: RunFailed) -> None:
         """Go on without it.
 
         Raises:
             RunFailed: there is no other.
 
         """
-        del self._receivers[receiver.name]
+        del self._receivers[receiver.replica.name]
         if not self._receivers and self._has_others:
-            raise RunFailed(f"no replica is left: {receiver.name}: {failure}") from failure
+            raise RunFailed(f"no replica is left: {receiver.replica.name}: {failure}") from failure
         if not self._receivers:
             raise failure
-        self._lost.append(LostReceiver(receiver.name, str(failure)))
+        self._lost.append(LostReceiver(receiver.replica.name, str(failure)))
 
     def probe(self, policy: "Policy", batch: MicroBatch, version: int) -> dict[str, float]:
         """Compare vLLM's logprobs with the trainer's on rows of a batch, right after a push.
@@ -175,7 +176,7 @@ class WeightPusher:
             receivers = list(self._receivers.values())
             probed = receivers[version // self._sync.probe_every % len(receivers)]
             try:
-                gap = rows.gap(probed.vllm, self._served_as)
+                gap = rows.gap(probed, self._served_as)
             except RunFailed as error:
                 self._lose(probed, error)
             else:

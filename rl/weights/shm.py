@@ -6,8 +6,9 @@ must be the same user's.
 
 import torch
 
+from rl.inference.routes import VLLMRoutes
 from rl.weights.memory_file import MemoryFile, WrittenWeights, read_weights
-from rl.weights.transport import Receiver, Weights, WholeWeights, load_whole
+from rl.weights.transport import Weights, WholeWeights, load_whole
 
 
 class ShmSender(WholeWeights):
@@ -21,13 +22,13 @@ class ShmSender(WholeWeights):
         self._written = self._file.write(weights)
         return self._written.fingerprint
 
-    def connect(self, receiver: Receiver) -> None:
+    def connect(self, vllm: VLLMRoutes) -> None:
         """Nothing to agree on: each push names its file."""
-        receiver.vllm.init_transfer({"transport": "shm", "facts": {}})
+        vllm.init_transfer({"transport": "shm", "facts": {}})
 
-    def send(self, receiver: Receiver, version: int) -> None:
+    def send(self, vllm: VLLMRoutes, version: int) -> None:
         """Have vLLM map and load them."""
-        load_whole(receiver, version, self._written.fingerprint, {"path": self._written.path})
+        load_whole(vllm, version, self._written.fingerprint, {"path": self._written.path})
 
 
 class FileReader:

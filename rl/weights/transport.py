@@ -12,32 +12,16 @@ the plugin's affair, and the same for all ways.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from rl.inference.routes import VLLMRoutes
-from rl.run.address import Address
 
 if TYPE_CHECKING:
     from rl.learner.policy import Policy
 
 Weights = Mapping[str, torch.Tensor]
-
-
-@dataclass(frozen=True)
-class Receiver:
-    """One vLLM that weights are pushed to."""
-
-    name: str  # of the part: inference, or inference1
-    address: Address
-    vllm: VLLMRoutes
-
-    @property
-    def shares_memory(self) -> bool:
-        """Whether it can read our memory: only processes of one host meet at a Unix socket."""
-        return self.address.path is not None
 
 
 class Sender(Protocol):
@@ -51,14 +35,14 @@ class Sender(Protocol):
         """Make them ready for all replicas; return their fingerprint."""
         ...
 
-    def connect(self, receiver: Receiver) -> None:
+    def connect(self, vllm: VLLMRoutes) -> None:
         """Open the other end, in each worker of a vLLM that has just started.
 
         What was packed last is what it may be given meanwhile.
         """
         ...
 
-    def send(self, receiver: Receiver, version: int) -> None:
+    def send(self, vllm: VLLMRoutes, version: int) -> None:
         """Have a paused vLLM sample with what was packed, as this version."""
         ...
 
@@ -78,11 +62,11 @@ class WholeWeights:
         """Nothing: what is packed next is written over it."""
 
 
-def load_whole(receiver: Receiver, version: int, mark: str, where: dict[str, Any]) -> None:
+def load_whole(vllm: VLLMRoutes, version: int, mark: str, where: dict[str, Any]) -> None:
     """Have vLLM read all weights from `where` the reader of this way looks, and finish."""
-    receiver.vllm.start_update()
-    receiver.vllm.update({"fingerprint": mark, "where": where})
-    receiver.vllm.finish_update(version)
+    vllm.start_update()
+    vllm.update({"fingerprint": mark, "where": where})
+    vllm.finish_update(version)
 
 
 class Reader(Protocol):

@@ -13,11 +13,9 @@ import torch
 from safetensors.torch import load_file
 
 from rl.inference.routes import VLLMRoutes
-from rl.run.address import Address
 from rl.weights.adapter import AdapterReader
 from rl.weights.gloo import GlooReader
 from rl.weights.shm import FileReader
-from rl.weights.transport import Receiver
 from tests.support.listening import PostHandler, listening
 from tests.support.replicas import replica_at
 
@@ -67,9 +65,7 @@ class Replica:
 
     def __init__(self, name: str, server: Any, timeout: float) -> None:
         self.server, socket = server, Path(server.server_address)
-        self.receiver = Receiver(
-            name, Address(socket), VLLMRoutes(replica_at(socket, name), timeout=timeout)
-        )
+        self.receiver = VLLMRoutes(replica_at(socket, name), timeout=timeout)
 
     def holds(self, weights: dict[str, torch.Tensor], version: int) -> bool:
         """Whether it would sample with these, as this version."""

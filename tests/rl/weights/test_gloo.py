@@ -16,11 +16,10 @@ from typing import Any
 import pytest
 import torch
 
-from rl.run.address import Address
 from rl.run.failure import RunFailed
 from rl.weights.gloo import GlooSender, own_address
-from rl.weights.transport import Receiver
 from tests.support.composing import REPO
+from tests.support.replicas import replica_at
 
 WEIGHTS = {
     "a": torch.randn(3, 5).bfloat16(),
@@ -47,6 +46,7 @@ class Workers:
             for worker in range(number)
         ]
         self.answers: list[Any] = []
+        self.replica = replica_at(Path("/nowhere/vllm.sock"))
 
     def ask(self, call: dict[str, Any]) -> None:
         for process in self.processes:
@@ -76,14 +76,13 @@ class Workers:
 
 
 @contextmanager
-def replica(number: int) -> Iterator[tuple[Receiver, Workers]]:
+def replica(number: int) -> Iterator[Any]:
     workers = Workers(number)
     with ExitStack() as stack:
         for process in workers.processes:
             stack.enter_context(process)
             stack.callback(process.kill)
-        vllm: Any = workers
-        yield Receiver("inference0", Address(Path("/nowhere/vllm.sock")), vllm), workers
+        yield workers
 
 
 def listeners(pid: int) -> set[str]:
@@ -101,32 +100,32 @@ def listeners(pid: int) -> set[str]:
 
 def test_all_workers_get_every_byte_and_a_peer_that_ends_or_hangs_is_an_error_in_time():
     sender = GlooSender(timeout=60.0)
-    with replica(2) as (receiver, workers):
-        sender.connect(receiver)
+    with replica(2) as workers:
+        sender.connect(workers)
         loopback = {"0100007F"}
         assert [listeners(p.pid) for p in workers.processes] == [loopback, loopback]
         assert listeners(os.getpid()) <= loopback
         for step in range(2):
             weights = {name: tensor * (1 + step) for name, tensor in WEIGHTS.items()}
             sender.pack(weights)
-            sender.send(receiver, step)
+            sender.send(workers, step)
             expected = {n: [str(t.dtype), list(t.shape)] for n, t in weights.items()}
             assert workers.answers == [expected, expected]
         workers.processes[1].send_signal(signal.SIGKILL)
         with pytest.raises(RunFailed, match="vLLM refused"):
-            sender.send(receiver, 3)
+            sender.send(workers, 3)
         # The one that is left was told, and did not wait for its own timeout.
         assert "imed out" not in workers.answers[0]["error"]
 
         # What is left of it, as if it had been started again; soon it hangs.
         del workers.processes[1:]
         sender = GlooSender(timeout=2.0)
-        sender.connect(receiver)
+        sender.connect(workers)
         sender.pack(WEIGHTS)
-        sender.send(receiver, 4)
+        sender.send(workers, 4)
         workers.update = lambda info: None  # it says that it has read, and has not
         with pytest.raises(RunFailed, match="gloo between the trainer and vLLM failed"):
-            sender.send(receiver, 5)
+            sender.send(workers, 5)
 
 
 def test_the_address_by_which_another_host_sees_us_is_found_by_the_way_to_it():

@@ -74,9 +74,9 @@ def two_rows(chosen=((0, 0, 1, 1), (0, 0, 1, 0))):
 
 def test_the_probe_leaves_the_engine_room_for_a_token_of_its_own(vllm, tmp_path, monkeypatch):
     asked = []
-    score = vllm.receiver.vllm.score
+    score = vllm.receiver.score
     monkeypatch.setattr(
-        vllm.receiver.vllm, "score", lambda model, ids: asked.append(ids) or score(model, ids)
+        vllm.receiver, "score", lambda model, ids: asked.append(ids) or score(model, ids)
     )
     found = pusher("shm", tmp_path, vllm).probe(Scorer(-0.03125), two_rows(), 1)
 

@@ -2,7 +2,6 @@
 
 import time
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -79,7 +78,7 @@ def test_one_that_fails_is_named_and_the_others_go_on(transport, fault, replicas
 def test_one_that_does_not_answer_in_time_is_left_behind(transport, replicas, tmp_path):
     policy, slow = OnePolicy(tmp_path / "model"), replicas[2]
     slow.server.faults["/start_weight_update"] = partial(time.sleep, 1.0)
-    impatient = replace(slow.receiver, vllm=VLLMRoutes(slow.receiver.vllm.replica, timeout=0.5))
+    impatient = VLLMRoutes(slow.receiver.replica, timeout=0.5)
     push = pusher(transport, tmp_path, *replicas)
     push.join([impatient])
     push.push(policy, 2, must_differ=False)
