@@ -13,7 +13,7 @@ from typing import Any
 from rl.config.algorithm_rules import ALGORITHM_RULES
 from rl.config.critic_rules import critic
 from rl.config.durations import seconds_of
-from rl.config.facts import fact, is_imitator, is_marked, references
+from rl.config.facts import fact, is_imitator, is_marked, references, spans_hosts
 from rl.config.limits import range_problems, value_of
 from rl.config.resume_rules import run_folder_problems
 from rl.config.secrets import secret_problems
@@ -197,12 +197,24 @@ def adapter(config: Config) -> Iterator[str]:
 
 def packages(config: Config) -> Iterator[str]:
     """What a part imports only once everything has started."""
-    for path, node in _nodes(config["logger"], "logger"):
+    nodes = [*_nodes(config["logger"], "logger"), *_nodes(config.get("cluster"), "cluster")]
+    for path, node in nodes:
         package = fact(node["_target_"], "needs_package", None)
         if package and spec_of(package) is None:
             yield (
                 f"{path}: {node['_target_']} needs the package {package}, which is not installed: "
                 f"pip install {package}, or choose another {path}"
+            )
+
+
+def several_hosts(config: Config) -> Iterator[str]:
+    """Devices have no names before their hosts are known."""
+    cluster = config.get("cluster")
+    for key in ("inference.devices", "trainer.devices"):
+        if cluster and spans_hosts(cluster) and (names := value_of(config, key)) is not None:
+            yield (
+                f"{key}={names} names GPUs of this machine, and {cluster['_target_']} starts parts "
+                "on others: leave it null, and hide GPUs from each host by CUDA_VISIBLE_DEVICES"
             )
 
 
@@ -297,6 +309,7 @@ RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     adapter,
     transport_problems,
     packages,
+    several_hosts,
     output_head,
     model_folders,
     data_files,

@@ -1,73 +1,57 @@
-"""A vLLM for inference=external: python -m rl.inference <run folder> <URL> [vLLM's flags].
+"""One vLLM of a run, started by hand: python -m rl.inference <run folder> [--replica 0].
 
-Becomes a vLLM as a run starts it, with what the configuration in the run's folder says of model,
-lengths and adapter; train.py writes that folder first of all, then waits for the server. On a port
-every route asks for the key that the environment variable inference.api_key_variable holds here.
-
-    MY_KEY=... python -m rl.inference outputs/my-run http://10.0.0.7:8000 --max-num-seqs 256
+It reports where it listens into the run's folder, and ends when the run is over.
 """
 
-import os
+import argparse
 import sys
+import time
 from pathlib import Path
 
 from rl.config.schema import Run
-from rl.config.transport import transport
-from rl.inference.external import address_of
-from rl.inference.key_guard import KEY_FILE
-from rl.inference.replica import Replica
-from rl.inference.server import VLLMServer, adapter_room, vllm_process
+from rl.inference.process import replica_process
+from rl.inference.replica import Replica, names_of
 from rl.run.address import Address
+from rl.run.by_hand import require_prepared
+from rl.run.child import Child, Reaper
+from rl.run.endpoint import Endpoint
 from rl.run.folder import RunFolder
+from rl.run.interface import free_port, listening_address
+from rl.run.stop_request import stopped_by_signals
+
+_TICK_S = 0.5
 
 
-def process(run_folder: RunFolder, address: Address) -> tuple[list[str], dict[str, str]]:
-    """Return the command of a vLLM that a run takes for its own, and its environment."""
+def serve(run_folder: RunFolder, number: int) -> int:
+    """Serve until vLLM ends or the run is over; return the exit status."""
     run = Run.load(run_folder.config)
-    server = VLLMServer(
-        replicas=1,
-        listen="unix" if address.path else "tcp",
-        startup_timeout=1.0,
-        devices=None,
-        tensor_parallel_size=1,
-        cpu_kv_cache_gib=None,
-        args={},
-    )
-    return vllm_process(
-        server,
-        run_folder,
-        Replica("inference", address),
-        dtype=run.model["dtype"],
-        max_seq_len=run.max_seq_len,
-        seed=run.seed,
-        adapter=adapter_room(transport(vars(run)), run.adapter, run_folder.model()),
-        head_dtype=run.model["head_dtype"],
-    )
-
-
-def key_of(run_folder: RunFolder) -> str:
-    """Return what the server is to ask for.
-
-    Raises:
-        ValueError: there is no key: whoever can reach the port could load weights.
-
-    """
-    variable = Run.load(run_folder.config).inference.get("api_key_variable")
-    key = os.environ.get(variable) if variable else None
-    if not key:
-        raise ValueError(
-            "on a port vLLM asks for a key: start train.py with inference.api_key_variable=MY_KEY, "
-            "and export MY_KEY, some 40 random characters, there and here"
-        )
-    return key
+    name, host = names_of(run.inference)[number], listening_address(run.cluster["interface"])
+    before = Endpoint.read(run_folder, name)
+    incarnation = before.incarnation + 1 if before else 0
+    replica = Replica(name, Address(host=host, port=free_port(host)), incarnation)
+    command, env = replica_process(run, run_folder, replica)
+    del env["TMPDIR"]  # the run's lies on a file system of many hosts, which has no sockets
+    log = run_folder.log_of(name)
+    with (
+        stopped_by_signals(),
+        Reaper() as reaper,
+        Child(name, command, log=log, reaper=reaper, env=env) as child,
+    ):
+        Endpoint(replica.address, incarnation, child.group or 0).write(run_folder, name)
+        while child.returncode is None and not run_folder.over.exists():
+            reaper.ensure_alive()
+            time.sleep(_TICK_S)
+        return 0 if run_folder.over.exists() else int(child.returncode or 0)
 
 
 if __name__ == "__main__":
-    run_folder, address = RunFolder(Path(sys.argv[1])), address_of(sys.argv[2])
-    command, env = process(run_folder, address)
-    del env["TMPDIR"]  # it is the run's, on the supervisor's host
-    if not address.path:
-        key_file = os.memfd_create("key", 0)  # no file that would be left behind
-        os.write(key_file, key_of(run_folder).encode())
-        env[KEY_FILE] = f"/proc/self/fd/{key_file}"
-    os.execve(command[0], [*command, *sys.argv[3:]], {**os.environ, **env})
+    parser = argparse.ArgumentParser(prog="python -m rl.inference", description=__doc__)
+    parser.add_argument("run_folder", type=Path)
+    parser.add_argument("--replica", type=int, default=0, help="which of inference.replicas")
+    arguments = parser.parse_args()
+    folder = RunFolder(arguments.run_folder)
+    require_prepared(folder)
+    try:
+        sys.exit(serve(folder, arguments.replica))
+    except KeyboardInterrupt:
+        sys.exit(130)

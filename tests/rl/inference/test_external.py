@@ -11,13 +11,15 @@ from threading import Thread
 import pytest
 from aiohttp import web
 
-from rl.inference.__main__ import process
 from rl.inference.external import ExternalServers, address_of, unfit
 from rl.inference.key_guard import GUARD, KEY_FILE, KeyGuard
 from rl.inference.replica import names_of, started_replicas
+from rl.inference.serve_external import process
 from rl.run.address import Address
 from rl.run.endpoint import Endpoint
 from rl.run.folder import RunFolder
+from rl.run.status import read_statuses
+from rl.supervisor import replicas
 from tests.support.composing import composed
 from tests.support.replicas import replica_at
 from tests.support.scripted import tiny_model
@@ -95,6 +97,7 @@ def vllm(model: Path, **routes: str) -> web.Application:
 
         return answer
 
+    app.router.add_get("/health", text(""))
     said = {name: text(content) for name, content in routes.items()}
     app.router.add_get("/v1/models", said.get("models", engine.models))
     app.router.add_post("/tokenize", said.get("tokenize", engine.tokenize))
@@ -182,3 +185,38 @@ async def test_the_guard_lets_through_what_has_the_key_and_nothing_else(
     await KeyGuard(app)(scope, None, send)
     assert (sent[0].get("status") or sent[0]["code"]) == status
     assert len(sent) == (2 if status == 401 else 1)
+
+
+def test_one_that_goes_away_is_asked_no_more_and_comes_back_as_another_incarnation(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(replicas, "_HEALTH_EVERY_S", 0.0)
+    folder, model = RunFolder(tmp_path / "r"), tiny_model(tmp_path)
+    folder.path.mkdir()
+    sockets = [tmp_path / "a", tmp_path / "b"]
+    watched = replicas.Replicas(
+        external(*(f"unix:{socket}" for socket in sockets)).servers(),
+        folder,
+        lambda replica: None,
+        startup_timeout=60.0,
+        wait_timeout=60.0,
+        num_steps=lambda: 0,
+        unfit=lambda replica: unfit(replica, model, 64),
+    )
+    watched.start()
+
+    def seen() -> list[str]:
+        assert watched.look(may_restart=True) is None
+        statuses = read_statuses(folder)
+        return [statuses[name].phase.partition(" ")[0] for name in ("inference0", "inference1")]
+
+    with served(sockets[1], vllm(model)):
+        for incarnation in range(4):  # however often: it is not ours to give up
+            with served(sockets[0], vllm(model)):
+                assert seen() == ["serving", "serving"]
+            assert seen() == ["waiting", "serving"]
+            assert Endpoint.read(folder, "inference0").incarnation == incarnation + 1
+    said = (folder.warnings / "inference0.log").read_text().splitlines()
+    assert set(said) == {
+        "takes no connections any more; it may come back, and the other one goes on"
+    }
