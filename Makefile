@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install train test lint bench baseline verifiers browser lock-check clean
+.PHONY: help install train test lint bench baseline verifiers cluster browser lock-check clean
 
 # The first Python that is new enough; run, not just found, since a version manager's shim may answer to any name.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
@@ -58,6 +58,12 @@ verifiers: .venv/verifiers-v1 .venv/verifiers-classic ## the verifiers library f
 	@rm -rf $@ $@.part
 	@$(PIP) --no-cache-dir --target $@.part -r $< $(QUIET)
 	@mv $@.part $@
+
+# All that it needs is in both locks, and nothing of it changes what is installed.
+cluster: .venv/.ray ## Ray, for cluster=ray and its tests (80 MB)
+.venv/.ray: pyproject.toml $(STAMP)
+	@$(PIP) "$$(sed -nE 's/^cluster = \["(.*)"\]/\1/p' pyproject.toml)" $(QUIET)
+	@touch $@
 
 browser: ## Chromium for the viewer's tests, where Debian's packages can be installed and none is there
 	@command -v chromium >/dev/null || { apt-get update -qq && \

@@ -18,6 +18,7 @@ import random
 import resource
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,10 @@ class ScriptedEngine:
                 end = start + int(np.argmin(np.append(mask[start:], False)))
                 self._completions[tuple(ids[:start])] = ids[start:end]
         self.turns = 0
+
+    def group(self) -> AbstractContextManager["ScriptedEngine"]:
+        """It is the only one."""
+        return nullcontext(self)
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: dict[str, Any], *, n: int, version: int

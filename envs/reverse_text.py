@@ -18,6 +18,7 @@ from envs.protocol import Environment, checked_weights
 
 REWARDS = ("exact", "similarity")
 BASE = len(ascii_lowercase)
+_LONGEST_NUMBERED = 13  # letters: there are more longer words than a list has places
 
 
 class ReverseText(Environment):
@@ -75,7 +76,7 @@ class ReverseText(Environment):
         held_out = set(self._eval_words)
         while True:
             length = rng.choice(self._lengths)
-            word = _word(rng.randrange(BASE**length), length)
+            word = _any_word(rng, length)
             if word not in held_out:
                 yield [_prompt(word), {"role": "assistant", "content": word[::-1]}]
 
@@ -94,6 +95,12 @@ class ReverseText(Environment):
         words: list[str] = []
         for i, length in enumerate(self._lengths):
             share = -(-(count - len(words)) // (len(self._lengths) - i))  # of what is left, up
+            if length > _LONGEST_NUMBERED:
+                drawn: set[str] = set()
+                while len(drawn) < share:
+                    drawn.add(_any_word(rng, length))
+                words += sorted(drawn)
+                continue
             numbers = rng.sample(range(BASE**length), min(share, BASE**length))
             words += [_word(number, length) for number in numbers]
         rng.shuffle(words)
@@ -102,6 +109,12 @@ class ReverseText(Environment):
 
 def _prompt(word: str) -> Message:
     return {"role": "user", "content": f"reverse: {word}"}
+
+
+def _any_word(rng: Random, length: int) -> str:
+    if length > _LONGEST_NUMBERED:
+        return "".join(rng.choices(ascii_lowercase, k=length))
+    return _word(rng.randrange(BASE**length), length)
 
 
 def _word(number: int, length: int) -> str:

@@ -23,6 +23,7 @@ MAY_IMPORT = {
     "rl.wire": "",
     "rl.config": "",
     "rl.run": "",
+    "rl.cluster": "rl.run",
     "rl.model": "rl.config",
     "rl.placement": "rl.config rl.run rl.model",
     "rl.inference": "rl.config rl.run rl.model",
@@ -37,14 +38,15 @@ MAY_IMPORT = {
     "rl.prompts": "rl.records rl.config rl.run rl.model rl.placement rl.inference rl.sampling "
     "rl.evaluation rl.report envs",
     "rl.viewer": "rl.run",
-    "rl.supervisor": "rl.config rl.run rl.model rl.placement rl.inference rl.report envs",
+    "rl.supervisor": "rl.config rl.run rl.cluster rl.model rl.placement rl.inference rl.report "
+    "envs",
     "rl.sweeps": "rl.config rl.run rl.report",
     "rl.cli": "rl.config rl.run rl.sweeps",
     "envs": "",
     "losses": "",
     "offbyone": "envs rl.config",
 }
-PROCESSES = {"rl.rollouts", "rl.trainer"}
+PROCESSES = {"rl.inference", "rl.rollouts", "rl.trainer"}
 # All that rl/ may know of the other two folders: what an environment is, what a loss sees.
 SHARED = {
     *("envs.cache", "envs.episode", "envs.messages", "envs.protocol", "envs.threads"),
@@ -55,8 +57,9 @@ SHARED = {
 AT_HOME = {
     "vllm": {"rl.weights.vllm_plugin", "rl.weights.vllm_proof", "rl.inference.fork"},
     "deepspeed": {"rl.learner.deepspeed_engine", "rl.learner.ranks"},
+    "ray": {"rl.cluster.ray_cluster"},
 }
-HEAVY = {"torch", "transformers", "deepspeed", "vllm"}
+HEAVY = {"torch", "transformers", "deepspeed", "vllm", "ray"}
 
 ENTRY_POINTS = sorted(path for path in REPO.glob("*.py") if path.name != "conftest.py")
 
@@ -152,7 +155,7 @@ def test_an_entry_point_is_thin_and_imports_only_rl():
 
 
 @pytest.mark.parametrize("library", AT_HOME)
-def test_vllm_and_deepspeed_are_imported_in_one_place(library):
+def test_vllm_deepspeed_and_ray_are_imported_in_one_place(library):
     assert {name for name, path in MODULES.items() if library in roots(path)} == AT_HOME[library]
 
 

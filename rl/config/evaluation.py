@@ -124,6 +124,18 @@ def _policy(config: Config) -> Iterator[str]:
         )
 
 
+def _one_server(config: Config) -> Iterator[str]:
+    """What plays a policy and does not train starts one vLLM by itself, or asks in words."""
+    inference = config["inference"]
+    if inference and fact(inference["_target_"], "is_external", False):
+        yield (
+            "inference=external is for training, which pushes weights: ask a server that runs "
+            "already by client=messages client.url=http://host:port/v1 client.model=<its name>"
+        )
+    elif inference and (number := inference.get("replicas") or 1) > 1:
+        yield f"inference.replicas={number}, but here one vLLM is started: leave it null"
+
+
 def _adapters(config: Config) -> Iterator[str]:
     """An adapter lies in a folder of its own."""
     path = config["adapter_path"]
@@ -151,5 +163,6 @@ POLICY_RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     data_files,
     flag_problems,
     _policy,
+    _one_server,
     _adapters,
 )

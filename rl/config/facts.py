@@ -64,6 +64,16 @@ def is_imitator(sampler: str) -> bool:
     return not fact(sampler, "uses_vllm", True)
 
 
+def spans_hosts(cluster: Mapping[str, Any]) -> bool:
+    """Whether parts of a run may be on different machines, so that none of its wires is a file."""
+    return fact(cluster["_target_"], "spans_hosts", False)
+
+
+def is_by_hand(cluster: Mapping[str, Any]) -> bool:
+    """Whether somebody else starts the parts of a run, and has to be told when it is over."""
+    return fact(cluster["_target_"], "by_hand", False)
+
+
 def takes_turns(target: str) -> bool:
     """Whether an advantage or an aggregation takes what belongs to each turn, not to a rollout."""
     return is_marked(target, "PER_TURN")

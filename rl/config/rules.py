@@ -13,7 +13,7 @@ from typing import Any
 from rl.config.algorithm_rules import ALGORITHM_RULES
 from rl.config.critic_rules import critic
 from rl.config.durations import seconds_of
-from rl.config.facts import fact, is_imitator, is_marked, references
+from rl.config.facts import fact, is_imitator, is_marked, references, spans_hosts
 from rl.config.limits import range_problems, value_of
 from rl.config.resume_rules import run_folder_problems
 from rl.config.secrets import secret_problems
@@ -23,6 +23,7 @@ from rl.config.vllm_flags import flag_problems, plain
 
 Config = Mapping[str, Any]
 
+OFFLOADS = {"offload_optimizer": "zero3_offload_optimizer", "offload_param": "zero3_offload"}
 HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 
 
@@ -101,6 +102,33 @@ def optimizer_and_sharding(config: Config) -> Iterator[str]:
             )
 
 
+def offload(config: Config) -> Iterator[str]:
+    """What may lie in the memory of the host.
+
+    Without ZeRO 3 DeepSpeed adds up what it offloads in bfloat16, and a NaN stays in that sum.
+    """
+    stage = value_of(config, "deepspeed.zero_optimization.stage")
+    for key, choice in OFFLOADS.items():
+        path = f"deepspeed.zero_optimization.{key}.device"
+        device = value_of(config, path)
+        if device not in (None, "none") and stage != 3:
+            yield (
+                f"{path}={device} under ZeRO stage {stage} loses gradients or is passed over: use "
+                f"deepspeed={choice}"
+            )
+
+
+def compilation(config: Config) -> Iterator[str]:
+    """Under ZeRO 3 the weights of a layer come and go inside of what would be compiled."""
+    if value_of(config, "trainer.compile") and (
+        value_of(config, "deepspeed.zero_optimization.stage") == 3
+    ):
+        yield (
+            "trainer.compile=true compiles whole layers, and ZeRO stage 3 gathers weights inside "
+            "them: use deepspeed=zero2, or trainer.compile=false"
+        )
+
+
 def steps_and_waits(config: Config) -> Iterator[str]:
     """Durations that contradict each other."""
     episode, wait = value_of(config, "sampler.rollout_timeout"), config["trainer"]["wait_timeout"]
@@ -169,12 +197,24 @@ def adapter(config: Config) -> Iterator[str]:
 
 def packages(config: Config) -> Iterator[str]:
     """What a part imports only once everything has started."""
-    for path, node in _nodes(config["logger"], "logger"):
+    nodes = [*_nodes(config["logger"], "logger"), *_nodes(config.get("cluster"), "cluster")]
+    for path, node in nodes:
         package = fact(node["_target_"], "needs_package", None)
         if package and spec_of(package) is None:
             yield (
                 f"{path}: {node['_target_']} needs the package {package}, which is not installed: "
                 f"pip install {package}, or choose another {path}"
+            )
+
+
+def several_hosts(config: Config) -> Iterator[str]:
+    """Devices have no names before their hosts are known."""
+    cluster = config.get("cluster")
+    for key in ("inference.devices", "trainer.devices"):
+        if cluster and spans_hosts(cluster) and (names := value_of(config, key)) is not None:
+            yield (
+                f"{key}={names} names GPUs of this machine, and {cluster['_target_']} starts parts "
+                "on others: leave it null, and hide GPUs from each host by CUDA_VISIBLE_DEVICES"
             )
 
 
@@ -259,6 +299,8 @@ RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     *ALGORITHM_RULES,
     critic,
     optimizer_and_sharding,
+    offload,
+    compilation,
     steps_and_waits,
     time_limit,
     limits_of_parts,
@@ -267,6 +309,7 @@ RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     adapter,
     transport_problems,
     packages,
+    several_hosts,
     output_head,
     model_folders,
     data_files,

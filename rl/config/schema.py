@@ -51,6 +51,7 @@ class Run:
     deepspeed: dict[str, Any]
     inference: Node
     sync: Node
+    cluster: Node
     logger: Node
     evaluation: Node
     record: Node

@@ -1,7 +1,7 @@
 """vLLM servers that somebody else started: asked and pushed to by URL, watched, never ended.
 
-They must be vLLM as we start it (`python -m rl.inference <run folder>` does that by hand): with our
-plugin, which takes the weights, and with the routes that pause and that report versions.
+They must be vLLM as we start it, which serve_external.py does by hand: with our plugin, which takes
+the weights, and with the routes that pause and that report versions.
 """
 
 import os
@@ -20,7 +20,7 @@ from rl.run.address import Address
 _LOOK_S = 10.0
 _TEXT = "Reverse 12 words, then say: naïve {x} == 3.50!\n"  # tokenizers differ in where they cut it
 _NEEDED = ("/inference/v1/generate", "/init_weight_transfer_engine")
-_AS_WE_DO = "start it as `python -m rl.inference <run folder>` does"
+_AS_WE_DO = "start it as `python -m rl.inference.serve_external <run folder> <URL>` does"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from rl.run.endpoint import Endpoint
 from rl.run.folder import RunFolder
 
 _LOOK_S = 2.0
+NOWHERE_YET = Address()  # of one that somebody starts by hand, who knows where
 
 
 @dataclass(frozen=True)

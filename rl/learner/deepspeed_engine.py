@@ -53,6 +53,7 @@ def start_engine(
         "gradient_clipping": max_grad_norm,
         "bf16": {"enabled": half},
         "zero_allow_untested_optimizer": True,  # it tested its own, not torch's
+        "zero_force_ds_cpu_optimizer": False,  # nor is offloading the state of another one refused
     }
     if half:
         keep_weight_gradients(module)

@@ -15,6 +15,7 @@ from rl.config.facts import compares_distributions, needs_reference, takes_turns
 from rl.config.schema import Run
 from rl.learner.critic import Critic, CriticSetting
 from rl.learner.kl import KLPenalty
+from rl.learner.layers import compile_layers, recompute_layers
 from rl.learner.objective import Batch, Objective
 from rl.learner.observation import Observer
 from rl.learner.policy import Policy
@@ -31,8 +32,9 @@ def load_trained(run: Run, folder: Path) -> PreTrainedModel:
     model = load_model(folder, getattr(torch, run.model["dtype"]), run.seed)
     model = build(run.adapter)().attach(model, run.seed, _public_name(run, folder))
     if run.trainer["gradient_checkpointing"]:
-        # Reentrant checkpoints lose the gradient where the embeddings are frozen (LoRA).
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        recompute_layers(model)
+    if run.trainer["compile"]:
+        compile_layers(model)
     return model.train()
 
 
@@ -68,6 +70,7 @@ class TrainerSettings:
     logprob_chunk: int
     max_grad_norm: float
     gradient_checkpointing: bool
+    compile: bool
     num_threads: int | None
     checkpoint_every: int
     keep_checkpoints: int

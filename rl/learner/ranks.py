@@ -23,18 +23,22 @@ class Ranks:
     device: torch.device
 
     @staticmethod
-    def join(rendezvous: Path, timeout: float) -> "Ranks":
-        """Meet the other ranks through a file; RANK and WORLD_SIZE come from the environment."""
+    def join(rendezvous: Path | None, timeout: float) -> "Ranks":
+        """Meet the other ranks; RANK and WORLD_SIZE come from the environment.
+
+        Through a file where they share a host: a port could be taken by another run. Without one
+        where MASTER_ADDR and MASTER_PORT say.
+        """
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         cuda = torch.cuda.is_available()
         if cuda:
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         else:
             _compile_cpu_op()
-        # They meet in a file: a port could be taken by another run.
+        file = rendezvous and f"file://{rendezvous.resolve()}"
         deepspeed.init_distributed(
             dist_backend="nccl" if cuda else "gloo",
-            init_method=f"file://{rendezvous.resolve()}",
+            init_method=file or "env://",
             rank=rank,
             world_size=world,
             timeout=timedelta(seconds=timeout),

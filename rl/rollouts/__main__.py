@@ -14,7 +14,7 @@ from renderers import Renderer
 from envs.episode import Example
 from envs.protocol import Environment, Pool
 from rl.config.build import build
-from rl.config.facts import sees_hint, takes_turns
+from rl.config.facts import is_by_hand, sees_hint, spans_hosts, takes_turns
 from rl.config.schema import Run
 from rl.config.transport import transport
 from rl.evaluation.periodic import Evaluator, evaluator_of
@@ -30,8 +30,10 @@ from rl.rollouts.dispatcher import Dispatcher, DispatcherState
 from rl.rollouts.example_order import ExampleOrder
 from rl.rollouts.replicas import Replicas
 from rl.rollouts.service import RolloutService
+from rl.run.by_hand import end_with_run, require_prepared
 from rl.run.failure import reporting
 from rl.run.folder import RunFolder
+from rl.run.interface import listening_address
 from rl.run.open_files import raise_open_files
 from rl.run.status import Status
 from rl.run.stop_request import pass_on_signals
@@ -95,9 +97,21 @@ def _hinted(run: Run, env: Environment, pools: Sequence[Pool]) -> frozenset[str]
     return hinted
 
 
+def _loaded(run_folder: RunFolder) -> Run:
+    run = Run.load(run_folder.config)
+    if is_by_hand(run.cluster):
+        end_with_run(run_folder)
+    return run
+
+
+def _host(run: Run) -> str | None:
+    """The address to listen on where ranks may be on other machines."""
+    return listening_address(run.cluster["interface"]) if spans_hosts(run.cluster) else None
+
+
 async def main(run_folder: RunFolder) -> None:
     """Play groups and answer the trainer until we are ended."""
-    run, status = Run.load(run_folder.config), Status(run_folder, "rollouts")
+    run, status = _loaded(run_folder), Status(run_folder, "rollouts")
     status.set("loading the environment")
     env: Environment = build(run.env)()
     pools = env.pools("train")
@@ -150,7 +164,7 @@ async def main(run_folder: RunFolder) -> None:
             replicas if sampler.uses_vllm else None,
         )
         # Last: a rank that can connect finds everything else in place.
-        await stack.enter_async_context(service.listening())
+        await stack.enter_async_context(service.listening(_host(run)))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(service.sample())
             tasks.create_task(service.report())
@@ -162,6 +176,7 @@ async def main(run_folder: RunFolder) -> None:
 
 if __name__ == "__main__":
     run_folder = RunFolder(Path(sys.argv[1]))
+    require_prepared(run_folder)
     pass_on_signals(run_folder)
     with reporting(run_folder, "rollouts"), noting_warnings(run_folder, "rollouts"):
         raise_open_files()  # a connection to vLLM for every rollout in flight

@@ -35,7 +35,8 @@ class Replicas:
         """Lose whoever the supervisor starts again, for ever: a request would wait for nothing."""
         while not self._alone:
             await asyncio.sleep(_LOOK_EVERY_S)
-            started = started_replicas(self._run_folder, self._inference)
+            # In a thread: the run's folder may lie on a disk that is far away, or busy.
+            started = await asyncio.to_thread(started_replicas, self._run_folder, self._inference)
             newest = {replica.name: replica.incarnation for replica in started}
             for route in self.router.routes:
                 if newest[route.replica.name] != route.replica.incarnation:

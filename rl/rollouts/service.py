@@ -1,13 +1,12 @@
 """What the rollouts process says to the trainer, to the screen and to its files. No torch.
 
-Serves the trainer ranks over a Unix socket: `next_batch` (a rank's share of a step), `publish` (new
+Serves the trainer ranks: `next_batch` (a rank's share of a step), `publish` (new
 weights are live), `evaluation` (of the last ones that were due), `state` (what a checkpoint keeps).
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import asdict, replace
 
 import msgspec
@@ -20,6 +19,7 @@ from rl.inference.client import RequestTally
 from rl.records import Credit, Group, RankBatch, Rollout
 from rl.rollouts.batch_metrics import batch_metrics
 from rl.rollouts.dispatcher import Dispatcher
+from rl.rollouts.listening import listening
 from rl.rollouts.plan import plan_batch
 from rl.rollouts.replicas import Replicas
 from rl.rollouts.token_record import TokenRecord
@@ -67,15 +67,9 @@ class RolloutService:
         self._num_ranks = 0  # that listen
         dispatcher.on_rejected = self._rejected.append
 
-    @asynccontextmanager
-    async def listening(self) -> AsyncIterator[None]:
-        """Serve ranks on the run's socket for as long as the block lasts."""
-        server = await asyncio.start_unix_server(self.serve, self._run_folder.rollouts_socket)
-        try:
-            yield
-        finally:
-            # Not awaited: since Python 3.12.1 that waits for ranks, which wait for us.
-            server.close()
+    def listening(self, host: str | None = None) -> AbstractAsyncContextManager[None]:
+        """Serve ranks for as long as the block lasts; `host`: on a port of that address."""
+        return listening(self._run_folder, self.serve, host)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one rank until it hangs up."""

@@ -131,9 +131,15 @@ class Child:
         log: Path,
         reaper: Reaper,
         env: Mapping[str, str] | None = None,
+        ends_on_term: bool = True,
     ) -> None:
+        """`ends_on_term`: else its first TERM counts as a scheduler's, so at the end it is killed.
+
+        What it has started gets its TERM nevertheless.
+        """
+        self.ends_on_term = ends_on_term
         self.name, self.command, self.log = name, list(command), log
-        self._reaper, self._env = reaper, dict(env or {})
+        self._reaper, self.env = reaper, dict(env or {})
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -145,7 +151,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **self._env},
+                env={**os.environ, **self.env},
                 start_new_session=True,
                 preexec_fn=partial(_die_with_parent, os.getpid()),
             )
@@ -161,21 +167,19 @@ class Child:
         """Exit status, None while running; negative for a signal."""
         return None if self._process is None else self._process.poll()
 
-    def kill_leader(self) -> None:
-        """Kill the process itself, where its first TERM would count as a scheduler's."""
-        if self._process is not None:
-            self._process.kill()
+    def tail(self) -> str:
+        """The end of its log."""
+        return last_lines(self.log)
 
     def kill(self) -> None:
         """End the whole group; its exit status can still be asked for."""
-        if self._process is not None:
-            end_groups([self._process.pid])
+        end_together([self])
 
     def end(self) -> None:
         """End the whole group. Safe to call twice."""
         if self._process is None:
             return
-        end_groups([self._process.pid])
+        end_together([self])
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=1)
         self._reaper.forget(self._process.pid)
@@ -187,3 +191,16 @@ class Child:
 
     def __exit__(self, *_: object) -> None:
         self.end()
+
+    def kill_leader(self) -> None:
+        """Kill the process itself."""
+        if self._process is not None:
+            self._process.kill()
+
+
+def end_together(children: Sequence[Child]) -> None:
+    """End the groups of all of them within one grace period."""
+    for child in children:
+        if not child.ends_on_term:
+            child.kill_leader()
+    end_groups([child.group for child in children if child.group is not None])

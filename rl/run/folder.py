@@ -102,6 +102,16 @@ class RunFolder:
         return self.path / "stop"
 
     @property
+    def commands(self) -> Path:
+        """How to start each part, where somebody does so by hand."""
+        return self.path / "commands.txt"
+
+    @property
+    def over(self) -> Path:
+        """Where this file is, parts that were started by hand end themselves."""
+        return self.path / "over"
+
+    @property
     def dropped_metrics(self) -> Path:
         """Lines of steps that were done, lost for want of a checkpoint, and done again."""
         return self.path / "metrics.dropped.jsonl"
@@ -237,16 +247,17 @@ class RunFolder:
     def _sockets(self) -> Path:
         return self.sockets.resolve()  # a path through the link would be as long as without
 
-    def make_sockets_folder(self) -> None:
+    def make_sockets_folder(self, *, shared: bool = False) -> None:
         """Make the private folder of the sockets and of temporary files.
 
-        Unix socket paths are short; below a deep folder it is a link to a short temporary one.
+        Unix socket paths are short; below a deep folder it is a link to a short temporary one. Not
+        where it is `shared` with other hosts, for a key instead of sockets.
         """
         import tempfile
 
         self.clear_sockets()
         self.path.mkdir(parents=True, exist_ok=True)
-        if len(os.fsencode(self._sockets)) + _LONGEST_NAME <= _LONGEST_SOCKET:
+        if shared or len(os.fsencode(self._sockets)) + _LONGEST_NAME <= _LONGEST_SOCKET:
             self.sockets.mkdir(mode=0o700)
         else:
             self.sockets.symlink_to(tempfile.mkdtemp(prefix=_TEMPORARY))
@@ -280,7 +291,7 @@ class RunFolder:
         """Delete what the processes of the run before have left."""
         self.clear_sockets()
         left = (self.failures, self.statuses, self.warnings, self.endpoints, self.stop_request)
-        for path in left:
+        for path in (*left, self.commands, self.over):
             _remove(path)
         # A process that was killed while it wrote a checkpoint, or deleted one, cleared nothing.
         for path in self.checkpoints.glob(".step_*"):

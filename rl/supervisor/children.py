@@ -8,16 +8,19 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import NoReturn
 
+from rl.cluster.host import Host, Hosts, Part
 from rl.config.build import build
+from rl.config.facts import is_by_hand, spans_hosts
 from rl.config.schema import Run
-from rl.config.transport import transport
 from rl.inference.external import ExternalServers, unfit
 from rl.inference.listening import Listening
-from rl.inference.replica import Replica, names_of
-from rl.inference.server import VLLMServer, adapter_room, vllm_process, with_seeds
+from rl.inference.process import replica_process
+from rl.inference.replica import NOWHERE_YET, Replica, names_of
+from rl.inference.server import VLLMServer, with_seeds
 from rl.placement.placement import Place, Plan
 from rl.report.finished_runs import steps_done
-from rl.run.child import Child, Reaper, end_groups, last_lines
+from rl.run.address import Address
+from rl.run.child import Reaper, last_lines
 from rl.run.failure import RunFailed, first_failure
 from rl.run.folder import RunFolder
 from rl.run.metrics import read_metrics
@@ -34,9 +37,12 @@ STOPPING = "stopping after this step; its checkpoint comes first (a second signa
 class Children:
     """The child processes of one run."""
 
-    def __init__(self, run: Run, run_folder: RunFolder, reaper: Reaper, plan: Plan) -> None:
+    def __init__(
+        self, run: Run, run_folder: RunFolder, reaper: Reaper, plan: Plan, hosts: Hosts
+    ) -> None:
         self._run, self._run_folder, self._reaper, self._plan = run, run_folder, reaper, plan
-        self._children: dict[str, Child] = {}
+        self._hosts = hosts
+        self._children: dict[str, Part] = {}
         sampler = build(run.sampler)()
         server: VLLMServer | ExternalServers = build(run.inference)()
         external = isinstance(server, ExternalServers)
@@ -51,18 +57,26 @@ class Children:
         if self._replicas:
             self._replicas.start()
         self._start("rollouts", [sys.executable, "-m", "rl.rollouts", folder], {})
-        world = len(self._plan.ranks)
+        world, meeting = len(self._plan.ranks), self._meeting()
         for rank, place in enumerate(self._plan.ranks):
-            where = {"RANK": str(rank), "WORLD_SIZE": str(world), **place.environment()}
+            where = {"RANK": str(rank), "WORLD_SIZE": str(world), **meeting, **place.environment()}
             command = [sys.executable, "-m", "rl.trainer", folder]
-            self._start(f"trainer.rank{rank}", command, {**where, **_accelerator(place)})
+            env = {**where, **_accelerator(place)}
+            self._start(f"trainer.rank{rank}", command, env, self._hosts.ranks[rank])
+
+    def _meeting(self) -> dict[str, str]:
+        """Where ranks meet that share no file: at the first one."""
+        if not spans_hosts(self._run.cluster):
+            return {}
+        first = self._hosts.ranks[0]
+        return {"MASTER_ADDR": first.address, "MASTER_PORT": str(first.free_port())}
 
     def _watched_replicas(self) -> Replicas:
         """Return the vLLMs of this run, not yet started."""
         server, run, folder = self._server, self._run, self._run_folder
         external = isinstance(server, ExternalServers)
         return Replicas(
-            server.servers() if external else self._listening.replicas(server),
+            server.servers() if external else self._own_replicas(server),
             self._run_folder,
             self._vllm,
             startup_timeout=self._server.startup_timeout,
@@ -73,34 +87,39 @@ class Children:
             ),
         )
 
-    def _vllm(self, replica: Replica) -> Child | None:
-        """Start one vLLM, unless it is somebody else's."""
-        run = self._run
+    def _own_replicas(self, server: VLLMServer) -> list[Replica]:
+        """Return the vLLMs that are ours to start, and where each of them will listen."""
+        cluster, hosts = self._run.cluster, self._hosts.replicas
+        if not spans_hosts(cluster):
+            return self._listening.replicas(server)
+        names, key = names_of(self._run.inference), self._run_folder.read_key()
+        if is_by_hand(cluster):
+            return [Replica(name, NOWHERE_YET, key=key) for name in names]
+        addresses = [Address(host=host.address, port=host.free_port()) for host in hosts]
+        return [Replica(*it, key=key) for it in zip(names, addresses, strict=True)]
+
+    def _vllm(self, replica: Replica) -> Part | None:
+        """Start one vLLM, unless it is somebody else's, or somebody else is to start it."""
         if isinstance(self._server, ExternalServers):
             return None
-        chosen, number = transport(vars(run)), names_of(run.inference).index(replica.name)
-        command, env = vllm_process(
-            self._server,
-            self._run_folder,
-            replica,
-            dtype=run.model["dtype"],
-            max_seq_len=run.max_seq_len,
-            seed=run.seed,
-            adapter=adapter_room(chosen, run.adapter, self._run_folder.model()),
-            head_dtype=run.model["head_dtype"],
-            place=self._plan.inference[number].environment(),
-        )
-        log = self._run_folder.log_of(replica.name)
-        child = Child(replica.name, command, log=log, reaper=self._reaper, env=env)
-        child.start()
-        return child
+        number = names_of(self._run.inference).index(replica.name)
+        host, log = self._hosts.replicas[number], self._run_folder.log_of(replica.name)
+        if is_by_hand(self._run.cluster):
+            module = [sys.executable, "-m", "rl.inference", str(self._run_folder)]
+            host.start(replica.name, [*module, "--replica", str(number)], env={}, log=log)
+            return None
+        place = self._plan.inference[number].environment()
+        command, env = replica_process(self._run, self._run_folder, replica, place)
+        return host.start(replica.name, command, env=env, log=log)
 
-    def _start(self, name: str, command: list[str], env: dict[str, str]) -> None:
-        log = self._run_folder.log_of(name)
+    def _start(
+        self, name: str, command: list[str], env: dict[str, str], host: Host | None = None
+    ) -> None:
         env = {**self._run_folder.environment(), **env}
-        child = Child(name, command, log=log, reaper=self._reaper, env=env)
-        self._children[name] = child
-        child.start()
+        log = self._run_folder.log_of(name)
+        host = host or self._hosts.here
+        # Our own parts take a TERM for a scheduler's notice.
+        self._children[name] = host.start(name, command, env=env, log=log, ends_on_term=False)
 
     def watch(self, tick: Callable[[], None], stop: StopRequest) -> None:
         """Return when every trainer rank has finished; raise RunFailed when anything else ends.
@@ -187,16 +206,8 @@ class Children:
             raise RunFailed(f"{name} {what}")
         raise RunFailed(f"{name} {what}. The end of {log}:\n{last_lines(log)}")
 
-    def end(self) -> None:
-        """End all of them at once, with everything they started."""
-        for child in self._children.values():  # which take a TERM for a scheduler's notice
-            child.kill_leader()
-        # One grace period for all of them, not one after another.
-        children = list(self._children.values())
-        children += self._replicas.children if self._replicas else []
-        end_groups([child.group for child in children if child.group is not None])
-        for child in children:
-            child.end()
+    def close(self) -> None:
+        """Let others have the ports of the vLLMs, which have ended."""
         self._listening.close()
 
 

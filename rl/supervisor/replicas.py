@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from rl.inference.replica import Replica, closed
+from rl.cluster.host import Part
+from rl.inference.replica import NOWHERE_YET, Replica, closed
 from rl.inference.routes import healthy
-from rl.run.child import Child
 from rl.run.endpoint import Endpoint, restart_request
 from rl.run.folder import RunFolder
 from rl.run.status import Status
@@ -25,7 +25,7 @@ _HEALTH_EVERY_S = 5.0
 _SILENT_S = 60.0  # of a replica whose work others can do
 _MOST_DEATHS, _WITHIN_STEPS = 3, 10  # of one replica: then it is no accident
 
-Start = Callable[[Replica], Child | None]  # None: somebody else's, which may come back by itself
+Start = Callable[[Replica], Part | None]  # None: somebody else's, which may come back by itself
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Watched:
 
     replica: Replica
     status: Status
-    child: Child | None = None
+    child: Part | None = None
     ready: bool = False
     began: float = 0.0  # monotonic seconds: its start
     checked: float = 0.0  # likewise: the last time it answered
@@ -70,7 +70,7 @@ class Replicas:
             self._start(one)
 
     @property
-    def children(self) -> list[Child]:
+    def children(self) -> list[Part]:
         """The processes of those that are ours."""
         return [one.child for one in self._all if one.child is not None]
 
@@ -79,15 +79,20 @@ class Replicas:
         one.ready, one.began = False, time.monotonic()
         one.child = self._start_child(replica)
         again = ", again" if replica.incarnation else ""
+        if replica.address == NOWHERE_YET:
+            one.status.set(f"waiting for somebody to start vLLM ({self._run_folder.commands})")
+            return
         starting = f"starting vLLM{again} ({replica.log})"
         one.status.set(starting if one.child else f"waiting for {replica.address} to answer")
-        pid = (one.child and one.child.group) or 0
-        Endpoint(replica.address, replica.incarnation, pid).write(self._run_folder, replica.name)
+        pid = one.child.group if one.child else None
+        Endpoint(replica.address, replica.incarnation, pid or 0).write(
+            self._run_folder, replica.name
+        )
 
     def look(self, *, may_restart: bool) -> tuple[str, str] | None:
         """Start again whoever is gone; return who ends the run by that, and what became of it."""
         for one in self._all:
-            what = self._gone(one)
+            what = self._gone(one) if self._is_somewhere(one) else None
             if what is None:
                 continue
             one.deaths.append(self._num_steps())
@@ -130,11 +135,7 @@ class Replicas:
             one.ready, one.checked = True, now
             one.status.set("serving")
         elif not one.ready:
-            limit = self._startup_timeout
-            late = now - one.began > limit
-            where = "" if one.child else f" at {one.replica.address}"
-            sentence = f"did not answer{where} within inference.startup_timeout={limit:g} s"
-            return sentence if late else None
+            return self._late(one) if now - one.began > self._startup_timeout else None
         elif closed(one.replica):
             # Its engine died, and it waits for the end of requests that nobody answers any more.
             if one.child is None:
@@ -143,6 +144,23 @@ class Replicas:
         elif now - one.checked > self._patience(one):
             return "has stopped answering"
         return None
+
+    def _late(self, one: Watched) -> str:
+        limit = f"inference.startup_timeout={self._startup_timeout:g} s"
+        if one.child is not None:
+            return f"did not answer within {limit}"
+        return f"did not answer at {one.replica.address} within {limit}: start it (docs/scaling.md)"
+
+    def _is_somewhere(self, one: Watched) -> bool:
+        """Whether it has said where it listens: whoever starts one by hand may take any time."""
+        if one.replica.address != NOWHERE_YET:
+            return True
+        said = Endpoint.read(self._run_folder, one.replica.name)
+        if said is not None:
+            one.replica = replace(one.replica, address=said.address, incarnation=said.incarnation)
+            one.began = time.monotonic()
+            one.status.set(f"starting vLLM ({one.replica.log})")
+        return said is not None
 
     def _patience(self, one: Watched) -> float:
         others = any(other.ready for other in self._others(one))

@@ -25,6 +25,7 @@ import yaml
 from envs.cache import cache_folder
 from rl.config.build import build, construct
 from rl.config.check import check
+from rl.config.facts import spans_hosts
 from rl.config.resume_rules import has_steps, run_folder_problems
 from rl.config.schema import ConfigError, Run
 from rl.model.folder import fingerprint
@@ -32,13 +33,12 @@ from rl.model.shape import shape_of
 from rl.model.trainable import check_trainable
 from rl.placement.budget import fitted, parts_of
 from rl.placement.page import plan_page
-from rl.placement.placement import Plan, placement
+from rl.placement.placement import Plan
 from rl.placement.settings import settled
 from rl.report.finished_runs import how_to_go_on, steps_done
 from rl.report.screen import Screen, final_summary
 from rl.run.child import Reaper
 from rl.run.commit import commit_of
-from rl.run.devices import this_host
 from rl.run.failure import OutOfTime, RunFailed
 from rl.run.folder import RunFolder
 from rl.run.lock import FULL, ensure_free, locked
@@ -48,13 +48,14 @@ from rl.run.stop_request import Stopped, StopRequest, stopped_by_signals
 from rl.run.typed import key_of
 from rl.supervisor.base_model import fetch_references, make_cache, model_of, refused
 from rl.supervisor.children import Children
+from rl.supervisor.remote_plan import demand_of, on_hosts, planned
 from rl.supervisor.sources import check_imports
 from rl.supervisor.time_limit import TimeLimit
 from rl.supervisor.warm_start import IMITATION, keep_result, warm_start_key, warm_start_run
 
 CONSTRUCTED = (
     *("model", "adapter", "env", "order", "sampler", "client", "buffer", "optim", "inference"),
-    *("logger", "evaluation", "record"),
+    *("cluster", "logger", "evaluation", "record"),
 )
 
 
@@ -86,8 +87,7 @@ def supervise(
     run_folder = RunFolder(Path(str(config.get("output_dir")), str(config.get("run_name"))))
     ensure_free(run_folder)  # first: the check would only say that the folder holds a run
     check(config, choices=_known_by_choice(choices, overrides))
-    plan = placement(config, [this_host()])
-    config = settled(config, plan)
+    config = settled(config, planned(config)[0])
     run = Run(**config)
     limit = TimeLimit(run.max_time, run_folder)
     construct(run, CONSTRUCTED)  # only a constructor sees what no signature tells
@@ -215,13 +215,17 @@ def _execute(
     run.save(run_folder.config)
     run_folder.versions.write_text(json.dumps(_versions(), indent=1))
     run_folder.clear_processes()
-    run_folder.make_sockets_folder()
+    run_folder.make_sockets_folder(shared=spans_hosts(run.cluster))
+    if spans_hosts(run.cluster):
+        run_folder.make_key()
     run_folder.set_model(model, fingerprint(model))
     with ExitStack() as stack:
         # What was registered last ends first: the children, then the sockets they listen on.
         stack.callback(run_folder.clear_sockets)
-        children = Children(run, run_folder, reaper, plan)
-        stack.callback(children.end)
+        cluster = build(run.cluster)()
+        hosts = stack.enter_context(cluster.hosts(run_folder, reaper, demand_of(run, plan)))
+        children = Children(run, run_folder, reaper, on_hosts(plan, hosts), hosts)
+        stack.callback(children.close)
         children.start()
         with Screen(run_folder, run.max_steps) as screen:
             stop.waits = waits
@@ -238,8 +242,8 @@ def _execute(
 
 def _planned(run: Run, model: Path, shown: bool) -> tuple[Run, Plan]:
     """Return the run with what its model leaves to vLLM, and where its parts go; say so."""
-    config, hosts, sizes = asdict(run), [this_host()], shape_of(model)
-    plan = placement(config, hosts)
+    config, sizes = asdict(run), shape_of(model)
+    plan, hosts = planned(config)
     if sizes is not None:
         config = fitted(config, plan, sizes, hosts)
     if shown:

@@ -49,7 +49,7 @@ def warm_start_key(first: Run, read: Callable[[Path], bytes] = Path.read_bytes) 
     """
     content = asdict(first)
     elsewhere = ("output_dir", "run_name", "inference", "client", "sync", "logger", "record")
-    for group in (*elsewhere, "trainer", "max_time"):
+    for group in (*elsewhere, "cluster", "trainer", "max_time"):
         del content[group]
     content["max_grad_norm"] = first.trainer["max_grad_norm"]  # the others change no result
     # The first two serve the run that follows; the environment's rewards are not looked at.
@@ -126,10 +126,11 @@ def warm_start_run(run: Run, supervised: dict[str, Any], folder: Path) -> Run:
             "schedule": "constant",
             "warmup_steps": min(5, recipe.steps),
         },
+        cluster={"_target_": "rl.cluster.local.LocalCluster"},  # a minute's work
         logger={"_target_": "rl.trainer.loggers.ConsoleLogger"},
         evaluation={"_target_": "rl.evaluation.periodic.NoEvaluation"},
         record={"_target_": "rl.rollouts.token_record.TokenRecord", "num_groups": 0},
-        trainer={**run.trainer, "checkpoint_every": 0},
+        trainer={**run.trainer, "checkpoint_every": 0, "compile": False},  # too short for it
         deepspeed={"zero_optimization": {"stage": 0}},
         output_dir=str(folder.parent),
         run_name=folder.name,

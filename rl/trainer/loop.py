@@ -17,14 +17,17 @@ from typing import Any
 import torch
 
 from rl.config.build import build
+from rl.config.facts import is_by_hand, spans_hosts
 from rl.config.schema import Run
 from rl.config.transport import transport
 from rl.learner.learner import Learner, TrainerSettings
 from rl.learner.ranks import Ranks
 from rl.records import RankBatch
+from rl.run.by_hand import end_with_run
 from rl.run.dropped_steps import drop_steps_from
 from rl.run.failure import RunFailed
 from rl.run.folder import RunFolder
+from rl.run.interface import bind_collectives
 from rl.run.metrics import MetricsFile
 from rl.run.status import STOPPED, Status
 from rl.trainer.checkpoint import save_checkpoint
@@ -37,6 +40,7 @@ from rl.wire import NoMoreBatches
 # After which the supervisor has seen that vLLM is gone, or that it only closed its socket: it looks
 # every 5 s, and ends it.
 _NOTICED_S = 10.0
+_ENDING_S = 10.0  # of a rank that is done, which the supervisor may see before it has ended
 
 
 class Stopwatch:
@@ -60,6 +64,8 @@ class TrainingRun:
 
     def __init__(self, run_folder: RunFolder) -> None:
         self.run, self.run_folder = Run.load(run_folder.config), run_folder
+        if is_by_hand(self.run.cluster):
+            end_with_run(run_folder, after_s=_ENDING_S)
         self.settings: TrainerSettings = build(self.run.trainer)()
         self.sampler = build(self.run.sampler)()
         rank = int(os.environ["RANK"])
@@ -70,7 +76,11 @@ class TrainingRun:
         if self.settings.num_threads:
             torch.set_num_threads(self.settings.num_threads)
         # Whoever waits for another rank waits longer than that one does: its sentence comes first.
-        self.ranks = Ranks.join(run_folder.rendezvous, 2 * self.settings.wait_timeout)
+        meeting = run_folder.rendezvous
+        if spans_hosts(self.run.cluster):
+            bind_collectives(self.run.cluster["interface"])
+            meeting = None
+        self.ranks = Ranks.join(meeting, 2 * self.settings.wait_timeout)
         self.status.set("loading the model")
         self.learner = Learner(self.run, self.run_folder, self.ranks)
         self.resumed = self.run_folder.resumed()
@@ -128,7 +138,7 @@ class TrainingRun:
 
     def _begin(self, pusher: WeightPusher | None) -> RolloutsLink:
         """Let sampling start, with the weights that this run starts from."""
-        rollouts = RolloutsLink(self.run_folder.rollouts_socket, self.ranks.rank)
+        rollouts = RolloutsLink(self.run_folder, self.ranks.rank)
         rollouts.connect(self.settings.wait_timeout)
         if self.ranks.first:
             self.logger.start(self.run_folder.path, self.run.run_name, asdict(self.run))

@@ -2,11 +2,13 @@
 
 import socket
 import time
-from pathlib import Path
 from typing import Any, TypeVar
 
 from rl.records import RankBatch
+from rl.run.address import Address
+from rl.run.endpoint import Endpoint
 from rl.run.failure import RunFailed
+from rl.run.folder import RunFolder
 from rl.wire import HEADER, Answer, Call, NoMoreBatches, pack, unpack
 
 T = TypeVar("T")
@@ -17,16 +19,16 @@ _CAUSE_FIRST_S = 1.0  # it has its own report to write, and the oldest report is
 class RolloutsLink:
     """Blocking calls of one rank; every wait has a deadline."""
 
-    def __init__(self, path: Path, rank: int) -> None:
-        self._path, self._rank = path, rank
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    def __init__(self, run_folder: RunFolder, rank: int) -> None:
+        self._run_folder, self._rank = run_folder, rank
+        self._socket = socket.socket()  # until there is somebody to connect it to
 
     def connect(self, timeout: float) -> None:
         """Wait until the rollouts process listens, at most `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while True:
             try:
-                self._socket.connect(str(self._path))
+                self._socket = self._connected(timeout)
             except OSError as error:
                 if time.monotonic() > deadline:
                     raise RunFailed(
@@ -35,8 +37,17 @@ class RolloutsLink:
                     ) from error
                 time.sleep(0.1)  # its socket appears once its environment is loaded
             else:
-                self._socket.settimeout(timeout)
                 return
+
+    def _connected(self, timeout: float) -> socket.socket:
+        """Return a connection to the port that it reported, else to its socket on this host."""
+        listening = Endpoint.read(self._run_folder, "rollouts")
+        if listening is None:
+            return Address(path=self._run_folder.rollouts_socket).connect(timeout)
+        connection, key = listening.address.connect(timeout), self._run_folder.key.read_bytes()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a batch may take long
+        connection.sendall(HEADER.pack(len(key)) + key)
+        return connection
 
     def next_batch(self, step: int, timeout: float) -> RankBatch:
         """Return this rank's share of a step, waiting at most `timeout` seconds for it.

@@ -117,3 +117,11 @@ def test_all_words_there_are_can_be_used():
     env = make(min_length=1, max_length=2, num_train=700, num_eval=2)
     words = {e.info["answer"] for split in ("train", "eval") for e in env.examples(split)}
     assert len(words) == 26 + 26**2
+
+
+def test_words_may_be_longer_than_there_are_numbers_for():
+    env = make(min_length=13, max_length=300, num_train=400)
+    words = [e.info["answer"] for split in ("train", "eval") for e in env.examples(split)]
+    assert len(set(words)) == len(words) == 500
+    assert {13, 300} <= set(map(len, words))
+    assert next(env.demonstrations(Random(0)))

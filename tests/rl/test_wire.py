@@ -12,6 +12,7 @@ import pytest
 from rl.records import MicroBatch, RankBatch
 from rl.rollouts.dispatcher import DispatcherState
 from rl.run.failure import RunFailed
+from rl.run.folder import RunFolder
 from rl.trainer import rollouts_link
 from rl.trainer.rollouts_link import RolloutsLink
 from rl.wire import HEADER, Answer, Call, NoMoreBatches, pack, unpack
@@ -79,12 +80,19 @@ def test_what_cannot_be_sent_is_named():
 
 
 @pytest.fixture
-def path(tmp_path_factory):
-    return tmp_path_factory.mktemp("s") / "rollouts.sock"
+def folder(tmp_path_factory) -> RunFolder:
+    run_folder = RunFolder(tmp_path_factory.mktemp("r"))
+    run_folder.make_sockets_folder()
+    return run_folder
 
 
 @pytest.fixture
-def serve(path) -> Iterator:
+def path(folder):
+    return folder.rollouts_socket
+
+
+@pytest.fixture
+def serve(folder, path) -> Iterator:
     """serve(behave): accept one rank and let behave(connection) answer in a thread."""
     listener = socket.socket(socket.AF_UNIX)
     threads = []
@@ -100,7 +108,7 @@ def serve(path) -> Iterator:
 
         threads.append(threading.Thread(target=accept, daemon=True))
         threads[0].start()
-        link = RolloutsLink(path, rank=1)
+        link = RolloutsLink(folder, rank=1)
         link.connect(1.0)
         return link
 
@@ -192,13 +200,13 @@ def test_a_rollouts_process_that_hangs_up_is_said_in_words(serve, behave, monkey
         link.publish(1)
 
 
-def test_a_rollouts_process_that_never_listens_is_waited_for_and_said_in_words(path):
+def test_a_rollouts_process_that_never_listens_is_waited_for_and_said_in_words(folder):
     with pytest.raises(RunFailed, match=r"did not listen within 0\.05 s; see logs/rollouts\.log"):
-        RolloutsLink(path, rank=0).connect(0.05)
+        RolloutsLink(folder, rank=0).connect(0.05)
 
 
-def test_a_rank_waits_for_the_rollouts_process_to_listen(path):
-    link = RolloutsLink(path, rank=0)
+def test_a_rank_waits_for_the_rollouts_process_to_listen(folder, path):
+    link = RolloutsLink(folder, rank=0)
     waiting = threading.Thread(target=link.connect, args=(5.0,))
     waiting.start()
     with socket.socket(socket.AF_UNIX) as listener:

@@ -17,7 +17,7 @@ from tests.support.policy_setup import PlainSteps, all_same
 from tests.support.policy_worker import Cases
 
 GRADIENTS = {  # the shipped ZeRO stages, and how
-    1: ("zero0", "zero0 checkpointing"),
+    1: ("zero0", "zero0 checkpointing compiled"),
     2: ("zero0", "zero1", "zero2", "zero3", "zero3 scattered checkpointing"),
 }
 SPLITS = ("one", "several")

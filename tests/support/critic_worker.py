@@ -18,11 +18,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests.support.forked_groups import forked_groups, plain_credit
-from tests.support.policy_setup import BUDGETS, PlainSteps, Setup, all_same, deepspeed_config
+from tests.support.policy_setup import (
+    BUDGETS,
+    PlainSteps,
+    Setup,
+    all_same,
+    deepspeed_config,
+    with_layers,
+)
 from tests.support.split_cases import StandingStill
 
 GRADIENTS = {  # the shipped ZeRO stages, and how
-    1: ("zero0", "zero1", "zero2", "zero3 checkpointing"),
+    1: ("zero0", "zero1", "zero2 compiled", "zero3 checkpointing"),
     2: ("zero0", "zero1", "zero2", "zero3 scattered checkpointing"),
 }
 KEPT = {  # dtype, how, with an adapter
@@ -108,8 +115,7 @@ class CriticCases(Setup):
 
         def load() -> Any:
             model = self.model(dtype, seed)
-            if "checkpointing" in mode:
-                model.gradient_checkpointing_enable({"use_reentrant": False})
+            with_layers(model, mode)
             knobs = {"rank": 4, "alpha": 8.0, "target_modules": "all-linear", "rslora": False}
             if adapter:
                 model = self.model(dtype, 0)  # the base comes from files

@@ -91,8 +91,7 @@ class Setup:
         from tests.support.tiny_policy import TEMPERATURE
 
         model = self.model(dtype, seed)
-        if "checkpointing" in mode:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+        with_layers(model, mode)
         model.train()
         settings = {"max_steps": 10, "max_grad_norm": 1e9, "logprob_chunk": 7, **changes}
         return Policy(
@@ -144,6 +143,16 @@ class Setup:
         found = [{name: tensor.clone() for name, tensor in policy.weights().items()}]
         dist.broadcast_object_list(found, src=0)
         return found[0]
+
+
+def with_layers(model: Any, mode: str) -> None:
+    """Recompute and compile the layers as the mode says."""
+    from rl.learner.layers import compile_layers, recompute_layers
+
+    if "checkpointing" in mode:
+        recompute_layers(model)
+    if "compiled" in mode:
+        compile_layers(model, "aot_eager")  # inductor takes minutes
 
 
 def deepspeed_config(mode: str) -> dict[str, Any]:

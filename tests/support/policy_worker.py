@@ -31,17 +31,24 @@ from tests.support.policy_setup import (
 from tests.support.policy_steps import StepCases
 
 GRADIENTS = {  # the shipped ZeRO stages, and how
-    1: ("zero0", "zero1", "zero2", "zero3", "zero0 checkpointing"),
-    2: ("zero0", "zero1", "zero2", "zero3", "zero3 scattered", "zero3 checkpointing"),
+    1: ("zero0", "zero1", "zero2", "zero3", "zero0 checkpointing", "zero0 compiled"),
+    2: (
+        *("zero0", "zero1", "zero2", "zero3", "zero3 scattered", "zero3 checkpointing"),
+        "zero3_offload scattered",
+        "zero2 checkpointing compiled",
+    ),
 }
 STEPS = {
     1: (
         *(("float32", mode) for mode in ("zero0", "zero3")),
-        *(("bfloat16", mode) for mode in ("zero0", "zero2")),
+        *(("bfloat16", mode) for mode in ("zero0", "zero2", "zero3_offload_optimizer")),
     ),
     2: (
         *(("float32", mode) for mode in ("zero0", "zero1", "zero2", "zero3 scattered")),
-        *(("bfloat16", mode) for mode in ("zero0", "zero2", "zero3", "zero1 sums")),
+        *(
+            ("bfloat16", mode)
+            for mode in ("zero0", "zero2", "zero3", "zero3_offload", "zero1 sums")
+        ),
     ),
 }
 

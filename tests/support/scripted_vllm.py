@@ -91,11 +91,19 @@ class Engine:
     async def tokenize(self, request: web.Request) -> web.Response:
         """Answer with the prompt that the model's chat template makes."""
         body = await request.json()
+        if "prompt" in body:
+            ids = self._tokenizer.encode(body["prompt"], add_special_tokens=False).ids
+            return web.json_response({"tokens": ids})
         template = jinja2.Environment().from_string(self._template)
         asked = {"messages": body["messages"], "tools": body.get("tools")}
         ids = self._tokenizer.encode(template.render(**asked, add_generation_prompt=True)).ids
         answer = {"count": len(ids), "max_model_len": self._max_model_len, "tokens": ids}
         return web.json_response(answer)
+
+    async def models(self, request: web.Request) -> web.Response:
+        """Answer with what it serves."""
+        card = {"id": "policy", "max_model_len": self._max_model_len}
+        return web.json_response({"data": [card]})
 
     async def control(self, request: web.Request) -> web.Response:
         """Do what a push consists of; what must not come at this point is refused."""
@@ -239,6 +247,7 @@ async def _app(arguments: argparse.Namespace) -> web.Application:
 
         app.middlewares.append(middleware(read_faults(arguments.faults)))
     app.router.add_get("/health", _health)
+    app.router.add_get("/v1/models", engine.models)
     app.router.add_post("/inference/v1/generate", engine.generate)
     app.router.add_post("/tokenize", engine.tokenize)
     app.router.add_post("/v1/load_lora_adapter", engine.load_adapter)

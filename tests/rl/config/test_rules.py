@@ -103,6 +103,18 @@ REFUSED: dict[str, tuple[Changes, str]] = {
         )
         for stage in (1, 2, 3)
     },
+    **{
+        f"{key} under ZeRO {stage}": (
+            {"deepspeed": {"zero_optimization": {"stage": stage, key: {"device": "cpu"}}}},
+            f"deepspeed.zero_optimization.{key}.device=cpu under ZeRO stage {stage} loses",
+        )
+        for key in ("offload_optimizer", "offload_param")
+        for stage in (0, 1, 2)
+    },
+    "compiled layers under ZeRO 3": (
+        {"trainer.compile": True, "deepspeed": ZERO[3]},
+        "trainer.compile=true compiles whole layers, and ZeRO stage 3 gathers weights inside",
+    ),
     "momentum": (
         {"optim": {**MUON, "momentum": 1.0}},
         "optim.momentum=1.0, but it must be >= 0 and < 1",

@@ -1,11 +1,14 @@
 """Logprobs in chunks are those of one log_softmax over all logits; N tokens, V words."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from rl.learner.layers import compile_layers, recompute_layers
 from rl.learner.logprobs import PolicyModule
 from rl.model.loading import load_model
 from tests.support import tiny_policy
@@ -36,6 +39,9 @@ def rows():
         chosen[0], chosen[-1] = False, True
         made.append((token_ids, chosen & (length != 5)))
     return made
+
+
+compiled = partial(compile_layers, backend="aot_eager")  # inductor takes minutes
 
 
 def stacked(rows, extra=0):
@@ -200,24 +206,32 @@ def test_nothing_of_size_v_waits_for_the_backward_pass(folder, rows):
     assert not [shape for shape in kept if shape[-1:] == (VOCAB,)]
 
 
-def test_gradient_checkpointing_changes_neither_logprobs_nor_gradients(folder, rows):
-    """As trainer.gradient_checkpointing turns it on; each layer runs once more, backwards."""
-    model = load_model(folder, torch.float32, 0).train()
-    module, calls = PolicyModule(model, chunk=4), []
-    for layer in model.model.layers:
-        layer.mlp.register_forward_pre_hook(lambda *_: calls.append(1))
+@pytest.mark.parametrize("prepare", [[recompute_layers], [compiled], [recompute_layers, compiled]])
+def test_recomputed_or_compiled_layers_change_neither_logprobs_nor_gradients(folder, rows, prepare):
+    """As trainer.gradient_checkpointing and trainer.compile turn them on."""
     found = []
-    for checkpointing in (False, True):
-        if checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
-        logprobs, _ = module(*stacked(rows), 0.8)
+    for steps in ([], prepare):
+        model = load_model(folder, torch.float32, 0).train()
+        names = [name for name, _ in model.named_parameters()]
+        for step in steps:
+            step(model)
+        assert [name for name, _ in model.named_parameters()] == names
+        calls = []
+        for layer in model.model.layers:
+            layer.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
+        logprobs, _ = PolicyModule(model, chunk=4)(*stacked(rows), 0.8)
         weights = weights_of(len(logprobs)).float()
         found.append((logprobs.detach(), gradients(model, (weights * logprobs).sum())))
-        layers = len(model.model.layers)
-        assert len(calls) == (layers + 2 * layers if checkpointing else layers)
-    (expected, expected_gradients), (logprobs, checkpointed) = found
-    torch.testing.assert_close(logprobs, expected, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(checkpointed, expected_gradients, rtol=1e-4, atol=1e-6)
+    (expected, expected_gradients), (logprobs, prepared) = found
+    torch.testing.assert_close(logprobs, expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(prepared, expected_gradients, rtol=1e-5, atol=1e-6)
+    if recompute_layers in prepare:  # each runs once more, backwards
+        assert len(calls) == 2 * len(model.model.layers)
+
+
+def test_a_model_without_marked_layers_is_not_compiled():
+    with pytest.raises(ValueError, match=r"trainer\.compile=true finds no layers in a Linear"):
+        compile_layers(torch.nn.Linear(2, 2))
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -13,9 +13,11 @@ from envs.messages import assistant
 from rl.inference.client import RequestTally
 from rl.records import Credit, Group, RankBatch, Rollout, Sequence
 from rl.rollouts.service import RolloutService
+from rl.run.endpoint import Endpoint
 from rl.run.failure import RunFailed, first_failure
 from rl.run.folder import RunFolder
 from rl.run.status import Status
+from rl.trainer.rollouts_link import RolloutsLink
 from rl.wire import HEADER, Answer, Call, NoMoreBatches, pack, unpack
 from tests.support.composing import chosen
 
@@ -143,6 +145,35 @@ async def test_a_rank_is_answered_over_its_socket(tmp_path):
         answer = unpack(await reader.readexactly(size), Answer)
         assert unpack(answer.value, RankBatch).step == 0
         writer.close()
+
+
+async def test_over_tcp_only_who_begins_with_the_key_is_answered(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.make_sockets_folder()
+    folder.make_key()
+    key, call = folder.key.read_bytes(), pack(Call(what="next_batch", step=0))
+    question = HEADER.pack(len(call)) + call
+    async with service(tmp_path, [group(1.0)]).listening("127.0.0.1"):
+        address = Endpoint.read(folder, "rollouts").address
+
+        async def answers(beginning: bytes) -> bytes:
+            reader, writer = await asyncio.open_connection(address.host, address.port)
+            writer.write(beginning + question)
+            try:
+                async with asyncio.timeout(5):
+                    return await reader.read(HEADER.size)
+            except ConnectionError:
+                return b""
+            finally:
+                writer.close()
+
+        wrong = key[:-1] + bytes([key[-1] ^ 1])
+        for beginning in (b"", HEADER.pack(len(key)) + wrong, HEADER.pack(1 << 40), key):
+            assert await answers(beginning) == b""
+        assert await answers(HEADER.pack(len(key)) + key)
+        link = RolloutsLink(folder, rank=0)
+        await asyncio.to_thread(link.connect, 5.0)
+        assert (await asyncio.to_thread(link.next_batch, 0, 5.0)).step == 0
 
 
 async def test_this_process_ends_although_a_rank_is_still_connected(tmp_path, monkeypatch):

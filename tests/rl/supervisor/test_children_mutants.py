@@ -8,9 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from rl.cluster.host import Demand
+from rl.cluster.local import LocalCluster
 from rl.config.schema import Run
 from rl.placement.placement import Place, placement
-from rl.run.child import Child, Reaper
+from rl.run.child import Reaper
 from rl.run.devices import Host
 from rl.run.failure import RunFailed
 from rl.run.folder import RunFolder
@@ -43,21 +45,17 @@ def watched(tmp_path):
             if time.monotonic() > deadline:
                 raise StillWatching
 
-        with Reaper() as reaper:
-            plan = placement(config, [Host()])
-            children = Children(Run(**config), folder, reaper, plan)
-            try:
-                if server := parts.pop("inference", None):
-                    log = folder.log_of("inference")
-                    vllm = Child("inference", server, log=log, reaper=reaper)
-                    vllm.start()
-                    children._replicas._start_child = lambda replica: vllm
-                    children._replicas.start()
-                for name, command in parts.items():
-                    children._start(name.replace("_", "."), command, {})
-                children.watch(tick, stop or SimpleNamespace(asked=False))
-            finally:
-                children.end()
+        plan, demand = placement(config, [Host()]), Demand(1, 1, 1)
+        with Reaper() as reaper, LocalCluster().hosts(folder, reaper, demand) as hosts:
+            children = Children(Run(**config), folder, reaper, plan, hosts)
+            if server := parts.pop("inference", None):
+                log = folder.log_of("inference")
+                vllm = hosts.here.start("inference", server, env={}, log=log)
+                children._replicas._start_child = lambda replica: vllm
+                children._replicas.start()
+            for name, command in parts.items():
+                children._start(name.replace("_", "."), command, {})
+            children.watch(tick, stop or SimpleNamespace(asked=False))
 
     return watch
 

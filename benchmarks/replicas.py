@@ -1,0 +1,164 @@
+"""How many episodes a second one rollouts process plays, on one vLLM and on two.
+
+    python -m benchmarks.replicas [--episodes 100 1000 10000]
+
+Scripted servers (tests/support), each a process of its own, answer at once, so what is measured is
+ours: routing, HTTP, decoding, playing several turns of alphabet-sort. One JSON line each:
+
+    {"episodes": 1000, "replicas": 2, "episodes_per_s": ..., "of_one": ..., "of_bare_loop": ...}
+
+`of_one` is that rate as a part of the rate on one replica, `of_bare_loop` the requests a second as
+a part of those of a loop that posts the same requests to one server and reads the JSON. Where the
+cores are fewer than the processes, two replicas cannot be faster: then `of_one` says what routing
+costs.
+"""
+
+import argparse
+import asyncio
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import aiohttp
+
+from benchmarks._composing import compose
+from rl.config.build import build
+from rl.config.schema import Run
+from rl.inference.client import VLLMClient
+from rl.inference.listening import Listening
+from rl.inference.live_version import LiveVersion
+from rl.inference.replica import Replica
+from rl.inference.router import Group, Router
+from rl.inference.routes import VLLMRoutes, wait_until_healthy
+from rl.inference.server import vllm_process
+from rl.model.tokenizer import load_renderer
+from rl.run.child import Child, Reaper
+from rl.run.folder import RunFolder
+from rl.run.open_files import raise_open_files
+from rl.sampling.player import Player
+from rl.sampling.renderer_chat import RendererChat
+from tests.support.scripted_vllm import ScriptedVLLM
+
+T = TypeVar("T")
+GROUP_SIZE = 10
+_START_S = 60.0
+
+
+@contextmanager
+def served(folder: RunFolder, number: int) -> Iterator[list[Replica]]:
+    """That many scripted servers, for as long as the block lasts."""
+    server = ScriptedVLLM(replicas=number, listen="unix", startup_timeout=_START_S, args={})
+    folder.make_sockets_folder()
+    replicas = Listening(folder).replicas(server)  # pyright: ignore[reportArgumentType]
+    with ExitStack() as stack:
+        stack.callback(folder.clear_sockets)
+        reaper = stack.enter_context(Reaper())
+        for replica in replicas:
+            command, env = vllm_process(
+                server,  # pyright: ignore[reportArgumentType]
+                folder,
+                replica,
+                dtype="float32",
+                max_seq_len=512,
+                seed=0,
+                adapter=None,
+            )
+            log = folder.log_of(replica.name)
+            stack.enter_context(Child(replica.name, command, log=log, reaper=reaper, env=env))
+        for replica in replicas:
+            wait_until_healthy(replica, _START_S)
+            with VLLMRoutes(replica, timeout=_START_S) as vllm:
+                vllm.set_version(0)
+        yield replicas
+
+
+class Recording(VLLMClient):
+    """Keeps the bodies of all requests."""
+
+    bodies: list[dict[str, Any]]
+
+    async def ask(
+        self, path: str, body: dict[str, Any], read: Callable[[Any], T], group: Group, n: int = 0
+    ) -> T:
+        """Ask."""
+        self.bodies.append(body)
+        return await super().ask(path, body, read, group, n)
+
+
+async def play(
+    run: Run, folder: RunFolder, replicas: list[Replica], num_episodes: int
+) -> tuple[float, list[dict[str, Any]]]:
+    """Play all at once; return the seconds that took, and the requests."""
+    env, sampler = build(run.env)(), build(run.sampler)()
+    sampler = replace(sampler, rollout_timeout=3600.0, max_tokens=64)
+    renderer = load_renderer(folder.model(), build(run.model)().renderer)
+    examples = env.examples("train")
+    async with Recording(Router.to(*replicas), model="policy", timeout=3600.0) as client:
+        client.bodies = []
+        chat = RendererChat(sampler, renderer, client, run.max_seq_len, LiveVersion(0))
+        player = Player(sampler, env, chat)
+        began = time.perf_counter()
+        groups = await asyncio.gather(
+            *(
+                player.play_group(i, examples[i % len(examples)], GROUP_SIZE)
+                for i in range(num_episodes // GROUP_SIZE)
+            )
+        )
+        seconds = time.perf_counter() - began
+        assert not any(rollout.error for group in groups for rollout in group)
+        return seconds, client.bodies
+
+
+async def bare_loop(replica: Replica, bodies: list[dict[str, Any]]) -> float:
+    """Post the requests to one server, all at once, and read the JSON; return the seconds."""
+    connector = aiohttp.UnixConnector(path=str(replica.address.path), limit=1000)
+    timeout = aiohttp.ClientTimeout(total=None)
+    async with aiohttp.ClientSession("http://x", connector=connector, timeout=timeout) as session:
+
+        async def post(body: dict[str, Any]) -> None:
+            body = {"model": "policy", **body}
+            async with session.post("/inference/v1/generate", json=body) as response:
+                json.loads(await response.read())
+
+        began = time.perf_counter()
+        await asyncio.gather(*map(post, bodies))
+        return time.perf_counter() - began
+
+
+def main() -> None:
+    """Measure."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--episodes", type=int, nargs="*", default=[100, 1000, 10_000])
+    counts = parser.parse_args().episodes
+    raise_open_files()
+    run = Run(**compose(["env=alphabet-sort", "model.warm_start=null"]))
+    with tempfile.TemporaryDirectory() as path:
+        folder = RunFolder(Path(path))
+        folder.set_model(build(run.model)().prepare(folder.built_model))
+        rates: dict[int, float] = {}
+        for number in (1, 2):
+            with served(folder, number) as replicas:
+                asyncio.run(play(run, folder, replicas, counts[0]))  # warms up
+                for count in counts:
+                    seconds, bodies = asyncio.run(play(run, folder, replicas, count))
+                    bare = asyncio.run(bare_loop(replicas[0], bodies))
+                    rate = count / seconds
+                    rates.setdefault(count, rate)
+                    line = {
+                        "episodes": count,
+                        "replicas": number,
+                        "requests": len(bodies),
+                        "episodes_per_s": round(rate, 1),
+                        "of_one": round(rate / rates[count], 2),
+                        "of_bare_loop": round(bare / seconds, 2),
+                    }
+                    print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()

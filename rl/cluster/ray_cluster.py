@@ -1,0 +1,288 @@
+"""The nodes of a Ray cluster. Ray reserves, starts one process a bundle, and carries no data.
+
+Ray is imported here and nowhere else, and only when a run begins with cluster=ray.
+"""
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, ClassVar
+
+from rl.cluster.bundles import Bundle, bundles_for
+from rl.cluster.host import Demand, HostLost, Hosts
+from rl.cluster.local import LocalHost
+from rl.cluster.ray_node import RayNode
+from rl.run.address import Address
+from rl.run.child import Reaper, last_lines
+from rl.run.failure import RunFailed
+from rl.run.folder import RunFolder
+from rl.run.interface import network_environment, own_address
+
+_LOST = -signal.SIGKILL  # what a part on a lost host ended with
+_ENDING_S = 10.0
+_CALL_S = 60.0
+_ANSWERS_S = 5.0
+# Without it Ray kills the children of a process that it ends, the reaper first of all.
+_LEAVE_CHILDREN = {"RAY_kill_child_processes_on_worker_exit": "0"}
+
+
+class RayPart:
+    """A part on a node of Ray."""
+
+    def __init__(self, host: "RayHost", number: int, name: str, log: Path) -> None:
+        self._host, self._number, self.name, self.log = host, number, name, log
+
+    @property
+    def group(self) -> None:
+        """None: it is a process of another machine's."""
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit status as last heard of, None while running."""
+        self._host.look()
+        if self._host.lost:
+            return _LOST
+        return self._host.returncodes.get(self._number)
+
+    def tail(self) -> str:
+        """The end of its log, which the run's folder has, or that its host is lost."""
+        end = last_lines(self.log)
+        return f"{end}\n{self._host.lost}" if self._host.lost else end
+
+    def kill(self) -> None:
+        """End all of it."""
+        self._host.call("kill", self._number)
+
+    def end(self) -> None:
+        """End all of it. Safe to call twice."""
+        with suppress(HostLost):
+            self.kill()
+
+
+class RayHost:
+    """One bundle: what Ray has reserved on a node."""
+
+    def __init__(
+        self, ray: Any, node: Any, address: str, bundle: Bundle, interface: str | None
+    ) -> None:
+        self.lost: HostLost | None = None
+        self.returncodes: dict[int, int | None] = {}
+        self._ray, self._node, self._asked = ray, node, None
+        self.address = address  # as Ray knows it
+        if interface:
+            self.address = str(self.call("address", interface))
+        self.cores = bundle.cores
+        self.devices = tuple(self.call("devices")) if bundle.devices else ()
+        self._network = network_environment(self.address)
+
+    def start(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        log: Path,
+        ends_on_term: bool = True,
+    ) -> RayPart:
+        """Start a part on the node.
+
+        Raises:
+            HostLost: the node is gone.
+
+        """
+        env = {**self._network, **env}
+        number = self.call("start", name, list(command), env, log.absolute(), ends_on_term)
+        return RayPart(self, number, name, log)
+
+    def free_port(self) -> int:
+        """Return a TCP port that nobody listened on a moment ago."""
+        return self.call("free_port", self.address)
+
+    def look(self) -> None:
+        """Hear how the parts are, without waiting: a slow network must not stop the supervisor."""
+        if self.lost:
+            return
+        if self._asked is None:
+            self._asked = self._node.returncodes.remote()
+        if self._ray.wait([self._asked], timeout=0)[0]:
+            asked, self._asked = self._asked, None
+            with suppress(HostLost):  # `lost` says so
+                self.returncodes = dict(enumerate(self._get(asked)))
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Return what the node answers.
+
+        Raises:
+            HostLost: it is gone.
+
+        """
+        if self.lost:
+            raise self.lost
+        return self._get(getattr(self._node, method).remote(*arguments))
+
+    def _get(self, asked: Any) -> Any:
+        errors = self._ray.exceptions
+        try:
+            return self._ray.get(asked, timeout=_CALL_S)
+        except (errors.RayActorError, errors.GetTimeoutError) as error:
+            self.lost = HostLost(
+                f"the host {self.address} is lost, with all parts of the run there: its Ray node "
+                f"or our process on it ended, or it was silent for {_CALL_S:g} s"
+            )
+            raise self.lost from error
+
+    def end(self) -> None:
+        """End all parts within one grace period."""
+        end_together(self._ray, [self])
+
+    @property
+    def node(self) -> Any:
+        """Our process there."""
+        return self._node
+
+
+def end_together(ray: Any, hosts: Sequence[RayHost]) -> None:
+    """End all parts of all hosts within one grace period, then our processes there."""
+    ended = [host.node.end.remote() for host in hosts if not host.lost]
+    if ended:
+        ray.wait(ended, num_returns=len(ended), timeout=_ENDING_S)
+    for host in hosts:
+        ray.kill(host.node)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayCluster:
+    """Hosts that Ray reserves (conf/cluster/ray.yaml explains the knobs)."""
+
+    spans_hosts: ClassVar[bool] = True
+    by_hand: ClassVar[bool] = False
+    needs_package: ClassVar[str] = "ray"
+
+    address: str
+    gpus: bool
+    interface: str | None
+    ranks_per_node: int | None
+    cores_per_replica: int
+    cores_per_rank: int
+    reserve_timeout: float
+
+    @contextmanager
+    def hosts(self, run_folder: RunFolder, reaper: Reaper, demand: Demand) -> Iterator[Hosts]:
+        """Reserve what is needed, yield it, end what was started there and give it back.
+
+        Raises:
+            RunFailed: Ray is not there, has not enough, or a node lacks what the run needs.
+
+        """
+        with ExitStack() as stack:
+            ray = _connected(self.address)
+            stack.callback(ray.shutdown)
+            address = (
+                own_address(self.interface) if self.interface else ray.util.get_node_ip_address()
+            )
+            here = LocalHost(reaper, address, network_environment(address))
+            stack.callback(here.end)
+            try:
+                bundles = bundles_for(
+                    demand,
+                    _nodes(ray),
+                    on_gpus=self.gpus,
+                    ranks_per_node=self.ranks_per_node,
+                    cores_per_replica=self.cores_per_replica,
+                    cores_per_rank=self.cores_per_rank,
+                )
+            except ValueError as error:
+                raise RunFailed(f"cluster=ray: {error}") from error
+            hosts = [
+                RayHost(ray, node, address, bundle, self.interface)
+                for node, address, bundle in _reserved(ray, bundles, self.reserve_timeout, stack)
+            ]
+            stack.callback(end_together, ray, hosts)
+            _require_shared(run_folder, hosts)
+            ranks = [h for h, b in zip(hosts, bundles, strict=True) for _ in range(b.ranks)]
+            yield Hosts(here, hosts[: demand.replicas], ranks)
+
+
+def _connected(address: str) -> Any:
+    """Return the module ray, connected; our own handlers of signals stay."""
+    import ray  # pyright: ignore[reportMissingImports] an extra
+
+    before = signal.getsignal(signal.SIGTERM)
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    try:
+        if address != "auto":  # Ray itself would ask for minutes
+            Address.parse(f"tcp://{address}").connect(_ANSWERS_S).close()
+        ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise RunFailed(
+            f"cluster=ray, but there is no Ray cluster at cluster.address={address} "
+            f"({str(error).splitlines()[0]}): start one (ray start --head here, ray start "
+            "--address=<this host>:6379 on the others), or name its address"
+        ) from error
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return ray
+
+
+def _nodes(ray: Any) -> list[Bundle]:
+    """What each living node has, taken or not."""
+    resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return [Bundle(int(r.get("GPU", 0)), int(r.get("CPU", 0))) for r in resources]
+
+
+def _reserved(
+    ray: Any, bundles: Sequence[Bundle], timeout: float, stack: ExitStack
+) -> Iterator[tuple[Any, str, Bundle]]:
+    """Yield our process in each bundle, with its node's address; `stack` gives the bundles back."""
+    from ray.util.placement_group import (  # pyright: ignore[reportMissingImports]
+        placement_group,
+        placement_group_table,
+        remove_placement_group,
+    )
+    from ray.util.scheduling_strategies import (  # pyright: ignore[reportMissingImports]
+        PlacementGroupSchedulingStrategy,
+    )
+
+    wanted = [{"CPU": bundle.cores, "GPU": bundle.devices} for bundle in bundles]
+    wanted = [{name: number for name, number in one.items() if number} for one in wanted]
+    group = placement_group(wanted, strategy="PACK")
+    stack.callback(remove_placement_group, group)
+    if not group.wait(timeout):
+        raise RunFailed(
+            f"cluster=ray: {wanted} could not be reserved within cluster.reserve_timeout="
+            f"{timeout:g} s; free now is {ray.available_resources()}: wait until others have "
+            "finished, or lower inference.replicas or trainer.ranks"
+        )
+    addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+    node_of = placement_group_table(group)["bundles_to_node_id"]
+    for index, bundle in enumerate(bundles):
+        options = ray.remote(RayNode).options(
+            num_cpus=bundle.cores,
+            num_gpus=bundle.devices,
+            runtime_env={"env_vars": _LEAVE_CHILDREN},
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                group, placement_group_bundle_index=index
+            ),
+        )
+        yield options.remote(), addresses[node_of[index]], bundle
+
+
+def _require_shared(run_folder: RunFolder, hosts: Sequence[RayHost]) -> None:
+    """Every node must see what this process sees.
+
+    Raises:
+        RunFailed: one does not; says which, and what to do.
+
+    """
+    # A hash, for Ray's messages are read by whoever reads the network.
+    key = run_folder.key.absolute()
+    digest = sha256(key.read_bytes()).hexdigest()
+    for host in hosts:
+        if problem := host.call("prepare", key, digest, sys.executable, os.getcwd()):
+            raise RunFailed(f"the host {host.address} {problem}")

@@ -1,0 +1,93 @@
+"""What runs on a node of Ray: the same children and the same reaper as on the supervisor's machine.
+
+Ray makes one of it a bundle and ends it with the supervisor; its children then end by the kernel's
+parent-death signal and by the reaper. Knows nothing of Ray itself.
+"""
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+
+from rl.run.child import Child, Reaper, end_together
+from rl.run.interface import free_port, own_address
+
+_SEEN_S = 10.0  # a network file system shows a new file a few seconds late
+
+
+class RayNode:
+    """Starts parts on its node; one call after the other, in the main thread."""
+
+    def __init__(self) -> None:
+        # Not in the run's folder: vLLM's own sockets lie here, and they need a local file system.
+        self._temporary = Path(tempfile.mkdtemp(prefix="offbyone-"))
+        self._children: list[Child] = []
+        self._reaper = Reaper()
+        self._reaper.__enter__()
+
+    def prepare(self, marker: Path, digest: str, python: str, working_folder: str) -> str:
+        """Go to the supervisor's working folder; return what is missing here, "" if nothing is.
+
+        `marker` is a file of the run's folder, and `digest` that of what the supervisor wrote.
+        """
+        deadline = time.monotonic() + _SEEN_S
+        while not marker.exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        if not marker.exists() or sha256(marker.read_bytes()).hexdigest() != digest:
+            return (
+                f"does not see {marker.parent}: choose an output_dir on a file system that all "
+                "nodes share, mounted at the same path"
+            )
+        if not os.access(python, os.X_OK):
+            return f"has no {python}: install .venv at the same path on every node, or share it"
+        if not os.path.isdir(working_folder):
+            return f"has no {working_folder}: share it, or start from a folder that all nodes have"
+        os.chdir(working_folder)  # of all parts that are started here
+        return ""
+
+    def address(self, interface: str) -> str:
+        """Return what other hosts reach this node by, on an interface of that name."""
+        return own_address(interface)
+
+    def devices(self) -> list[str]:
+        """Return the GPUs that Ray has reserved here."""
+        return [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+
+    def start(
+        self,
+        name: str,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        log: Path,
+        ends_on_term: bool = True,
+    ) -> int:
+        """Start a part; return the number it is asked for by."""
+        env = {**env, "TMPDIR": str(self._temporary)}
+        child = Child(
+            name, command, log=log, reaper=self._reaper, env=env, ends_on_term=ends_on_term
+        )
+        child.start()
+        self._children.append(child)
+        return len(self._children) - 1
+
+    def returncodes(self) -> list[int | None]:
+        """Return the exit status of each part, in the order of their starts."""
+        self._reaper.ensure_alive()
+        return [child.returncode for child in self._children]
+
+    def kill(self, number: int) -> None:
+        """End a part with all that it started."""
+        self._children[number].kill()
+
+    def free_port(self, address: str) -> int:
+        """Return a TCP port that nobody listened on a moment ago."""
+        return free_port(address)
+
+    def end(self) -> None:
+        """End all parts within one grace period."""
+        end_together(self._children)
+        self._reaper.__exit__()
+        shutil.rmtree(self._temporary, ignore_errors=True)

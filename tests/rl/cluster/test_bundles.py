@@ -1,0 +1,51 @@
+"""What is reserved of a cluster for a run, and what no cluster of that size can give."""
+
+import pytest
+
+from rl.cluster.bundles import Bundle, bundles_for
+from rl.cluster.host import Demand
+
+EIGHT = Bundle(devices=8, cores=96)
+CPUS = Bundle(devices=0, cores=4)
+
+
+def shape(demand, nodes, ranks_per_node=None):
+    bundles = bundles_for(
+        demand,
+        nodes,
+        on_gpus=CPUS not in nodes,
+        ranks_per_node=ranks_per_node,
+        cores_per_replica=2,
+        cores_per_rank=1,
+    )
+    return [(bundle.devices, bundle.cores, bundle.ranks) for bundle in bundles]
+
+
+@pytest.mark.parametrize(
+    ("demand", "nodes", "ranks_per_node", "expected"),
+    [
+        (Demand(1, 1, 1), [EIGHT], None, [(1, 2, 0), (1, 1, 1)]),
+        (Demand(2, 4, 8), [EIGHT] * 2, None, [(4, 2, 0), (4, 2, 0), (8, 8, 8)]),
+        (Demand(0, 1, 9), [EIGHT] * 2, None, [(4, 4, 4), (5, 5, 5)]),  # not 8 and 1
+        (Demand(0, 1, 8), [EIGHT] * 4, 2, [(2, 2, 2)] * 4),
+        (Demand(2, 1, 2), [CPUS] * 3, None, [(0, 2, 0), (0, 2, 0), (0, 2, 2)]),  # no GPU anywhere
+        (Demand(1, 1, 3), [CPUS] * 3, 1, [(0, 2, 0), (0, 1, 1), (0, 1, 1), (0, 1, 1)]),
+    ],
+)
+def test_each_replica_and_each_trainer_node_has_a_bundle(demand, nodes, ranks_per_node, expected):
+    assert shape(demand, nodes, ranks_per_node) == expected
+
+
+@pytest.mark.parametrize(
+    ("demand", "nodes", "ranks_per_node", "said"),
+    [
+        (Demand(1, 16, 1), [EIGHT] * 4, None, "a replica on one node need 16 GPUs and 2 CPUs"),
+        (Demand(1, 1, 16), [EIGHT] * 4, 16, "16 ranks on one node need 16 GPUs"),
+        (Demand(9, 1, 8), [EIGHT] * 2, None, "the run needs 17 GPUs and the cluster has 16"),
+        (Demand(6, 1, 2), [CPUS] * 3, None, "the run needs 14 CPUs and the cluster has 12"),
+        (Demand(1, 1, 1), [Bundle(0, 8)], None, "0 GPUs and 8 CPUs.*or set cluster.gpus=false"),
+    ],
+)
+def test_what_cannot_be_reserved_is_said_before_anybody_waits(demand, nodes, ranks_per_node, said):
+    with pytest.raises(ValueError, match=said):
+        shape(demand, nodes, ranks_per_node)

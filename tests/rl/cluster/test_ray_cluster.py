@@ -1,0 +1,155 @@
+"""Parts on three nodes of a real Ray with pretended GPUs: whoever dies, all of it ends."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rl.cluster.host import Demand, HostLost
+from rl.cluster.ray_cluster import RayCluster
+from rl.run.child import Reaper
+from rl.run.failure import RunFailed
+from rl.run.folder import RunFolder
+from tests.support.families import Family, alive, wait_until
+
+cluster_utils = pytest.importorskip(
+    "ray.cluster_utils", reason="Ray is not installed: make cluster"
+)
+DEMAND = Demand(replicas=1, devices_per_replica=2, ranks=2)
+NODES = ("127.0.0.2", "127.0.0.3")
+ENDED_S = 20.0  # 5 s where nobody else wants the cores
+
+# A supervisor that starts a family of processes on each host, and then does nothing.
+SUPERVISOR = """
+import sys, time
+from pathlib import Path
+from rl.cluster.host import Demand
+from rl.cluster.ray_cluster import RayCluster
+from rl.run.child import Reaper
+from rl.run.folder import RunFolder
+from tests.support.families import Family
+SETTINGS = dict(gpus=True, interface=None, ranks_per_node=None, reserve_timeout=60.0)
+
+folder, address = Path(sys.argv[1]), sys.argv[2]
+cluster = RayCluster(address=address, cores_per_replica=1, cores_per_rank=1, **SETTINGS)
+with Reaper() as reaper, cluster.hosts(RunFolder(folder), reaper, Demand(1, 2, 2)) as hosts:
+    for name, host in {"vllm": hosts.replicas[0], "rank": hosts.ranks[0]}.items():
+        host.start(name, Family(folder / name).command, env={}, log=folder / f"{name}.log")
+    time.sleep(300)
+"""
+
+
+def settings(address: str, **changes) -> RayCluster:
+    knobs = {"gpus": True, "interface": None, "ranks_per_node": None, "reserve_timeout": 60.0}
+    return RayCluster(
+        **{**knobs, "address": address, "cores_per_replica": 1, "cores_per_rank": 1, **changes}
+    )
+
+
+@pytest.fixture(scope="module")
+def ray_cluster():
+    quick = {"health_check_period_ms": 200, "health_check_failure_threshold": 5}
+    least = {"object_store_memory": 80_000_000}
+    head = {**least, "num_cpus": 1, "_system_config": {**quick, "health_check_timeout_ms": 1000}}
+    cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=head)
+    for address in NODES:
+        cluster.add_node(node_ip_address=address, num_gpus=2, num_cpus=2, **least)
+    yield cluster
+    cluster.shutdown()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    run_folder = RunFolder(tmp_path)
+    run_folder.make_sockets_folder()
+    run_folder.make_key()
+    return run_folder
+
+
+@pytest.fixture
+def hosts(ray_cluster, folder):
+    with Reaper() as reaper, settings(ray_cluster.address).hosts(folder, reaper, DEMAND) as hosts:
+        yield hosts
+
+
+def start_family(host, folder):
+    family = Family(folder / f"pids-{host.address}")
+    return family, host.start("part", family.command, env={}, log=folder / "part.log")
+
+
+def test_every_part_has_a_host_with_its_gpus_and_its_end_is_seen(hosts, folder, tmp_path):
+    (replica,), (first, second) = hosts.replicas, hosts.ranks
+    assert first is second
+    assert {replica.address, first.address} == set(NODES)
+    assert [hosts.local_rank(rank) for rank in (0, 1)] == [0, 1]
+    assert replica.devices == first.devices == ("0", "1")
+    log = tmp_path / "part.log"
+    env = {"GREETING": "hello"}
+    code = "echo $GREETING $OFFBYONE_ADDRESS; pwd; exit 3"
+    part = replica.start("part", ["sh", "-c", code], env=env, log=log)
+    assert wait_until(lambda: part.returncode is not None)
+    assert part.returncode == 3
+    assert part.tail().split("\n") == [f"hello {replica.address}", os.getcwd()]
+    family, other = start_family(first, tmp_path)
+    assert all(alive(pid) for pid in family())
+    other.kill()
+    assert not any(alive(pid) for pid in family())
+    assert wait_until(lambda: other.returncode == -signal.SIGTERM)
+
+
+def test_what_ray_cannot_give_is_one_sentence(ray_cluster, folder):
+    with Reaper() as reaper:
+        too_many = settings(ray_cluster.address).hosts(folder, reaper, Demand(3, 2, 2))
+        with pytest.raises(RunFailed, match="needs 8 GPUs and the cluster has 4"), too_many:
+            pass
+        nowhere = settings("127.0.0.1:1").hosts(folder, reaper, DEMAND)
+        with (
+            pytest.raises(RunFailed, match="no Ray cluster at cluster"),
+            nowhere,
+        ):
+            pass
+
+
+def test_a_killed_supervisor_leaves_no_part_on_any_node(ray_cluster, folder, tmp_path):
+    command = [sys.executable, "-c", SUPERVISOR, str(tmp_path), ray_cluster.address]
+    supervisor = subprocess.Popen(command, cwd=Path(__file__).parents[3])
+    families = [Family(tmp_path / "vllm"), Family(tmp_path / "rank")]
+    try:
+        assert wait_until(lambda: all(f.pids.exists() for f in families), 60)
+    finally:
+        supervisor.kill()
+        supervisor.wait()
+    pids = [pid for family in families for pid in family()]
+    assert wait_until(lambda: not any(alive(pid) for pid in pids), ENDED_S)
+
+
+def test_our_killed_process_on_a_node_ends_the_parts_there_alone(hosts, tmp_path):
+    (lost,), other = hosts.replicas, hosts.ranks[0]
+    family, part = start_family(lost, tmp_path)
+    family_elsewhere, part_elsewhere = start_family(other, tmp_path)
+    os.kill(parent_of(family()[0]), signal.SIGKILL)
+    assert wait_until(lambda: part.returncode is not None, ENDED_S)
+    assert wait_until(lambda: not any(alive(pid) for pid in family()), ENDED_S)
+    assert f"the host {lost.address} is lost" in part.tail()
+    with pytest.raises(HostLost):
+        lost.start("part", ["true"], env={}, log=tmp_path / "part.log")
+    assert part_elsewhere.returncode is None
+    assert all(alive(pid) for pid in family_elsewhere())
+
+
+def test_a_node_that_goes_takes_its_parts_and_is_one_exception(ray_cluster, hosts, tmp_path):
+    (lost,) = hosts.replicas
+    family, part = start_family(lost, tmp_path)
+    node = next(n for n in ray_cluster.list_all_nodes() if n.node_ip_address == lost.address)
+    ray_cluster.remove_node(node, allow_graceful=False)
+    assert wait_until(lambda: not any(alive(pid) for pid in family()), ENDED_S)
+    assert wait_until(lambda: part.returncode is not None, ENDED_S)
+    with pytest.raises(HostLost, match=f"the host {lost.address} is lost"):
+        lost.start("part", ["true"], env={}, log=tmp_path / "part.log")
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

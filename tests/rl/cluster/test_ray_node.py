@@ -1,0 +1,51 @@
+"""What runs on a node of Ray, without Ray: its parts, and what it finds missing there."""
+
+import os
+import sys
+from hashlib import sha256
+
+import pytest
+
+from rl.cluster import ray_node
+from rl.cluster.ray_node import RayNode
+
+
+@pytest.fixture
+def node(monkeypatch):
+    monkeypatch.setattr(ray_node, "_SEEN_S", 0.2)
+    monkeypatch.chdir(os.getcwd())  # it goes elsewhere
+    node = RayNode()
+    yield node
+    node.end()
+
+
+@pytest.fixture
+def key(tmp_path):
+    (tmp_path / "key").write_text("secret")
+    return tmp_path / "key", sha256(b"secret").hexdigest()
+
+
+def test_a_node_that_has_all_goes_to_the_supervisors_folder(node, key, tmp_path):
+    assert node.prepare(*key, sys.executable, str(tmp_path)) == ""
+    assert os.getcwd() == str(tmp_path)
+
+
+def test_a_node_says_what_it_lacks(node, key, tmp_path):
+    path, digest = key
+    here = str(tmp_path)
+    assert "does not see" in node.prepare(tmp_path / "no", digest, sys.executable, here)
+    other = sha256(b"of another run").hexdigest()  # a folder of that name, and not the same
+    assert "choose an output_dir" in node.prepare(path, other, sys.executable, here)
+    assert "has no /no/python" in node.prepare(path, digest, "/no/python", here)
+    assert f"has no {here}/no" in node.prepare(path, digest, sys.executable, f"{here}/no")
+
+
+def test_temporary_files_are_the_nodes_own_and_go_with_it(node, tmp_path):
+    log = tmp_path / "logs" / "part.log"
+    number = node.start("part", ["sh", "-c", "echo $TMPDIR"], {"TMPDIR": "/elsewhere"}, log)
+    node._children[number]._process.wait()
+    folder = log.read_text().strip()
+    assert os.path.isdir(folder)
+    assert node.returncodes() == [0]
+    node.end()
+    assert not os.path.exists(folder)

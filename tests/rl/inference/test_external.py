@@ -1,0 +1,222 @@
+"""Servers that somebody else started: where they are, and why one cannot be used."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from aiohttp import web
+
+from rl.inference.external import ExternalServers, address_of, unfit
+from rl.inference.key_guard import GUARD, KEY_FILE, KeyGuard
+from rl.inference.replica import names_of, started_replicas
+from rl.inference.serve_external import process
+from rl.run.address import Address
+from rl.run.endpoint import Endpoint
+from rl.run.folder import RunFolder
+from rl.run.status import read_statuses
+from rl.supervisor import replicas
+from tests.support.composing import composed
+from tests.support.replicas import replica_at
+from tests.support.scripted import tiny_model
+from tests.support.scripted_vllm import Engine, asking_for
+
+
+def external(*urls: str, variable: str | None = None) -> ExternalServers:
+    return ExternalServers(urls=list(urls), api_key_variable=variable, startup_timeout=5.0)
+
+
+def test_each_url_is_a_replica_with_the_key_of_the_variable(monkeypatch):
+    monkeypatch.setenv("MY_KEY", "secret")
+    first, second = external("http://a:1", "unix:/s", variable="MY_KEY").servers()
+    assert (first.name, first.address, first.key) == (
+        "inference0",
+        Address(host="a", port=1),
+        "secret",
+    )
+    assert (second.name, second.address) == ("inference1", Address(path=Path("/s")))
+    assert external("http://a:1").servers()[0].name == "inference"
+    assert "secret" not in repr(first)
+
+
+@pytest.mark.parametrize("url", ["a:1", "https://a:1", "http://a", "http://a:1/v1", "unix:s", ""])
+def test_what_is_no_url_of_a_server_is_refused(url):
+    with pytest.raises(ValueError, match=r"inference\.urls: .*write http://host:port"):
+        address_of(url)
+
+
+@pytest.mark.parametrize("urls", [[], ["http://a:1", "http://a:1/"]])
+def test_no_server_and_one_twice_are_refused(urls):
+    with pytest.raises(ValueError, match="one server or more, each of them once"):
+        external(*urls)
+
+
+def test_a_key_that_is_not_there_is_refused_before_anything_starts(monkeypatch):
+    monkeypatch.delenv("MY_KEY", raising=False)
+    with pytest.raises(ValueError, match="api_key_variable=MY_KEY is not set: export it"):
+        external("http://a:1", variable="MY_KEY")
+
+
+def test_the_other_parts_know_them_by_the_same_configuration(tmp_path, monkeypatch):
+    monkeypatch.setenv("MY_KEY", "secret")
+    node = {"urls": ["http://a:1", "http://b:1"], "api_key_variable": "MY_KEY"}
+    assert names_of(node) == ["inference0", "inference1"]
+    Endpoint(Address(host="b", port=1), 2).write(RunFolder(tmp_path), "inference1")
+    (replica,) = started_replicas(RunFolder(tmp_path), node)
+    assert (replica.name, replica.incarnation, replica.key) == ("inference1", 2, "secret")
+
+
+@contextmanager
+def served(socket: Path, app: web.Application) -> Iterator[None]:
+    """The application at a socket, in a thread."""
+    loop, runner = asyncio.new_event_loop(), web.AppRunner(app)
+    loop.run_until_complete(runner.setup())
+    loop.run_until_complete(web.UnixSite(runner, str(socket)).start())
+    thread = Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        yield
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.run_until_complete(runner.cleanup())
+        loop.close()
+
+
+def vllm(model: Path, **routes: str) -> web.Application:
+    """What a server must have that a run can use; `routes` replace answers by texts."""
+    engine, app = Engine(model, 256), web.Application()
+
+    def text(content: str):
+        async def answer(request: web.Request) -> web.Response:
+            return web.Response(text=content, content_type="application/json")
+
+        return answer
+
+    app.router.add_get("/health", text(""))
+    said = {name: text(content) for name, content in routes.items()}
+    app.router.add_get("/v1/models", said.get("models", engine.models))
+    app.router.add_post("/tokenize", said.get("tokenize", engine.tokenize))
+    for path in ("/inference/v1/generate", "/init_weight_transfer_engine"):
+        if path not in routes.get("without", ""):
+            app.router.add_post(path, engine.control)
+    return app
+
+
+@pytest.mark.parametrize(
+    ("routes", "sentence"),
+    [
+        ({}, None),
+        ({"models": json.dumps({"data": [{"id": "llama"}]})}, "serves llama and nothing under"),
+        ({"models": json.dumps({"data": [{"id": "policy", "max_model_len": 9}]})},
+         "takes 9 tokens, fewer than max_seq_len=64"),
+        ({"models": "[]"}, "is no vLLM that can be used"),
+        ({"without": "/init_weight_transfer_engine"}, "has no route /init_weight_transfer_engine"),
+        ({"tokenize": json.dumps({"tokens": [1, 2]})}, "has another tokenizer than"),
+    ],
+)  # fmt: skip
+def test_a_server_that_cannot_be_used_is_told_by_what_it_answers(routes, sentence, tmp_path):
+    model = tiny_model(tmp_path)
+    with served(tmp_path / "s", vllm(model, **routes)):
+        problem = unfit(replica_at(tmp_path / "s"), model, 64)
+    assert (problem is None) if sentence is None else (sentence in str(problem))
+
+
+def test_one_that_wants_another_key_says_which_knob_has_it(tmp_path):
+    model = tiny_model(tmp_path)
+    app = vllm(model)
+    app.middlewares.append(asking_for("theirs"))
+    with served(tmp_path / "s", app):
+        problem = unfit(replica_at(tmp_path / "s"), model, 64)
+    assert problem == (
+        "refuses the key: set inference.api_key_variable to the variable that holds its key"
+    )
+
+
+def test_one_started_by_hand_is_the_same_vllm_behind_the_guard(tmp_path):
+    from rl.config.schema import Run
+
+    folder = RunFolder(tmp_path / "r")
+    folder.path.mkdir()
+    Run(**composed(f"output_dir={tmp_path}", "run_name=r")).save(folder.config)
+    folder.set_model(tiny_model(tmp_path))
+    command, env = process(folder, Address(host="10.0.0.7", port=8000))
+    flags = dict(pairwise(command))
+    assert (flags["--host"], flags["--port"]) == ("10.0.0.7", "8000")
+    assert flags["--middleware"] == GUARD
+    assert flags["--served-model-name"] == "policy"
+    assert env["VLLM_SERVER_DEV_MODE"] == "1"
+
+
+RIGHT, WRONG = (b"authorization", b"Bearer right"), (b"authorization", b"Bearer wrong")
+
+
+@pytest.mark.parametrize(
+    ("kind", "headers", "status"),
+    [
+        ("http", [], 401),
+        ("http", [WRONG], 401),
+        ("http", [RIGHT, RIGHT], 401),
+        ("http", [(b"authorization", b"right")], 401),
+        ("http", [(b"x", b"y"), RIGHT], 200),
+        ("websocket", [], 1008),
+        ("websocket", [RIGHT], 200),
+        ("lifespan", None, 200),
+    ],
+)
+async def test_the_guard_lets_through_what_has_the_key_and_nothing_else(
+    kind, headers, status, tmp_path, monkeypatch
+):
+    (tmp_path / "key").write_text("right")
+    monkeypatch.setenv(KEY_FILE, str(tmp_path / "key"))
+    sent = []
+
+    async def app(scope, receive, send):
+        sent.append({"status": 200})
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": kind} | ({} if headers is None else {"headers": headers})
+    await KeyGuard(app)(scope, None, send)
+    assert (sent[0].get("status") or sent[0]["code"]) == status
+    assert len(sent) == (2 if status == 401 else 1)
+
+
+def test_one_that_goes_away_is_asked_no_more_and_comes_back_as_another_incarnation(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(replicas, "_HEALTH_EVERY_S", 0.0)
+    folder, model = RunFolder(tmp_path / "r"), tiny_model(tmp_path)
+    folder.path.mkdir()
+    sockets = [tmp_path / "a", tmp_path / "b"]
+    watched = replicas.Replicas(
+        external(*(f"unix:{socket}" for socket in sockets)).servers(),
+        folder,
+        lambda replica: None,
+        startup_timeout=60.0,
+        wait_timeout=60.0,
+        num_steps=lambda: 0,
+        unfit=lambda replica: unfit(replica, model, 64),
+    )
+    watched.start()
+
+    def seen() -> list[str]:
+        assert watched.look(may_restart=True) is None
+        statuses = read_statuses(folder)
+        return [statuses[name].phase.partition(" ")[0] for name in ("inference0", "inference1")]
+
+    with served(sockets[1], vllm(model)):
+        for incarnation in range(4):  # however often: it is not ours to give up
+            with served(sockets[0], vllm(model)):
+                assert seen() == ["serving", "serving"]
+            assert seen() == ["waiting", "serving"]
+            assert Endpoint.read(folder, "inference0").incarnation == incarnation + 1
+    said = (folder.warnings / "inference0.log").read_text().splitlines()
+    assert set(said) == {
+        "takes no connections any more; it may come back, and the other one goes on"
+    }

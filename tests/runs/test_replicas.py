@@ -1,0 +1,119 @@
+"""Two real vLLMs on ports: one is killed in mid-batch, and the run goes on as if nothing was."""
+
+import json
+import os
+import signal
+from itertools import pairwise
+
+import httpx
+import psutil
+import pytest
+
+from rl.inference.replica import Replica
+from rl.inference.routes import http_client
+from rl.run.endpoint import Endpoint
+from rl.run.folder import RunFolder
+from rl.run.metrics import read_metrics
+from rl.run.status import read_statuses
+from rl.run.token_files import read_rows
+from tests.support.launching import alive, below, groups_below, stop, wait_for
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
+
+RUN = [
+    "inference.replicas=2", "inference.listen=tcp", "max_steps=500", "record=all",
+    "model.warm_start=null", "entropy_bonus=0.01", "inference.cpu_kv_cache_gib=1",
+]  # fmt: skip
+NAMES = ("inference0", "inference1")
+PRIVATE = ("rl.trainer", "VLLM::")  # gloo's and the engine's own, on loopback: they know no keys
+
+
+def test_one_of_two_is_killed_in_mid_batch_and_nothing_is_lost_or_done_twice(launcher):
+    folder = RunFolder(launcher.output / "replicas")
+    process = launcher.start("replicas", *RUN, warm=[])
+    try:
+        assert wait_for(lambda: len(read_metrics(folder)) >= 2, 400)
+        groups = groups_below(process.pid)
+        every_port_asks_for_the_key(process.pid, folder)
+        assert wait_for(lambda: "in flight" in read_statuses(folder)["rollouts"].doing, 60)
+        os.kill(Endpoint.read(folder, "inference0").pid, signal.SIGKILL)
+        killed_at = len(read_metrics(folder))
+        assert wait_for(lambda: Endpoint.read(folder, "inference0").incarnation == 1, 60)
+        assert wait_for(lambda: len(read_metrics(folder)) >= killed_at + 3, 100)  # with one
+        assert wait_for(lambda: serves_again(folder), 300)
+        os.kill(process.pid, signal.SIGTERM)
+        screen, _ = process.communicate(timeout=120)
+        assert process.returncode == 0, screen
+        assert wait_for(lambda: not alive(groups), 5), alive(groups)
+    finally:
+        stop(process)
+    assert "inference0: ended with status -9; it is started again, and the other" in screen
+    nothing_is_lost_or_trained_twice(folder)
+    every_token_has_a_version_that_may_be_trained(folder)
+
+
+def serves_again(folder: RunFolder) -> bool:
+    """Whether the one that was started again has sampled some of the newest batch."""
+    line = read_metrics(folder)[-1]
+    alive_and_again = line["inference/replicas_alive"], line["inference/restarts"]
+    return alive_and_again == (2, 1) and line.get("inference0/tokens", 0) > 0
+
+
+def every_port_asks_for_the_key(supervisor: int, folder: RunFolder) -> None:
+    """No process of the run listens on a port that answers without the key, but for two kinds."""
+    ports = {}
+    for pid in below(supervisor):
+        part = psutil.Process(pid)
+        command = " ".join(part.cmdline())
+        for connection in part.net_connections("inet"):
+            if connection.status == psutil.CONN_LISTEN:
+                assert connection.laddr.ip == "127.0.0.1", (command, connection)
+                ports[connection.laddr.port] = command
+    addresses = {Endpoint.read(folder, name).address.port: name for name in NAMES}
+    assert addresses.keys() <= ports.keys()
+    for port, command in ports.items():
+        assert port in addresses or any(name in command for name in PRIVATE), (port, command)
+    for name in NAMES:
+        address = Endpoint.read(folder, name).address
+        for key, right in ((folder.read_key(), True), ("x" * 43, False), (None, False)):
+            with http_client(Replica(name, address, key=key), 20.0) as http:
+                for method, path in routes_of(address, folder.read_key()):
+                    if right and method == "POST":  # it would do what it says
+                        continue
+                    status = http.request(method, path).status_code
+                    assert (status == httpx.codes.UNAUTHORIZED) is not right, (method, path, status)
+
+
+def routes_of(address, key) -> list[tuple[str, str]]:
+    """Every route that vLLM says it has, and some that it does not say."""
+    with http_client(Replica("any", address, key=key), 20.0) as http:
+        paths = http.get("/openapi.json").json()["paths"]
+    named = [(m.upper(), p) for p, kinds in paths.items() for m in kinds if m in ("get", "post")]
+    slow = ("/ping", "/load")  # asked anyway below
+    assert ("POST", "/pause") in named
+    return [*[n for n in named if n[1] not in slow], ("GET", "/metrics"), ("GET", "/openapi.json")]
+
+
+def nothing_is_lost_or_trained_twice(folder: RunFolder) -> None:
+    steps = [line["step"] for line in read_metrics(folder)]
+    assert all(later == step + 1 for step, later in pairwise(steps))
+    trained = {}
+    for step in steps:
+        lines = map(json.loads, folder.rollouts_of(step).read_text().splitlines())
+        rollouts = [line for line in lines if line["used"]]
+        assert len(rollouts) == 32
+        assert [line["error"] for line in rollouts] == [""] * 32
+        for line in rollouts:
+            trained.setdefault(line["group"], []).append(step)
+    assert all(len(steps) == 8 and len(set(steps)) == 1 for steps in trained.values())
+    assert sorted(trained) == list(range(len(trained)))  # none is missing in between
+
+
+def every_token_has_a_version_that_may_be_trained(folder: RunFolder) -> None:
+    for line in read_metrics(folder):
+        rows = read_rows(folder, line["step"])
+        versions = {int(v) for row in rows for v in row.columns["version"][row.columns["mask"]]}
+        assert versions <= {line["step"] - 1, line["step"]}
+        assert versions
+        # What says that they are what they claim: the trainer's own logprobs of that version.
+        assert line.get("mismatch/sampled_mean_abs", 0.0) < 0.02
