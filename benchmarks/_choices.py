@@ -21,8 +21,8 @@ COMPANIONS = {
     "client=messages": ["client.url=http://localhost:8000/v1", "client.model=name"],
     "evaluation=default": ["evaluation.temperature=1.0"],
 }
-# No rule joins them to another group.
-ELSEWHERE = ("env", "inference", "logger", "record", "experiment", "reward")
+# No rule joins them to another group; those of cluster and sync do not change what is learned.
+ELSEWHERE = ("env", "inference", "logger", "record", "experiment", "reward", "cluster")
 # Keys that are choices, though no group. Those of a node count where it has them.
 KEYS: dict[str, dict[str, Any]] = {
     "updates_per_batch": {"1": 1, "2": 2},

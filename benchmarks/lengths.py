@@ -1,4 +1,4 @@
-"""What long rows cost a training step: memory beside a formula, and time beside short rows.
+"""What long rows cost a training step: memory beside the estimate, and time beside short rows.
 
     python -m benchmarks.lengths [--lengths 512,4096,16384] [--model num_layers=8] [--compile]
 
@@ -6,12 +6,12 @@ The tiny policy, not warm-started; every step trains on the same number of token
 longest row, in one micro-batch, so what does not depend on a row's length costs the same. One JSON
 line for each length, without and with gradient checkpointing, each in a process of its own:
 
-    {"length": 4096, "checkpointing": false, "MiB": ..., "of_formula": ..., "tokens_per_s": ...,
+    {"length": 4096, "checkpointing": false, "MiB": ..., "of_estimate": ..., "tokens_per_s": ...,
      "of_shortest": ...}
 
 `MiB` is what a second step needs at its peak beyond what the first, of two short rows, has left
-resident; `of_formula` as a part of `activations` below; `of_shortest` tokens a second as a part of
-those of the shortest rows.
+resident; `of_estimate` as a part of what the run would print of activations and logits before it
+starts; `of_shortest` tokens a second as a part of those of the shortest rows.
 """
 
 import argparse
@@ -20,6 +20,7 @@ import multiprocessing
 import os
 import statistics
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -33,6 +34,8 @@ from rl.config.build import build
 from rl.config.schema import Run
 from rl.learner.learner import Learner
 from rl.learner.ranks import Ranks
+from rl.model.shape import shape_of
+from rl.placement.trainer_memory import trainer_need
 from rl.records import RankBatch, Sequence
 from rl.rollouts.plan import WeightedRow, plan
 from rl.run.folder import RunFolder
@@ -40,28 +43,12 @@ from rl.run.folder import RunFolder
 _MIB = 2**20
 
 
-def activations(run: Run, tokens: int, vocabulary: int) -> int:
-    """Bytes that a forward and a backward pass over `tokens` hold at their peak.
-
-    Linear in the tokens: attention keeps no matrix of tokens by tokens. Per token and layer, in
-    numbers of the model's dtype:
-
-        two norms, twice each (input, and normalised before its weight)   4 hidden   (in float32)
-        queries, keys, values before and after their norms and rotation, what attention gives, and
-        the inputs of the two projections around it
-        gate, up, what the activation makes of the gate, and their product   4 inner
-    """
-    model, bytes_each = run.model, 2 if run.model["dtype"] == "bfloat16" else 4
-    hidden, layers = model["hidden_size"], model["num_layers"]
-    heads = model["num_heads"] * model["head_dim"]
-    keys = model["num_kv_heads"] * model["head_dim"]
-    inner = 4 * hidden
-    attention = 4 * heads * bytes_each + 6 * keys * bytes_each + 8 * (heads + keys)
-    layer = 4 * hidden * bytes_each + 16 * hidden + attention + 4 * inner * bytes_each
-    kept = hidden * bytes_each * layers + layer if run.trainer["gradient_checkpointing"] else 0
-    chunk = min(tokens, run.trainer["logprob_chunk"])
-    logits = 4 * 4 * chunk * vocabulary  # logits, their exponentials and slopes, in float32
-    return tokens * (kept or layers * layer) + logits
+def estimate(run: Run, folder: Path) -> float:
+    """Bytes of activations and logits, as the run itself would print them (rl/placement)."""
+    shape = shape_of(folder)
+    assert shape
+    need = trainer_need(asdict(run), shape, ranks=1, first=True, on_gpu=False)
+    return need.host["activations"] + need.host["logits"]
 
 
 def rows_of(length: int, tokens: int) -> list[WeightedRow]:
@@ -103,21 +90,21 @@ def peak_of(learner: Learner, batch: RankBatch) -> tuple[int, float]:
 
 
 def measure(overrides: list[str], length: int, tokens: int, repeats: int, results: Any) -> None:
-    """Measure one length in this process: [bytes, bytes by formula, tokens a second]."""
+    """Measure one length in this process: [bytes, as estimated, tokens a second]."""
     torch.set_num_threads(1)
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "DS_ACCELERATOR": "cpu"}
     run = Run(**compose(overrides))
     with tempfile.TemporaryDirectory() as name:
         run_folder = RunFolder(Path(name))
-        run_folder.set_model(build(run.model)().prepare(run_folder.built_model))
+        folder = build(run.model)().prepare(run_folder.built_model)
+        run_folder.set_model(folder)
         ranks = Ranks.join(run_folder.path / "rendezvous", 60.0)
         learner = Learner(run, run_folder, ranks)
         learner.update(batch_of(rows_of(64, 128), tokens))  # the optimizer's state is there now
         batch = batch_of(rows_of(length, tokens), tokens)
         used, took = peak_of(learner, batch)
         times = [seconds(lambda: learner.update(batch)) for _ in range(repeats)] or [took]
-        formula = activations(run, tokens, learner.policy.vocabulary)
-        results.put((used, formula, tokens / statistics.median(times)))
+        results.put((used, estimate(run, folder), tokens / statistics.median(times)))
 
 
 def overrides_of(arguments: argparse.Namespace, longest: int, checkpointing: bool) -> list[str]:
@@ -152,14 +139,14 @@ def main() -> None:
             given = (overrides, length, tokens, arguments.repeats, results)
             process = apart.Process(target=measure, args=given)
             process.start()
-            used, formula, rate = results.get()
+            used, estimated, rate = results.get()
             process.join()
             fastest = fastest or rate
             line = {
                 "length": length,
                 "checkpointing": checkpointing,
                 "MiB": round(used / _MIB),
-                "of_formula": round(used / formula, 2),
+                "of_estimate": round(used / estimated, 2),
                 "tokens_per_s": round(rate),
                 "of_shortest": round(rate / fastest, 3),
             }

@@ -75,7 +75,7 @@ def _taken(root: int) -> dict[str, float]:
     own: dict[str, float] = {}
     files: dict[str, float] = {}
     for pid in _descendants(root):
-        with suppress(OSError):  # it has ended
+        with suppress(OSError, KeyError):  # it has ended
             part = _part(pid)
             if part is None:
                 continue

@@ -117,7 +117,7 @@ def _wish_of(config: Mapping[str, Any]) -> _Wish:
         return None if devices is None else [str(device) for device in devices]
 
     return _Wish(
-        replicas=inference.get("replicas", 1),
+        replicas=inference.get("replicas"),
         group=inference.get("tensor_parallel_size", 1),
         ranks=trainer["ranks"],
         most_ranks=config["batch_size"],

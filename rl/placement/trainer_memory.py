@@ -28,6 +28,7 @@ GIB = 1 << 30
 _RUNTIME = 0.67 * GIB  # Python, torch, DeepSpeed and their kernels: on CPU
 _CUDA_RUNTIME = 1.0 * GIB  # the context and NCCL's buffers: on the GPU
 _CUDA_HOST = 3.0 * GIB  # CUDA's libraries: beside it
+_SHORT = 512  # tokens of a row (rl/model/loading.py)
 _KEPT_ON_CPU, _KEPT_ON_GPU = 1.6, 1.15  # of the activations, with what an allocator wastes
 
 
@@ -151,7 +152,7 @@ def _activations(config: Mapping[str, Any], shape: Shape, ranks: int, on_gpu: bo
     }[half, frozen]
     widths = (shape.hidden, shape.inner, shape.query, shape.key)
     layer = sum(c * w for c, w in zip(coefficients, widths, strict=True))
-    if half and not on_gpu:  # attention is in float32 there (rl/model/loading.py)
+    if half and not on_gpu and config["max_seq_len"] <= _SHORT:  # attention is in float32 then
         layer += 6 * shape.query + 4 * shape.key
     if frozen:
         layer += 14 * config["adapter"]["rank"]

@@ -255,6 +255,34 @@ RUNNING = (
     ),
     # placement
     mutation(
+        "budget: a GPU that both need is looked at for the trainer alone",
+        "rl/placement/budget.py",
+        "            taken = sum(need.on_device for need in needs.values())",
+        "            taken = max(need.on_device for need in needs.values())",
+        "rl/placement/test_budget.py",
+    ),
+    mutation(
+        "budget: the cache may be too small for a row",
+        "rl/placement/budget.py",
+        "    if chosen < needed:",
+        "    if chosen < needed - 2:",
+        "rl/placement/test_budget.py",
+    ),
+    mutation(
+        "trainer_memory: ZeRO shares nothing",
+        "rl/placement/trainer_memory.py",
+        "    shares = ranks if number else 1",
+        "    shares = 1",
+        "rl/placement/test_budget.py",
+    ),
+    mutation(
+        "settings: a flag of the user's is doubled",
+        "rl/placement/settings.py",
+        '    names = {plain(str(key)).removeprefix("no_") for key in said}',
+        "    names = set(said)",
+        "rl/placement/test_settings.py",
+    ),
+    mutation(
         "placement: vLLM is given the whole machine",
         "rl/placement/placement.py",
         "spare = hosts[host].cores - 1\n",

@@ -4,10 +4,10 @@ import pytest
 
 from rl.config.schema import ConfigError
 from rl.model.shape import Shape, shape
-from rl.placement.budget import fitted, memory_of_host, parts_of
+from rl.placement import planned as module
+from rl.placement.budget import memory_of_host, parts_of
 from rl.placement.page import plan_page
 from rl.placement.placement import placement
-from rl.placement.settings import settled
 from rl.placement.trainer_memory import GIB, trained_parameters
 from rl.run.devices import Host
 from tests.support.composing import composed
@@ -30,11 +30,8 @@ def gpus(count: int, gib: int, hosts: int = 1) -> list[Host]:
 
 def planned(hosts: list[Host], *overrides: str, sizes: Shape = SIZES):
     """The configuration that is run, the parts and the page."""
-    config = composed("run_name=x", *overrides)
-    plan = placement(config, hosts)
-    config = fitted(settled(config, plan), plan, sizes, hosts)
-    parts = parts_of(config, plan, sizes)
-    return config, parts, plan_page(plan, parts, hosts)
+    config, plan, page = module.planned(composed("run_name=x", *overrides), hosts, sizes)
+    return config, parts_of(config, plan, sizes), page
 
 
 @pytest.mark.parametrize(
@@ -113,6 +110,7 @@ def test_the_cache_on_a_cpu_holds_at_least_one_row():
         planned(host, *longer, "inference.cpu_kv_cache_gib=1")
     assert planned(host, "trainer.tokens_per_micro_batch=256")[0]["inference"] == {
         **composed("run_name=x")["inference"],
+        "replicas": 1,
         "args": {"enforce_eager": True, "max_num_seqs": 256},
         "cpu_kv_cache_gib": 1,
     }
@@ -120,12 +118,13 @@ def test_the_cache_on_a_cpu_holds_at_least_one_row():
 
 def test_the_page_fits_eighty_columns_and_says_who_has_what():
     _, parts, page = planned(
-        gpus(8, 80, hosts=2), "adapter=lora", "trainer.ranks=9",
+        gpus(8, 80, hosts=2), "adapter=lora", "trainer.ranks=9", "inference.replicas=2",
         "trainer.tokens_per_micro_batch=4096",
     )  # fmt: skip
     lines = page.splitlines()
     assert max(map(len, lines)) < 80
-    assert [line.split("  ")[0].strip() for line in lines[2:4]] == ["trainer x8", "trainer"]
+    names = [line.split("  ")[0].strip() for line in lines[1:4]]
+    assert names == ["vLLM x2", "trainer x8", "trainer"]
     assert "host 0, GPU 0-7" in page
     assert "host 1, GPU 0 " in page
     assert f"{memory_of_host(parts, 0) / GIB:.1f} of 512.0 GiB; each GPU has 80.0" in lines[-2]

@@ -121,7 +121,7 @@ def test_one_that_was_started_again_gets_the_next_version_with_the_others(
 
 
 def test_the_run_ends_with_the_last_of_them(replicas, tmp_path):
-    policy, push = OnePolicy(tmp_path / "model"), pusher("shm", tmp_path, *replicas)
+    policy, push = OnePolicy(tmp_path / "model"), pusher("disk", tmp_path, *replicas)
     for one in replicas[:2]:
         one.server.faults["/resume"] = refuse
     push.push(policy, 1, must_differ=False)
@@ -129,6 +129,7 @@ def test_the_run_ends_with_the_last_of_them(replicas, tmp_path):
     replicas[2].server.faults["/resume"] = refuse
     with pytest.raises(RunFailed, match="no replica is left: inference2: vLLM refused"):
         push.push(policy, 2, must_differ=False)
+    assert not (tmp_path / "weights").exists()
 
 
 def test_probes_take_turns_and_go_on_without_one_that_does_not_answer(replicas, tmp_path):

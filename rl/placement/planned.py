@@ -1,0 +1,33 @@
+"""A configuration, what it runs on and the model's sizes, brought together."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rl.model.shape import Shape
+from rl.placement.budget import fitted, parts_of
+from rl.placement.page import plan_page
+from rl.placement.placement import Plan, placement
+from rl.placement.settings import settled
+from rl.run.devices import Host
+
+
+def planned(
+    config: Mapping[str, Any], hosts: Sequence[Host], sizes: Shape | None
+) -> tuple[dict[str, Any], Plan, str]:
+    """Return the configuration with all that follows the devices, the plan, and its page.
+
+    Args:
+        config: of a run, resolved and checked.
+        hosts: what each machine offers.
+        sizes: of the model; None where nobody can tell: then nothing is said of memory.
+
+    Raises:
+        ConfigError: something does not fit.
+
+    """
+    plan = placement(config, hosts)
+    config = settled(config, plan)
+    if sizes is None:
+        return config, plan, plan_page(plan, None, hosts)
+    config = fitted(config, plan, sizes, hosts)
+    return config, plan, plan_page(plan, parts_of(config, plan, sizes), hosts)

@@ -1,0 +1,63 @@
+"""Where a run would go and what it would take, on this machine or on others; nothing is started."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from huggingface_hub import hf_hub_download
+
+from rl.config.build import build
+from rl.config.check import check
+from rl.model.shape import Shape, shape, shape_of
+from rl.placement.planned import planned
+from rl.placement.trainer_memory import GIB
+from rl.run.devices import Host, this_host
+from rl.supervisor.base_model import refused
+
+_PRETENDED = {"hosts": 1, "gpus": 0, "gpu_gib": None, "host_gib": None, "cores": 16}
+
+
+def show_plan(config: dict[str, Any], choices: Mapping[str, str]) -> str:
+    """Return the page of a run's plan.
+
+    Args:
+        config: resolved configuration, perhaps with machines to pretend: `hosts`, and of each
+            `gpus`, `gpu_gib`, `host_gib` and `cores`.
+        choices: which file of each group was chosen.
+
+    Raises:
+        ConfigError: it cannot work, or does not fit.
+
+    """
+    said = {key: config.pop(key) for key in _PRETENDED if key in config}
+    check(config, choices=choices)
+    with refused():
+        hosts = _pretended(**{**_PRETENDED, **said}) if said else [this_host()]
+        return planned(config, hosts, _sizes(config["model"]))[2]
+
+
+def _pretended(
+    *, hosts: int, gpus: int, gpu_gib: float | None, host_gib: float | None, cores: int
+) -> list[Host]:
+    host = Host(
+        devices=tuple(map(str, range(gpus))),
+        cores=cores,
+        cpus=cores,
+        memory=int(host_gib * GIB) if host_gib else None,
+        device_memory=int(gpu_gib * GIB) if gpu_gib else None,
+    )
+    return [host] * hosts
+
+
+def _sizes(model: Mapping[str, Any]) -> Shape | None:
+    """The sizes of a model; of one on the hub nothing but its config.json is fetched."""
+    path = model.get("path")
+    if path is None:
+        with TemporaryDirectory() as folder:
+            return shape_of(build(model)().prepare(Path(folder, "model")))
+    if (local := Path(path).expanduser()).exists():
+        return shape_of(local)
+    file = hf_hub_download(path, "config.json", revision=model.get("revision"))
+    return shape(json.loads(Path(file).read_text(encoding="utf-8")))

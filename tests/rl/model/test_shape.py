@@ -1,0 +1,38 @@
+"""Sizes of a model, read from its folder without loading it."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from rl.model.shape import shape_of
+from tests.support.scripted import tiny_model
+
+
+def test_parameters_of_a_model_without_weights_are_those_it_will_have(tmp_path):
+    folder = tiny_model(tmp_path)
+    sizes = shape_of(folder)
+    assert sizes is not None
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    matrices = sum(p.numel() for p in model.parameters() if p.ndim > 1)
+    assert sizes.parameters == matrices  # norms are not worth counting
+    linear = {
+        name.rpartition(".")[2]: tuple(reversed(module.weight.shape))
+        for name, module in model.model.named_modules()
+        if isinstance(module, torch.nn.Linear)
+    }
+    assert sizes.linear_layers() == linear
+
+
+@pytest.mark.parametrize("files", [1, 2])
+def test_weights_that_are_there_are_counted(files, tmp_path):
+    config = {"hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 8}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for number in range(files):
+        tensors = {f"w{number}": torch.zeros(3, 5), "norm": torch.zeros(4)}
+        save_file(tensors, tmp_path / f"{number}.safetensors", metadata={"format": "pt"})
+    sizes = shape_of(tmp_path)
+    assert sizes is not None
+    assert sizes.parameters == files * 19

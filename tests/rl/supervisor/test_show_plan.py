@@ -1,0 +1,32 @@
+"""python plan.py: where a run would go, here or on machines that are pretended."""
+
+import pytest
+
+from rl.config.schema import ConfigError
+from rl.supervisor.show_plan import show_plan
+from tests.support.composing import composed
+
+
+def test_the_plan_of_this_machine_starts_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    page = show_plan(composed(f"output_dir={tmp_path}", "run_name=r"), {})
+    first, vllm, trainer, memory = page.splitlines()
+    assert first.split() == ["runs", "on", "GiB", "at", "its", "peak"]
+    assert vllm.startswith("vLLM     ")
+    assert trainer.startswith("trainer  ")
+    assert memory.startswith("memory: ")
+    assert not list(tmp_path.iterdir())
+
+
+def test_machines_that_are_not_here_are_planned_for(tmp_path):
+    config = composed(f"output_dir={tmp_path}", "run_name=r", "trainer.ranks=9")
+    page = show_plan(config | {"hosts": 2, "gpus": 8, "gpu_gib": 24, "host_gib": 100}, {})
+    assert "trainer x8  host 0, GPU 0-7" in page
+    assert "trainer     host 1, GPU 0 " in page
+    assert "of 100.0 GiB; each GPU has 24.0" in page
+
+
+def test_a_plan_that_does_not_fit_is_refused(tmp_path):
+    config = composed(f"output_dir={tmp_path}", "run_name=r", "trainer.ranks=2")
+    with pytest.raises(ConfigError, match=r"trainer\.ranks=2 leaves none of 2 GPUs to vLLM"):
+        show_plan(config | {"gpus": 2}, {})
