@@ -50,12 +50,18 @@ def way(config: Node) -> Way:
 
 def hosts_apart(config: Node) -> str | None:
     """Return why vLLM may be on another host than the trainer, None where it cannot."""
-    inference, cluster = config.get("inference"), config.get("cluster")
-    if inference and not fact(inference["_target_"], "starts_vllm", True):
+    cluster = config.get("cluster")
+    if _is_external(config):
         return "vLLM was started by somebody else and may be on another host"
     if cluster and fact(cluster["_target_"], "spans_hosts", False):
         return "the run spans several hosts"
     return None
+
+
+def _is_external(config: Node) -> bool:
+    """Whether somebody else started vLLM, who need not see our folders."""
+    inference = config.get("inference")
+    return bool(inference) and not fact(inference["_target_"], "starts_vllm", True)
 
 
 def obstacle(adapter: Node, model: Node) -> str | None:
@@ -93,7 +99,7 @@ def transport_problems(config: Node) -> Iterator[str]:
             f"sync.transport={choice} moves weights from GPU to GPU and is not built yet: use "
             "sync=auto, which goes through the memory of the hosts"
         )
-    if choice == "disk" and folder is None and apart and not config.get("cluster"):
+    if choice == "disk" and folder is None and _is_external(config):
         yield f"sync=disk needs a folder that all hosts see, for {apart}: give sync.folder"
     if choice == "disk" and folder is not None:
         above = next(p for p in (Path(folder), *Path(folder).absolute().parents) if p.exists())

@@ -50,9 +50,8 @@ class AdapterSender:
     def connect(self, vllm: VLLMRoutes) -> None:
         """Make vLLM know the adapter's name and form."""
         socket = vllm.replica.address.path
-        folder = (
-            socket.parent if socket else _ELSEWHERE
-        ) / f"offbyone-adapter-{uuid4().hex}"  # nobody can have made it before
+        # A name that nobody can have made a folder of before.
+        folder = (socket.parent if socket else _ELSEWHERE) / f"offbyone-adapter-{uuid4().hex}"
         facts = {"form": self._form, "folder": str(folder), **self._update(vllm)}
         # Never finished: finishing an update makes vLLM drop all adapters.
         vllm.start_update()

@@ -124,10 +124,10 @@ class WeightPusher:
         receivers = list(self._receivers.values())
         with ThreadPoolExecutor(len(receivers)) as pool:
             failures = list(pool.map(lambda one: self._give(one, version), receivers))
+        self._sender.release()
         for receiver, failure in zip(receivers, failures, strict=True):
             if failure:
                 self._lose(receiver, failure)
-        self._sender.release()
 
     def _give(self, receiver: VLLMRoutes, version: int) -> RunFailed | None:
         """Push to one of them; return what went wrong."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from socketserver import UnixStreamServer
+from socketserver import TCPServer, UnixStreamServer
 from typing import Any
 
 
@@ -42,9 +42,13 @@ class PostHandler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def listening(socket: Path, handler: type[PostHandler]) -> Iterator[UnixStreamServer]:
-    """Serve in a thread for as long as the block lasts."""
-    with UnixStreamServer(str(socket), handler) as server:
+def listening(
+    socket: Path | None, handler: type[PostHandler]
+) -> Iterator[UnixStreamServer | TCPServer]:
+    """Serve in a thread for as long as the block lasts; None: on a port of this host."""
+    with (
+        UnixStreamServer(str(socket), handler) if socket else TCPServer(("127.0.0.1", 0), handler)
+    ) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:

@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from rl.inference import replica as routed
 from rl.inference.routes import VLLMRoutes
+from rl.run.address import Address
 from rl.weights.adapter import AdapterReader
 from rl.weights.gloo import GlooReader
 from rl.weights.shm import FileReader
 from tests.support.listening import PostHandler, listening
-from tests.support.replicas import replica_at
 
 READERS = {"shm": FileReader, "disk": FileReader, "gloo": GlooReader, "adapter": AdapterReader}
 
@@ -64,8 +65,9 @@ class Replica:
     """What a test sees of one, `server` what it has received."""
 
     def __init__(self, name: str, server: Any, timeout: float) -> None:
-        self.server, socket = server, Path(server.server_address)
-        self.receiver = VLLMRoutes(replica_at(socket, name), timeout=timeout)
+        self.server, where = server, server.server_address
+        address = Address(path=Path(where)) if isinstance(where, str) else Address(None, *where)
+        self.receiver = VLLMRoutes(routed.Replica(name, address), timeout=timeout)
 
     def holds(self, weights: dict[str, torch.Tensor], version: int) -> bool:
         """Whether it would sample with these, as this version."""
@@ -78,8 +80,13 @@ class Replica:
 
 
 @contextmanager
-def replica(socket: Path, name: str = "inference", *, timeout: float = 30.0) -> Iterator[Replica]:
-    """Serve one; `server.faults`: a route and what to do before it answers; `lie`: a mark."""
+def replica(
+    socket: Path | None, name: str = "inference", *, timeout: float = 30.0
+) -> Iterator[Replica]:
+    """Serve one, on a port where there is no socket.
+
+    `server.faults`: a route and what to do before it answers; `server.lie`: a mark to expect.
+    """
     with listening(socket, FakeVLLM) as server:
         server: Any
         server.routes, server.faults, server.lie = [], {}, ""

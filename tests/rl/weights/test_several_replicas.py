@@ -42,6 +42,21 @@ def test_every_replica_gets_every_version(transport, replicas, tmp_path):
     assert lost(push) == {}
 
 
+@pytest.mark.parametrize("transport", ["gloo", "adapter"])
+def test_a_replica_on_a_port_needs_no_folder_and_no_memory_of_ours(transport, tmp_path):
+    policy = OnePolicy(tmp_path / "model", torch.bfloat16)
+    with replica(None, "inference0") as near, replica(None, "inference1") as far:
+        push = pusher(transport, tmp_path, near, far)
+        for version in (1, 2):
+            push.push(policy, version, must_differ=version > 1)
+            assert all(one.holds(sent(policy, transport), version) for one in (near, far))
+            policy.step()
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    if transport == "adapter":
+        assert near.server.folder != far.server.folder
+        assert not near.server.folder.exists()
+
+
 FAULTS = {
     "read something else": ("lie", "0123", "the trainer wrote 0123, vLLM read {mark}"),
     "refused": ("/update_weights", refuse, "it refuses"),
@@ -106,7 +121,7 @@ def test_one_that_was_started_again_gets_the_next_version_with_the_others(
 
 
 def test_the_run_ends_with_the_last_of_them(replicas, tmp_path):
-    policy, push = OnePolicy(tmp_path / "model"), pusher("shm", tmp_path, *replicas)
+    policy, push = OnePolicy(tmp_path / "model"), pusher("disk", tmp_path, *replicas)
     for one in replicas[:2]:
         one.server.faults["/resume"] = refuse
     push.push(policy, 1, must_differ=False)
@@ -114,6 +129,7 @@ def test_the_run_ends_with_the_last_of_them(replicas, tmp_path):
     replicas[2].server.faults["/resume"] = refuse
     with pytest.raises(RunFailed, match="no replica is left: inference2: vLLM refused"):
         push.push(policy, 2, must_differ=False)
+    assert not (tmp_path / "weights").exists()
 
 
 def test_probes_take_turns_and_go_on_without_one_that_does_not_answer(replicas, tmp_path):
