@@ -79,15 +79,15 @@ def _taken(root: int) -> dict[str, float]:
             part = _part(pid)
             if part is None:
                 continue
-            of_all = _numbers(Path(f"/proc/{pid}/smaps_rollup"))
+            status = _numbers(Path(f"/proc/{pid}/status"))
             if part == "trainer":
                 # It forks nothing that lasts: the largest process of the group is the rank.
-                peak = _numbers(Path(f"/proc/{pid}/status"))["VmHWM"]
-                own[part] = max(own.get(part, 0.0), peak)
+                own[part] = max(own.get(part, 0.0), status["VmHWM"])
                 continue
-            own[part] = own.get(part, 0.0) + of_all["Pss_Anon"] + of_all["Pss_Shmem"]
-            mapped = of_all["Rss"] - of_all["Anonymous"]
-            files[part] = max(files.get(part, 0.0), mapped)
+            # What both map of a push is the trainer's.
+            shared = _numbers(Path(f"/proc/{pid}/smaps_rollup"))
+            own[part] = own.get(part, 0.0) + shared["Pss_Anon"]
+            files[part] = max(files.get(part, 0.0), status["RssFile"])
     return {part: taken + files.get(part, 0.0) for part, taken in own.items()}
 
 

@@ -116,7 +116,7 @@ async def play(
 
 async def bare_loop(replica: Replica, bodies: list[dict[str, Any]]) -> float:
     """Post the requests to one server, all at once, and read the JSON; return the seconds."""
-    connector = aiohttp.UnixConnector(path=str(replica.address.path), limit=1000)
+    connector = aiohttp.UnixConnector(path=str(replica.address.path), limit=100)
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession("http://x", connector=connector, timeout=timeout) as session:
 

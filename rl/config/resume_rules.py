@@ -26,6 +26,7 @@ MAY_CHANGE = (
     "max_time",
     "trainer",
     "inference",
+    "cluster",
     "sync",
     "logger",
     "evaluation",

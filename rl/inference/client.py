@@ -191,6 +191,9 @@ class VLLMClient:
         try:
             async with self._session(route).post(path, json=body) as response:
                 status, content = response.status, await response.read()
+        except aiohttp.ConnectionTimeoutError as error:  # which its host did not even refuse
+            why = f"no connection to {address} within {_CONNECT_S:g} s"
+            raise _Failed(why, broken=True) from error
         except TimeoutError as error:  # another attempt would take as long
             raise _Failed(
                 f"vLLM was silent for {self._timeout:g} s", passing=False, broken=True
@@ -227,7 +230,7 @@ class VLLMClient:
             )
             # No limit in all: a request may wait for its connection, which is no fault of vLLM's.
             timeout = aiohttp.ClientTimeout(
-                total=None, sock_connect=_CONNECT_S, sock_read=self._timeout
+                total=None, sock_connect=None if path else _CONNECT_S, sock_read=self._timeout
             )
             self._sessions[route] = aiohttp.ClientSession(
                 replica.address.url,

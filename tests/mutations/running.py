@@ -3,6 +3,28 @@
 from tests.mutations.mutation import mutation
 
 RUNNING = (
+    # cluster
+    mutation(
+        "bundles: a node that is one GPU short",
+        "rl/cluster/bundles.py",
+        "n.devices >= bundle.devices and",
+        "n.devices >= bundle.devices - 1 and",
+        "rl/cluster/test_bundles.py",
+    ),
+    mutation(
+        "bundles: ranks fill one node after the other",
+        "rl/cluster/bundles.py",
+        "ranks * (host + 1) // hosts - ranks * host // hosts",
+        "min(together, ranks - host * together)",
+        "rl/cluster/test_bundles.py",
+    ),
+    mutation(
+        "listening: any key will do",
+        "rl/rollouts/listening.py",
+        "return hmac.compare_digest(said, key)",
+        "return len(said) == len(key)",
+        "rl/rollouts/test_service.py",
+    ),
     # config
     mutation(
         "cispo.yaml: another bound",

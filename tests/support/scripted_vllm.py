@@ -263,4 +263,4 @@ if __name__ == "__main__":
         parser.add_argument(f"--{flag}", type=kind)
     chosen = parser.parse_args()
     where = {"path": chosen.uds} if chosen.uds else {"host": chosen.host, "port": chosen.port}
-    web.run_app(_app(chosen), **where, print=None)
+    web.run_app(_app(chosen), **where, print=None, backlog=2048)  # as uvicorn, so vLLM

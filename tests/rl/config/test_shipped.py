@@ -45,6 +45,7 @@ COMPANIONS = {
         if path.stem != "none"
     },
     "sync=adapter": ["adapter=lora"],
+    "inference=external": ["inference.urls=[http://localhost:8000]"],
     "env=wiki-search-judged": ["env.judge.url=http://localhost:1/v1", "env.judge.model=judge"],
     "env=composed": [f"env.dataset.path={DATA}"],
     "env=math-file": [f"env.questions.dataset.path={DATA}"],
