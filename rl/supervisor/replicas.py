@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from rl.cluster.host import Part
+from rl.cluster.host import HostLost, Part
 from rl.inference.replica import NOWHERE_YET, Replica, closed
 from rl.inference.routes import healthy
 from rl.run.endpoint import Endpoint, restart_request
@@ -91,7 +91,7 @@ class Replicas:
 
     def look(self, *, may_restart: bool) -> tuple[str, str] | None:
         """Start again whoever is gone; return who ends the run by that, and what became of it."""
-        for one in self._all:
+        for one in list(self._all):
             what = self._gone(one) if self._is_somewhere(one) else None
             if what is None:
                 continue
@@ -117,7 +117,13 @@ class Replicas:
             if path := one.replica.address.path:
                 path.unlink(missing_ok=True)  # vLLM binds no path that is there
         one.replica = replace(one.replica, incarnation=one.replica.incarnation + 1)
-        self._start(one)
+        try:
+            self._start(one)
+        except HostLost as lost:
+            self._all.remove(one)
+            one.status.set("its machine is gone")
+            Endpoint(one.replica.address, one.replica.incarnation, 0).write(self._run_folder, name)
+            note_warning(self._run_folder, name, f"{lost}; {go_on} without it")
 
     def _gone(self, one: Watched) -> str | None:
         """Return what became of it, None while it lives. Looks at its routes every few seconds."""

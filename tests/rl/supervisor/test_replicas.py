@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rl.cluster.host import HostLost
 from rl.inference import listening
 from rl.inference.replica import Replica
 from rl.inference.routes import healthy
@@ -121,6 +122,22 @@ def test_one_that_dies_is_started_again_at_its_address_with_its_log_kept(started
     assert run.warnings() == (
         "ended with status -9; it is started again, and the other one goes on\n"
     )
+
+
+def test_one_whose_machine_is_gone_stays_out_and_the_other_goes_on(started, monkeypatch):
+    run = started()
+
+    def lost(_: Replica):
+        raise HostLost("node 2 is gone")
+
+    monkeypatch.setattr(run.replicas, "_start_child", lost)
+    run.kill("inference1")
+    assert run.look_until(lambda: run.incarnations() == [0, 1]) is None
+    assert run.look_until(lambda: True) is None
+    assert read_statuses(run.folder)["inference1"].doing == "its machine is gone"
+    assert run.warnings().endswith("node 2 is gone; the other one goes on without it\n")
+    run.kill("inference0")  # the last one
+    assert run.look_until(lambda: False) == ("inference0", "ended with status -9")
 
 
 def test_one_that_dies_again_and_again_ends_the_run(started):
