@@ -6,10 +6,7 @@ from typing import Any
 
 import pytest
 
-_TOGETHER = {
-    "real runs": ("pytest.mark.server",),
-    "sandboxes": ("sandbox", "envs.maths", "math-python", "math_python"),
-}  # by what stands in the file
+_SANDBOXES = ("sandbox", "envs.maths", "math-python", "math_python")  # what stands in their files
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -26,16 +23,15 @@ def _is_real(item: pytest.Item) -> bool:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """What one process does when there are several (`make test`).
 
-    A file stays together, for its fixtures are expensive. So do all files with real runs, for some
-    of those have to end within seconds, and all that count the sandboxes of this checkout.
+    A file stays together, for its fixtures are expensive; so do all files that count the sandboxes
+    of this checkout.
     """
     from xdist.scheduler import LoadScopeScheduling
 
     @cache
     def scope(path: str) -> str:
         text = (config.rootpath / path).read_text()
-        together = (name for name, signs in _TOGETHER.items() if any(s in text for s in signs))
-        return next(together, path)
+        return "sandboxes" if any(sign in text for sign in _SANDBOXES) else path
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:

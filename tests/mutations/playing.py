@@ -243,6 +243,20 @@ PLAYING = (
     ),
     # inference
     mutation(
+        "router: a group asks whoever is idle",
+        "rl/inference/router.py",
+        "if self._route is None or self._route.lost:",
+        "if True:",
+        "rl/inference/test_router.py",
+    ),
+    mutation(
+        "router: one that was lost is asked again before it was started again",
+        "rl/inference/router.py",
+        "if name not in self._routes and self._out.get(name) != replica.incarnation",
+        "if name not in self._routes",
+        "rl/inference/test_router.py",
+    ),
+    mutation(
         "client: every token has the last span's version",
         "rl/inference/client.py",
         'versions[span["start"] : span["end"]] = [int(span["version"])] * count',

@@ -35,6 +35,17 @@ def evaluation(*overrides: str, output_dir: Path) -> Evaluation:
     return checked(composed(*overrides, output_dir=output_dir))
 
 
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["inference=external", "inference.urls=[http://a:1]"], "by client=messages client.url="),
+        (["inference.replicas=2"], "inference.replicas=2, but here one vLLM is started"),
+    ],
+)
+def test_an_evaluation_starts_one_vllm_or_asks_in_words(overrides, sentence, tmp_path):
+    assert sentence in only_problem(*HUB, "model=hf", *overrides, output_dir=tmp_path)
+
+
 def only_problem(*overrides: str, output_dir: Path) -> str:
     with pytest.raises(ConfigError) as caught:
         evaluation(*overrides, output_dir=output_dir)
@@ -47,7 +58,7 @@ def only_problem(*overrides: str, output_dir: Path) -> str:
     sorted(
         {f"{g}={p.stem}" for g in GROUPS for p in (CONF / g).glob("*.yaml")}
         - IMITATE
-        - {"client=messages"}
+        - {"client=messages", "inference=external"}
     ),
 )
 def test_every_choice_of_every_group_can_be_evaluated(choice: str, tmp_path: Path) -> None:
