@@ -25,7 +25,9 @@ def only_problem(*overrides: str, output_dir: Path) -> str:
     return problem
 
 
-@pytest.mark.parametrize("choice", sorted(CHOICES - IMITATE - {"client=messages"}))
+@pytest.mark.parametrize(
+    "choice", sorted(CHOICES - IMITATE - {"client=messages", "inference=external"})
+)
 def test_every_choice_of_every_group_can_be_searched_with(choice: str, tmp_path: Path) -> None:
     needed = [key for key in COMPANIONS.get(choice, []) if key.startswith("env.")]
     search(choice, *HUB, *needed, output_dir=tmp_path)
