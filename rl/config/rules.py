@@ -145,7 +145,7 @@ def time_limit(config: Config) -> Iterator[str]:
     if max_time is None:
         return
     try:
-        too_short = seconds_of(max_time) <= 0
+        too_short = not seconds_of(max_time) > 0  # nor is nan any
     except ValueError:
         too_short = True
     if too_short:

@@ -4,6 +4,7 @@ It reports where it listens into the run's folder, and ends when the run is over
 """
 
 import argparse
+import signal
 import sys
 import time
 from pathlib import Path
@@ -51,6 +52,7 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     folder = RunFolder(arguments.run_folder)
     require_prepared(folder)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # a notice to the run, which needs us to end well
     try:
         sys.exit(serve(folder, arguments.replica))
     except KeyboardInterrupt:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
+from uuid import uuid4
 
 import aiohttp
 import msgspec
@@ -100,6 +101,7 @@ class VLLMClient:
     ) -> None:
         """`model`: the name that vLLM knows the policy by; `timeout`: seconds of its silence."""
         self._router, self._model, self._timeout = router, model, timeout
+        self.salt = uuid4().hex[:8]  # of this run: servers may outlive it
         self._tally = tally or RequestTally()
         self._sessions: dict[Route, aiohttp.ClientSession] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -262,7 +264,8 @@ class GroupClient:
         """Return `n` completions of the prompt (see `Client.generate`)."""
         body = {
             "token_ids": list(prompt_ids),
-            "cache_salt": f"v{version}",  # older weights' key-value blocks are not found again
+            # Key-value blocks of older weights are not found again, nor those of another run.
+            "cache_salt": f"{self.client.salt}-v{version}",
             # 0 further logprobs: that of the sampled token comes anyway.
             "sampling_params": {
                 **sampling,

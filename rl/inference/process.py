@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from rl.config.build import build
 from rl.config.schema import Run
 from rl.config.transport import transport
-from rl.inference.replica import Replica
+from rl.inference.replica import Replica, names_of
 from rl.inference.server import adapter_room, vllm_process, with_seeds
 from rl.run.folder import RunFolder
 
@@ -20,7 +20,8 @@ def replica_process(
         replica,
         dtype=run.model["dtype"],
         max_seq_len=run.max_seq_len,
-        seed=run.seed,
+        # Each draws with noise of its own, and one that is started again with another than before.
+        seed=run.seed + names_of(run.inference).index(replica.name) + 1000 * replica.incarnation,
         adapter=adapter_room(transport(vars(run)), run.adapter, run_folder.model()),
         head_dtype=run.model["head_dtype"],
         place=place,

@@ -77,6 +77,8 @@ class Router:
     def serve(self, replicas: Iterable[Replica]) -> None:
         """These have the live weights; whoever was asked and is not among them is lost."""
         given = {replica.name: replica for replica in replicas}
+        if not given:  # nobody has them: whoever is asked says so, or is replaced soon
+            return
         for name, route in list(self._routes.items()):
             if name not in given or given[name].incarnation != route.replica.incarnation:
                 self._remove(route)

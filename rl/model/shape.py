@@ -11,6 +11,10 @@ from typing import Any
 from rl.model.folder import weight_files
 
 _LARGE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+_OTHERS = (
+    *("head_dim", "num_key_value_heads", "intermediate_size"),
+    *("num_experts", "num_local_experts", "moe_intermediate_size", "num_experts_per_tok"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +68,10 @@ def shape_of(folder: Path) -> Shape | None:
 
 def shape(config: Mapping[str, Any], parameters: int | None = None) -> Shape | None:
     """Return the sizes that a config.json says; `parameters` where they were counted."""
-    config = {**config, **config.get("text_config", {})}
+    config = {**config, **(config.get("text_config") or {})}
     if not all(isinstance(config.get(key), int) for key in _LARGE):
+        return None
+    if not all(isinstance(config.get(key) or 0, int) for key in _OTHERS):  # a list: by layer
         return None
     hidden, layers, heads, vocab = (config[key] for key in _LARGE)
     size = config.get("head_dim") or hidden // heads
@@ -91,8 +97,12 @@ def shape(config: Mapping[str, Any], parameters: int | None = None) -> Shape | N
 
 
 def _counts(folder: Path) -> Iterator[int]:
-    """Numbers in each tensor of the weights there are."""
+    """Numbers in each tensor of the weights that are loaded; beside them may lie another copy."""
+    index = folder / "model.safetensors.index.json"
+    listed = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else None
     for path in weight_files(folder):
+        if listed is not None and path.name not in listed:
+            continue
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
             header = json.loads(file.read(length))

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def this_host() -> Host:
         num_threads=int(num_threads) if num_threads.isdigit() else None,
         memory=memory,
         free_memory=free,
-        device_memory=gpu_memory() if gpus else None,
+        device_memory=gpu_memory(gpus) if gpus else None,
     )
 
 
@@ -70,9 +71,10 @@ def _numbers(path: Path) -> dict[str, int]:
     return {line[0]: int(line[1]) for line in lines if len(line) > 1 and line[1].isdigit()}
 
 
-def gpu_memory() -> int | None:
-    """Bytes of the smallest GPU, as the driver's own tool says; None where that does not answer."""
+def gpu_memory(gpus: Sequence[str]) -> int | None:
+    """Bytes of the smallest of these, as the driver's own tool says; None if it does not answer."""
     query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    query += ["-i", ",".join(gpus)]
     try:
         done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
         return min(int(line) for line in done.stdout.split()) * _MIB

@@ -5,6 +5,8 @@ import os
 import socket
 import struct
 
+from rl.run.failure import RunFailed
+
 _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 _ELSEWHERE = ("192.0.2.1", 9)  # TEST-NET-1: nobody's, so the default route leads there
 
@@ -37,7 +39,7 @@ def own_address(interface: str | None = None) -> str:
     """Return the IPv4 address of a network interface; None: of the one that the default route uses.
 
     Raises:
-        ValueError: there is none; the message is for the user.
+        RunFailed: there is none; the message is for the user.
 
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
@@ -48,7 +50,7 @@ def own_address(interface: str | None = None) -> str:
             request = struct.pack("256s", interface.encode()[:15])
             answer = fcntl.ioctl(asked, _SIOCGIFADDR, request)
         except OSError as error:
-            raise ValueError(_no_address(interface)) from error
+            raise RunFailed(_no_address(interface)) from error
     return socket.inet_ntoa(answer[20:24])
 
 

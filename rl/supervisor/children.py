@@ -204,7 +204,9 @@ class Children:
             what = f"{what}, and no space is left at {self._run_folder.path}: make room there first"
         if not log.exists():  # of somebody else's server
             raise RunFailed(f"{name} {what}")
-        raise RunFailed(f"{name} {what}. The end of {log}:\n{last_lines(log)}")
+        part = self._children.get(name)
+        end = part.tail() if part else last_lines(log)  # a part also knows that its host is lost
+        raise RunFailed(f"{name} {what}. The end of {log}:\n{end}")
 
     def close(self) -> None:
         """Let others have the ports of the vLLMs, which have ended."""

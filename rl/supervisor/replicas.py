@@ -11,6 +11,7 @@ until then its endpoint only says that the incarnation before is no more.
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from rl.cluster.host import HostLost, Part
@@ -137,7 +138,9 @@ class Replicas:
             return None
         if healthy(one.replica):
             if not one.ready and (problem := self._unfit(one.replica)):
-                return problem
+                # One that came back as another is asked again now and then: it may come back right.
+                again = one.replica.incarnation > 0 and now - one.began < _SILENT_S
+                return None if again else problem
             one.ready, one.checked = True, now
             one.status.set("serving")
         elif not one.ready:
@@ -146,7 +149,8 @@ class Replicas:
             # Its engine died, and it waits for the end of requests that nobody answers any more.
             if one.child is None:
                 return "takes no connections any more"
-            one.child.kill()  # the next look finds that it has ended
+            with suppress(HostLost):
+                one.child.kill()  # the next look finds that it has ended
         elif now - one.checked > self._patience(one):
             return "has stopped answering"
         return None
@@ -159,14 +163,13 @@ class Replicas:
 
     def _is_somewhere(self, one: Watched) -> bool:
         """Whether it has said where it listens: whoever starts one by hand may take any time."""
-        if one.replica.address != NOWHERE_YET:
-            return True
-        said = Endpoint.read(self._run_folder, one.replica.name)
-        if said is not None:
+        said = Endpoint.read(self._run_folder, one.replica.name) if one.child is None else None
+        was_nowhere = one.replica.address == NOWHERE_YET
+        if said is not None and (was_nowhere or said.incarnation > one.replica.incarnation):
             one.replica = replace(one.replica, address=said.address, incarnation=said.incarnation)
-            one.began = time.monotonic()
+            one.ready, one.began = False, time.monotonic()
             one.status.set(f"starting vLLM ({one.replica.log})")
-        return said is not None
+        return one.replica.address != NOWHERE_YET
 
     def _patience(self, one: Watched) -> float:
         others = any(other.ready for other in self._others(one))

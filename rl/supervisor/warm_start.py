@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rl.config.annotations import Node
+from rl.config.facts import spans_hosts
 from rl.config.schema import Run
 from rl.run.folder import RunFolder
 from rl.supervisor.sources import module_files, package_files
@@ -29,6 +30,8 @@ _LEARNING = (
 )
 # What is composed for them; an evaluation that the run has would ask for a policy's sampler.
 IMITATION = ["loss=sft", "sampler=demonstrations", "evaluation=none"]
+_TRAINER = {"checkpoint_every": 0, "compile": False}  # too short for either
+_HERE = {"ranks": 1, "num_threads": None}  # where the run's own ranks lie on other machines
 _LIBRARIES = ("torch", "transformers", "deepspeed", "renderers")
 
 
@@ -130,7 +133,7 @@ def warm_start_run(run: Run, supervised: dict[str, Any], folder: Path) -> Run:
         logger={"_target_": "rl.trainer.loggers.ConsoleLogger"},
         evaluation={"_target_": "rl.evaluation.periodic.NoEvaluation"},
         record={"_target_": "rl.rollouts.token_record.TokenRecord", "num_groups": 0},
-        trainer={**run.trainer, "checkpoint_every": 0, "compile": False},  # too short for it
+        trainer={**run.trainer, **_TRAINER, **(_HERE if spans_hosts(run.cluster) else {})},
         deepspeed={"zero_optimization": {"stage": 0}},
         output_dir=str(folder.parent),
         run_name=folder.name,

@@ -148,7 +148,7 @@ class TrainingRun:
             drop_steps_from(self.run_folder, self.start)
         if pusher:
             self._wait_for_vllm()
-            pusher.join(self.replicas.newcomers())
+            self._join_newcomers(pusher)
             # What vLLM loaded is not it: dummy weights, or on resuming those the run began with.
             pusher.push(self.learner.policy, self.start, must_differ=False)
         self._publish(rollouts, self.start, pusher)
@@ -173,9 +173,13 @@ class TrainingRun:
     ) -> None:
         # False for NaN, of a step that was skipped: equal weights are right then.
         moved = stats["train/grad_norm"] > 0 and stats["train/learning_rate"] > 0
-        pusher.join(self.replicas.newcomers())
         with watch.phase("push", f"pushing version {version}"):
+            self._join_newcomers(pusher)
             pusher.push(self.learner.policy, version, must_differ=moved)
+
+    def _join_newcomers(self, pusher: WeightPusher) -> None:
+        if self.ranks.first:  # which alone talks to vLLM
+            pusher.join(self.replicas.newcomers())
 
     def _wait_for_vllm(self) -> None:
         """The supervisor watches the server and ends us if it fails, so this only waits."""

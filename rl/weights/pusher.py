@@ -122,6 +122,8 @@ class WeightPusher:
             )
         self._last = mark
         receivers = list(self._receivers.values())
+        if not receivers:
+            raise RunFailed("no vLLM answers that it is healthy, so none can take the weights")
         with ThreadPoolExecutor(len(receivers)) as pool:
             failures = list(pool.map(lambda one: self._give(one, version), receivers))
         self._sender.release()

@@ -140,6 +140,7 @@ class WholeWeightsEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         """Close our end."""
         if self._reader:
             self._reader.close()
+            self._reader = None
 
 
 class AdapterEngine(WeightTransferEngine[InitInfo, UpdateInfo]):

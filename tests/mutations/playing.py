@@ -266,7 +266,7 @@ PLAYING = (
     mutation(
         "client: the prefix cache outlives the weights",
         "rl/inference/client.py",
-        '"cache_salt": f"v{version}"',
+        '"cache_salt": f"{self.client.salt}-v{version}"',
         '"cache_salt": "v0"',
         "rl/inference/test_client.py",
     ),

@@ -90,7 +90,12 @@ async def test_the_prefix_cache_is_salted_with_the_version(tmp_path):
     async with serving(tmp_path) as vllm, vllm.client() as client:
         for version in (7, 8):
             await client.generate(PROMPT, SAMPLING, n=2, version=version)
-    assert [body["cache_salt"] for body in vllm.bodies] == ["v7", "v8"]
+    (run, first), (same, second) = [body["cache_salt"].split("-") for body in vllm.bodies]
+    assert (first, second) == ("v7", "v8")
+    # A server that outlives the run, or a resume, is not asked for the blocks of other weights.
+    assert run == same == client.salt
+    async with vllm.client() as later:
+        assert later.salt != run
     assert [body["sampling_params"]["n"] for body in vllm.bodies] == [2, 2]
 
 

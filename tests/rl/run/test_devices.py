@@ -36,11 +36,11 @@ def test_the_smallest_gpu_counts_and_a_driver_that_does_not_answer_says_nothing(
 ):
     tool = tmp_path / "nvidia-smi"
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    tool.write_text("#!/bin/sh\necho 81559\necho 24576\n")
+    tool.write_text("#!/bin/sh\ntest $4 = 0,1 && echo 81559 && echo 24576\n")
     tool.chmod(0o755)
-    assert gpu_memory() == 24576 * MIB
+    assert gpu_memory(["0", "1"]) == 24576 * MIB
     tool.write_text("#!/bin/sh\nexit 9\n")
-    assert gpu_memory() is None
+    assert gpu_memory(["0"]) is None
 
 
 def test_this_machine_has_cores_and_memory(monkeypatch):
