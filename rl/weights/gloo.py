@@ -63,15 +63,14 @@ class GlooSender(WholeWeights):
         self._outcome(sent)
 
     def _broadcast(self, name: str) -> None:
-        error, members = "", self._groups[name]
+        error = ""
         try:
-            broadcast(members, torch.frombuffer(self._file.content, dtype=torch.uint8))
+            broadcast(self._groups[name], torch.frombuffer(self._file.content, dtype=torch.uint8))
         except RuntimeError as failure:
             error = str(failure)
         if error:
             # Its end closes the connections, so the workers that are left do not wait for more.
-            if self._groups.get(name) is members:  # not one of a later connection
-                del self._groups[name]
+            del self._groups[name]
             raise RuntimeError(error)
 
     def _outcome(self, future: Future[T]) -> T:
@@ -86,9 +85,9 @@ class GlooReader:
     """A worker of a replica, which is rank 1 or higher of its group."""
 
     def __init__(self, worker: int, *, host: str, port: int, size: int, timeout: float) -> None:
+        self._file = MemoryFile()
         store = TCPStore(host, port, None, False, timedelta(seconds=timeout))
         self._group = group(store, 1 + worker, size, own_address(host, port), timeout)
-        self._file = MemoryFile()
 
     def read(self, mark: str, *, num_bytes: int) -> dict[str, torch.Tensor]:
         """Take part in the broadcast; return what came, in memory that the next one writes over."""

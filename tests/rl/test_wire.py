@@ -139,7 +139,7 @@ def test_a_rank_asks_for_its_share_and_gets_it(serve):
     link = serve(behave)
 
     assert link.next_batch(7, 5.0).metrics == batch().metrics
-    link.publish(8)
+    link.publish(8, {})
     assert link.state() == {"next_index": 3, "pending": []}
     assert calls == [
         Call(what="next_batch", rank=1, step=7),
@@ -177,7 +177,7 @@ def test_a_batch_that_is_late_says_for_how_long_it_was_waited_and_where_to_look(
     with pytest.raises(RunFailed, match=r"batch for step 3 within trainer\.wait_timeout=0\.05 s"):
         link.next_batch(3, 0.05)
     with pytest.raises(RunFailed, match=r"did not answer within 0\.05 s; see logs/rollouts\.log"):
-        link.publish(3)
+        link.publish(3, {})
     hold.set()
 
 
@@ -197,7 +197,7 @@ def test_a_rollouts_process_that_hangs_up_is_said_in_words(serve, behave, monkey
     with pytest.raises(RunFailed, match=r"hung up; see logs/rollouts\.log"):
         link.next_batch(0, 2.0)
     with pytest.raises(RunFailed, match="hung up"):
-        link.publish(1)
+        link.publish(1, {})
 
 
 def test_a_rollouts_process_that_never_listens_is_waited_for_and_said_in_words(folder):

@@ -107,3 +107,9 @@ def test_the_only_one_with_the_weights_is_asked_even_if_it_was_lost():
 def test_the_only_vllm_of_a_run_has_no_number():
     assert replica_names(1) == ["inference"]
     assert replica_names(3) == ["inference0", "inference1", "inference2"]
+
+
+def test_where_nobody_has_the_weights_those_who_had_the_last_ones_are_still_asked():
+    router = Router.to(replica(0), replica(1))
+    router.serve([])
+    assert numbers(router) == [(0, 0), (1, 0)]

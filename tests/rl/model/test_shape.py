@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rl.model.shape import shape_of
+from rl.model.shape import shape, shape_of
 from tests.support.scripted import tiny_model
 
 
@@ -36,3 +36,21 @@ def test_weights_that_are_there_are_counted(files, tmp_path):
     sizes = shape_of(tmp_path)
     assert sizes is not None
     assert sizes.parameters == files * 19
+
+
+def test_another_copy_of_the_weights_beside_the_shards_is_not_counted(tmp_path):
+    folder = tiny_model(tmp_path)
+    save_file({"a": torch.zeros(3, 5)}, folder / "model-00001-of-00001.safetensors")
+    save_file({"a": torch.zeros(3, 5)}, folder / "consolidated.safetensors")
+    index = {"weight_map": {"a": "model-00001-of-00001.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    sizes = shape_of(folder)
+    assert sizes is not None
+    assert sizes.parameters == 15
+
+
+@pytest.mark.parametrize("key", ["intermediate_size", "moe_intermediate_size"])
+def test_sizes_that_differ_by_layer_are_not_guessed(key, tmp_path):
+    config = json.loads((tiny_model(tmp_path) / "config.json").read_text())
+    assert shape(config | {"text_config": None}) is not None
+    assert shape(config | {key: [512, 1024]}) is None
