@@ -8,7 +8,7 @@ folder. It cannot end them: when the run is over it says so there, and they end 
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -18,6 +18,7 @@ from rl.run.child import Reaper, last_lines
 from rl.run.folder import RunFolder
 from rl.run.interface import free_port, own_address
 from rl.run.status import phase_of, read_statuses
+from rl.run.terminal import say
 from rl.run.whole_files import write_whole
 
 # Each host has its own.
@@ -78,11 +79,11 @@ class ManualHost:
         self._commands[name] = shlex.join([*said, *command])
         write_whole(self._run_folder.commands, "\n".join([*self._commands.values(), ""]))
         if len(self._commands) == 1:
-            _say(
+            say(
                 f"start these in {os.getcwd()}, on any host that has it and the run's folder "
                 f"(also in {self._run_folder.commands}; docs/scaling.md says how srun does):"
             )
-        _say(f"  {self._commands[name]}")
+        say(f"  {self._commands[name]}")
         return ManualPart(self._run_folder, name, log)
 
     def free_port(self) -> int:
@@ -117,8 +118,3 @@ class ManualCluster:
             yield Hosts(host, [host] * demand.replicas, [host] * demand.ranks)
         finally:
             host.end()
-
-
-def _say(text: str) -> None:
-    with suppress(OSError):  # a terminal that was closed
-        print(text, flush=True)  # noqa: T201 the supervisor's own

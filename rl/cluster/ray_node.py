@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 
-from rl.run.child import Child, Reaper, end_together
+from rl.cluster.local import LocalHost
+from rl.run.child import Child, Reaper
 from rl.run.interface import free_port, own_address
 
 _SEEN_S = 10.0  # a network file system shows a new file a few seconds late
@@ -27,6 +28,7 @@ class RayNode:
         self._children: list[Child] = []
         self._reaper = Reaper()
         self._reaper.__enter__()
+        self._host = LocalHost(self._reaper)
 
     def prepare(self, marker: Path, digest: str, python: str, working_folder: str) -> str:
         """Go to the supervisor's working folder; return what is missing here, "" if nothing is.
@@ -66,10 +68,7 @@ class RayNode:
     ) -> int:
         """Start a part; return the number it is asked for by."""
         env = {**env, "TMPDIR": str(self._temporary)}
-        child = Child(
-            name, command, log=log, reaper=self._reaper, env=env, ends_on_term=ends_on_term
-        )
-        child.start()
+        child = self._host.start(name, command, env=env, log=log, ends_on_term=ends_on_term)
         self._children.append(child)
         return len(self._children) - 1
 
@@ -88,6 +87,6 @@ class RayNode:
 
     def end(self) -> None:
         """End all parts within one grace period."""
-        end_together(self._children)
+        self._host.end()
         self._reaper.__exit__()
         shutil.rmtree(self._temporary, ignore_errors=True)

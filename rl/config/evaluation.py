@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from rl.config.annotations import Node
 from rl.config.check import check
-from rl.config.facts import fact, is_imitator
+from rl.config.facts import fact, is_external, is_imitator
 from rl.config.limits import range_problems
 from rl.config.rules import (
     data_files,
@@ -127,7 +127,7 @@ def _policy(config: Config) -> Iterator[str]:
 def _one_server(config: Config) -> Iterator[str]:
     """What plays a policy and does not train starts one vLLM by itself, or asks in words."""
     inference = config["inference"]
-    if inference and fact(inference["_target_"], "is_external", False):
+    if is_external(inference):
         yield (
             "inference=external is for training, which pushes weights: ask a server that runs "
             "already by client=messages client.url=http://host:port/v1 client.model=<its name>"

@@ -74,6 +74,11 @@ def is_by_hand(cluster: Mapping[str, Any]) -> bool:
     return fact(cluster["_target_"], "by_hand", False)
 
 
+def is_external(inference: Mapping[str, Any] | None) -> bool:
+    """Whether somebody else started the vLLMs, so that they may be anywhere."""
+    return bool(inference) and fact(inference["_target_"], "is_external", False)
+
+
 def takes_turns(target: str) -> bool:
     """Whether an advantage or an aggregation takes what belongs to each turn, not to a rollout."""
     return is_marked(target, "PER_TURN")

@@ -17,13 +17,13 @@ from rl.config.facts import fact, is_imitator, is_marked, references, spans_host
 from rl.config.limits import range_problems, value_of
 from rl.config.resume_rules import run_folder_problems
 from rl.config.secrets import secret_problems
+from rl.config.sharding_rules import compilation, offload, optimizer_and_sharding
 from rl.config.signatures import did_you_mean, spec_of
 from rl.config.transport import transport_problems
 from rl.config.vllm_flags import flag_problems, plain
 
 Config = Mapping[str, Any]
 
-OFFLOADS = {"offload_optimizer": "zero3_offload_optimizer", "offload_param": "zero3_offload"}
 HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 
 
@@ -83,50 +83,6 @@ def lengths(config: Config) -> Iterator[str]:
     made_for = value_of(config, "model.max_seq_len")
     if made_for is not None and longest > made_for:
         yield f"max_seq_len={longest} exceeds model.max_seq_len={made_for}: raise that one instead"
-
-
-def optimizer_and_sharding(config: Config) -> Iterator[str]:
-    """Muon needs every matrix whole; from stage 1 on ZeRO flattens and splits them."""
-    stage = value_of(config, "deepspeed.zero_optimization.stage")
-    if stage not in (None, 0, 1, 2, 3) or isinstance(stage, bool):
-        yield (
-            f"deepspeed.zero_optimization.stage={stage}, but ZeRO has the stages 0 to 3: use "
-            "deepspeed=zero0, zero1, zero2 or zero3"
-        )
-    for key, own in (("optim", "optim"), ("critic.optim", "optim@critic.optim")):
-        optimizer = value_of(config, f"{key}._target_")
-        if optimizer and fact(optimizer, "whole_matrices", False) and stage:
-            yield (
-                f"{optimizer} orthogonalises whole matrices, and ZeRO stage {stage} gives an "
-                f"optimizer flattened pieces of them: use deepspeed=zero0, or {own}=adamw"
-            )
-
-
-def offload(config: Config) -> Iterator[str]:
-    """What may lie in the memory of the host.
-
-    Without ZeRO 3 DeepSpeed adds up what it offloads in bfloat16, and a NaN stays in that sum.
-    """
-    stage = value_of(config, "deepspeed.zero_optimization.stage")
-    for key, choice in OFFLOADS.items():
-        path = f"deepspeed.zero_optimization.{key}.device"
-        device = value_of(config, path)
-        if device not in (None, "none") and stage != 3:
-            yield (
-                f"{path}={device} under ZeRO stage {stage} loses gradients or is passed over: use "
-                f"deepspeed={choice}"
-            )
-
-
-def compilation(config: Config) -> Iterator[str]:
-    """Under ZeRO 3 the weights of a layer come and go inside of what would be compiled."""
-    if value_of(config, "trainer.compile") and (
-        value_of(config, "deepspeed.zero_optimization.stage") == 3
-    ):
-        yield (
-            "trainer.compile=true compiles whole layers, and ZeRO stage 3 gathers weights inside "
-            "them: use deepspeed=zero2, or trainer.compile=false"
-        )
 
 
 def steps_and_waits(config: Config) -> Iterator[str]:

@@ -12,7 +12,7 @@ from os import W_OK, access
 from pathlib import Path
 from typing import Any, Literal
 
-from rl.config.facts import fact
+from rl.config.facts import fact, is_external, spans_hosts
 
 Transport = Literal["shm", "adapter", "gloo", "disk"]
 SyncChoice = Literal["auto", "shm", "adapter", "gloo", "disk", "nccl", "ipc"]
@@ -51,17 +51,11 @@ def way(config: Node) -> Way:
 def hosts_apart(config: Node) -> str | None:
     """Return why vLLM may be on another host than the trainer, None where it cannot."""
     cluster = config.get("cluster")
-    if _is_external(config):
+    if is_external(config.get("inference")):
         return "vLLM was started by somebody else and may be on another host"
-    if cluster and fact(cluster["_target_"], "spans_hosts", False):
+    if cluster and spans_hosts(cluster):
         return "the run spans several hosts"
     return None
-
-
-def _is_external(config: Node) -> bool:
-    """Whether somebody else started vLLM, who need not see our folders."""
-    inference = config.get("inference")
-    return bool(inference) and not fact(inference["_target_"], "starts_vllm", True)
 
 
 def obstacle(adapter: Node, model: Node) -> str | None:
@@ -99,7 +93,7 @@ def transport_problems(config: Node) -> Iterator[str]:
             f"sync.transport={choice} moves weights from GPU to GPU and is not built yet: use "
             "sync=auto, which goes through the memory of the hosts"
         )
-    if choice == "disk" and folder is None and _is_external(config):
+    if choice == "disk" and folder is None and is_external(config.get("inference")):
         yield f"sync=disk needs a folder that all hosts see, for {apart}: give sync.folder"
     if choice == "disk" and folder is not None:
         above = next(p for p in (Path(folder), *Path(folder).absolute().parents) if p.exists())

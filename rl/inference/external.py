@@ -35,7 +35,6 @@ class ExternalServers:
 
     """
 
-    starts_vllm: ClassVar[bool] = False
     is_external: ClassVar[bool] = True
 
     urls: list[str]

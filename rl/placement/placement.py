@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from rl.config.facts import fact, is_imitator
+from rl.config.facts import is_external, is_imitator
 from rl.config.schema import ConfigError
 from rl.run.devices import Host
 
@@ -124,8 +124,7 @@ def _wish_of(config: Mapping[str, Any]) -> _Wish:
         inference=names(inference),
         trainer=names(trainer),
         threads=trainer["num_threads"],
-        samples=not is_imitator(config["sampler"]["_target_"])
-        and not fact(inference["_target_"], "is_external", False),
+        samples=not is_imitator(config["sampler"]["_target_"]) and not is_external(inference),
     )
 
 

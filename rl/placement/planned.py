@@ -26,8 +26,20 @@ def planned(
 
     """
     plan = placement(config, hosts)
-    config = settled(config, plan)
+    config, page = sized(settled(config, plan), plan, hosts, sizes)
+    return config, plan, page
+
+
+def sized(
+    config: Mapping[str, Any], plan: Plan, hosts: Sequence[Host], sizes: Shape | None
+) -> tuple[dict[str, Any], str]:
+    """Return the configuration with what follows the memory that there is, and the page of a plan.
+
+    Raises:
+        ConfigError: it does not fit.
+
+    """
     if sizes is None:
-        return config, plan, plan_page(plan, None, hosts)
+        return dict(config), plan_page(plan, None, hosts)
     config = fitted(config, plan, sizes, hosts)
-    return config, plan, plan_page(plan, parts_of(config, plan, sizes), hosts)
+    return config, plan_page(plan, parts_of(config, plan, sizes), hosts)

@@ -88,7 +88,7 @@ def trainer_need(
         work["activations"] = max(work["activations"], step - work["logits"])
     else:
         states["step"] = step
-    copies = _num_references(config) * shape.parameters * _width(config)
+    copies = _num_references(config) * shape.parameters * bytes_a_number(config)
     compute = {**states, **work, "reference": copies}
     pushed = _pushed(config, shape) if first else 0.0
     if not on_gpu:
@@ -97,7 +97,8 @@ def trainer_need(
         return Need(device={}, host={"runtime": _RUNTIME, **compute, "push": pushed})
     moved = _offloaded(config, compute)
     stays = {key: value - moved.get(key, 0.0) for key, value in compute.items()}
-    on_its_way = shape.parameters * _width(config) if pushed else 0.0  # from the GPU to the file
+    whole = shape.parameters * bytes_a_number(config)
+    on_its_way = whole if pushed else 0.0  # from the GPU to the file
     return Need(
         device={"runtime": _CUDA_RUNTIME, **stays},
         host={"runtime": _CUDA_HOST, **moved, "push": pushed + on_its_way},
@@ -114,19 +115,20 @@ def trained_parameters(config: Mapping[str, Any], shape: Shape) -> int:
     return shape.layers * adapter["rank"] * sum(inputs + outputs for inputs, outputs in chosen)
 
 
-def _width(config: Mapping[str, Any]) -> int:
+def bytes_a_number(config: Mapping[str, Any]) -> int:
+    """Return those of a weight, as model.dtype has it."""
     return 2 if config["model"]["dtype"] == "bfloat16" else 4
 
 
 def _states(config: Mapping[str, Any], parameters: int, trained: int, ranks: int) -> Bytes:
     """What is there throughout the run; and what the step adds."""
     number = value_of(config, "deepspeed.zero_optimization.stage") or 0
-    stage, half = _STAGES[number], _width(config) == 2
+    stage, half = _STAGES[number], bytes_a_number(config) == 2
     shares = ranks if number else 1
     of_hidden = bool(fact(config["optim"]["_target_"], "whole_matrices", False))
     moments, extra = (4, 7) if of_hidden else (8, 0)  # Muon has one moment, and works in copies
     return {
-        "weights": parameters * _width(config) / (ranks if number == 3 else 1),
+        "weights": parameters * bytes_a_number(config) / (ranks if number == 3 else 1),
         "gradients": trained * stage.gradients / (ranks if stage.shares_gradients else 1),
         "optimizer": trained * (moments + 4 * half) / shares,
         "step": trained * (stage.step + extra) / shares + min(trained, _BUCKET) * stage.buffers,
@@ -142,7 +144,7 @@ def _tokens(config: Mapping[str, Any], ranks: int) -> int:
 
 def _activations(config: Mapping[str, Any], shape: Shape, ranks: int, on_gpu: bool) -> float:
     """Bytes that autograd keeps for the backward pass."""
-    half, frozen = _width(config) == 2, trained_parameters(config, shape) < shape.parameters
+    half, frozen = bytes_a_number(config) == 2, trained_parameters(config, shape) < shape.parameters
     # By number of the residual stream, the feed-forward part, queries and keys of each token.
     coefficients = {
         (True, False): (16.0, 8.0, 10.5, 10.25),
@@ -158,7 +160,7 @@ def _activations(config: Mapping[str, Any], shape: Shape, ranks: int, on_gpu: bo
         layer += 14 * config["adapter"]["rank"]
     kept = shape.layers * layer
     if config["trainer"]["gradient_checkpointing"]:  # a layer's input each, and one layer anew
-        kept = shape.layers * shape.hidden * _width(config) + layer
+        kept = shape.layers * shape.hidden * bytes_a_number(config) + layer
     waste = _KEPT_ON_GPU if on_gpu else _KEPT_ON_CPU
     return _tokens(config, ranks) * (kept + 8 * shape.hidden) * waste
 
@@ -185,9 +187,9 @@ def _pushed(config: Mapping[str, Any], shape: Shape) -> float:
     if is_imitator(config["sampler"]["_target_"]):
         return 0.0
     trained = trained_parameters(config, shape)
-    whole, way = float(shape.parameters * _width(config)), transport(config)
+    whole, way = float(shape.parameters * bytes_a_number(config)), transport(config)
     if way == "adapter":
-        return float(trained * _width(config))
+        return float(trained * bytes_a_number(config))
     merged = whole if trained < shape.parameters else 0.0
     return merged + (0.0 if way == "disk" else whole)
 

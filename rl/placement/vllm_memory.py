@@ -5,7 +5,7 @@ from typing import Any
 
 from rl.config.transport import transport
 from rl.model.shape import Shape
-from rl.placement.trainer_memory import GIB, Need
+from rl.placement.trainer_memory import GIB, Need, bytes_a_number
 
 _RUNTIME = 1.5 * GIB  # its three processes on CPU, libraries counted once
 _PER_WORKER = 0.6 * GIB  # of a tensor parallel group, which is not forked
@@ -19,7 +19,7 @@ _UTILIZATION = 0.92  # of a GPU, as vLLM 0.32 has it
 def vllm_need(config: Mapping[str, Any], shape: Shape, *, on_gpu: bool) -> Need:
     """Return what one vLLM takes; on each of its GPUs, of which it fills what it is given."""
     inference, group = config["inference"], config["inference"].get("tensor_parallel_size", 1)
-    weights = float(shape.parameters * _width(config))
+    weights = float(shape.parameters * bytes_a_number(config))
     if on_gpu:
         row = row_bytes(config, shape) / group
         device = {"runtime": _CUDA_RUNTIME, "weights": weights / group, "key-values": row}
@@ -36,13 +36,9 @@ def vllm_need(config: Mapping[str, Any], shape: Shape, *, on_gpu: bool) -> Need:
 
 def row_bytes(config: Mapping[str, Any], shape: Shape) -> float:
     """Keys and values of one row of max_seq_len: less than that, and vLLM does not start."""
-    return 2.0 * shape.layers * shape.key * _width(config) * config["max_seq_len"]
+    return 2.0 * shape.layers * shape.key * bytes_a_number(config) * config["max_seq_len"]
 
 
 def utilization(inference: Mapping[str, Any]) -> float:
     """The share of a GPU that vLLM takes."""
     return float(inference["args"].get("gpu_memory_utilization", _UTILIZATION))
-
-
-def _width(config: Mapping[str, Any]) -> int:
-    return 2 if config["model"]["dtype"] == "bfloat16" else 4

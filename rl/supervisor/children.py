@@ -5,7 +5,6 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import NoReturn
 
 from rl.cluster.host import Host, Hosts, Part
@@ -26,6 +25,7 @@ from rl.run.folder import RunFolder
 from rl.run.metrics import read_metrics
 from rl.run.status import read_statuses
 from rl.run.stop_request import StopRequest
+from rl.run.terminal import say
 from rl.supervisor.replicas import Replicas
 
 _TICK_S = 0.25
@@ -154,8 +154,7 @@ class Children:
             raise KeyboardInterrupt
         if not self._run_folder.stop_request.exists():
             self._run_folder.stop_request.touch()
-            with suppress(OSError):  # the terminal may be gone: that is why we were asked
-                print(STOPPING, flush=True)  # noqa: T201 ours is the terminal
+            say(STOPPING)
 
     def _has_begun(self) -> bool:
         """True once the first weights are live, so that there may be something to save."""

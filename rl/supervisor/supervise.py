@@ -14,7 +14,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from importlib.metadata import distributions
 from pathlib import Path
@@ -31,9 +31,8 @@ from rl.config.schema import ConfigError, Run
 from rl.model.folder import fingerprint
 from rl.model.shape import shape_of
 from rl.model.trainable import check_trainable
-from rl.placement.budget import fitted, parts_of
-from rl.placement.page import plan_page
 from rl.placement.placement import Plan
+from rl.placement.planned import sized
 from rl.placement.settings import settled
 from rl.report.finished_runs import how_to_go_on, steps_done
 from rl.report.screen import Screen, final_summary
@@ -45,6 +44,7 @@ from rl.run.lock import FULL, ensure_free, locked
 from rl.run.metrics import column, read_metrics
 from rl.run.status import STOPPED, progress_of, read_statuses
 from rl.run.stop_request import Stopped, StopRequest, stopped_by_signals
+from rl.run.terminal import say
 from rl.run.typed import key_of
 from rl.supervisor.base_model import fetch_references, make_cache, model_of, refused
 from rl.supervisor.children import Children
@@ -112,11 +112,11 @@ def supervise(
         except RunFailed as error:
             message = f"{error}\n{how_to_go_on(run_folder)}"
             if stop.number:  # whoever asked for the end wants no further job of a sweep either
-                _say(message)
+                say(message)
                 sys.exit(1)
             raise RunFailed(message) from error
         except KeyboardInterrupt:
-            _say(how_to_go_on(run_folder))
+            say(how_to_go_on(run_folder))
             raise
         return _ended_well(run, run_folder, stop, limit)
 
@@ -131,8 +131,8 @@ def _ended_well(
     if is_cut_short and stop.asked:
         reason = f"max_time={run.max_time} is over" if limit.is_over else STOPPED
     if reason:
-        _say(f"ended before max_steps={run.max_steps}: {reason}")
-    _say(final_summary(run_folder))
+        say(f"ended before max_steps={run.max_steps}: {reason}")
+    say(final_summary(run_folder))
     if stop.number:
         raise Stopped(stop.number)  # nor does a sweep go on
     if is_cut_short and limit.is_over:
@@ -167,7 +167,7 @@ def _check_folder(config: dict[str, Any]) -> None:
 def _say_what_is_done_again(run_folder: RunFolder) -> None:
     saved, num_steps = run_folder.num_saved_steps(), steps_done(read_metrics(run_folder))
     if saved < num_steps:
-        _say(
+        say(
             f"going on after step {saved}: the {num_steps - saved} later ones are in no checkpoint "
             f"and are done again (their numbers: {run_folder.dropped_metrics})"
         )
@@ -193,7 +193,7 @@ def _prepared(
         with refused():
             shutil.rmtree(supervised.path, ignore_errors=True)
             model = _trainable(source.prepare(supervised.built_model))
-        _say(f"warm start: {first.max_steps} supervised steps, once for this model and environment")
+        say(f"warm start: {first.max_steps} supervised steps, once for this model and environment")
         # Signals end it at once: half an imitation is of no use, so it has nothing to save.
         _execute(first, model, reaper, StopRequest(), limit, waits=False)
         keep_result(supervised, kept)
@@ -242,18 +242,11 @@ def _execute(
 
 def _planned(run: Run, model: Path, shown: bool) -> tuple[Run, Plan]:
     """Return the run with what its model leaves to vLLM, and where its parts go; say so."""
-    config, sizes = asdict(run), shape_of(model)
-    plan, hosts = planned(config)
-    if sizes is not None:
-        config = fitted(config, plan, sizes, hosts)
+    plan, hosts = planned(asdict(run))
+    config, page = sized(asdict(run), plan, hosts, shape_of(model))
     if shown:
-        _say(plan_page(plan, sizes and parts_of(config, plan, sizes), hosts))
+        say(page)
     return Run(**config), plan
-
-
-def _say(text: str) -> None:
-    with suppress(OSError):  # a terminal that was closed
-        print(text, flush=True)  # noqa: T201 this process owns the terminal
 
 
 def _versions() -> dict[str, str]:
