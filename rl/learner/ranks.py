@@ -55,6 +55,14 @@ class Ranks:
         dist.all_reduce(flags, op=dist.ReduceOp.MAX)
         return bool(flags)
 
+    def told(self, word: str) -> str:
+        """What the first rank says. Collective."""
+        if self.world == 1:
+            return word
+        words = [word]
+        dist.broadcast_object_list(words, src=0)
+        return words[0]
+
     def sum(self, value: float) -> float:
         """The sum of what each rank has. Collective."""
         if self.world == 1:

@@ -132,13 +132,14 @@ class Children:
             begun = self._has_begun()
             if stop.asked:  # first: the parts may have got the signal, too, and ended
                 self._ask_to_stop()
+            asked = self._run_folder.stop_request.exists()  # by us, or by a part with a signal
             ended = {n: c.returncode for n, c in self._children.items() if c.returncode is not None}
             if all(trainer.returncode == 0 for trainer in trainers):
                 self._raise_reported()  # what they saved may be all that could be saved
                 return
             if self._replicas:  # before the others, which only notice that it is gone
-                gone = self._replicas.look(may_restart=begun and not stop.asked)
-                if gone is not None and stop.asked and self._all_is_saved(tick):
+                gone = self._replicas.look(may_restart=begun and not asked)
+                if gone is not None and asked and self._all_is_saved(tick):
                     return  # a scheduler that signals every process ends vLLM, which saves nothing
                 if gone is not None:
                     self._fail_without_vllm(*gone, tick)

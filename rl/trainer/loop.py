@@ -31,15 +31,13 @@ from rl.run.interface import bind_collectives
 from rl.run.metrics import MetricsFile
 from rl.run.status import STOPPED, Status
 from rl.trainer.checkpoint import save_checkpoint
+from rl.trainer.delivery import Delivery
 from rl.trainer.replicas import PushedReplicas
 from rl.trainer.rollouts_link import RolloutsLink
 from rl.trainer.token_record import StepRecord
 from rl.weights.pusher import WeightPusher, WeightSync
 from rl.wire import NoMoreBatches
 
-# After which the supervisor has seen that vLLM is gone, or that it only closed its socket: it looks
-# every 5 s, and ends it.
-_NOTICED_S = 10.0
 _ENDING_S = 10.0  # of a rank that is done, which the supervisor may see before it has ended
 
 
@@ -91,14 +89,11 @@ class TrainingRun:
         self.metrics = MetricsFile(run_folder) if self.ranks.first else None
         self.logger = build(self.run.logger)()
         self.nonfinite = 0
-        self.replicas = PushedReplicas(
-            run_folder, self.run.inference, timeout=self.settings.wait_timeout
-        )
+        self.delivery = self._delivery()
 
     def train(self) -> None:
         """Run all steps."""
-        run, pusher = self.run, self._pusher()
-        rollouts = self._begin(pusher)
+        run, rollouts = self.run, self._begin()
         began, watch = time.monotonic(), Stopwatch(self.status)
         for step in range(self.start, run.max_steps):
             with watch.phase("wait", f"waiting for batch {step}"):
@@ -112,20 +107,18 @@ class TrainingRun:
                 stats = self.learner.update(batch, record.observe if record else None)
             self._stop_if_nonfinite(stats)
             stats |= self._evaluation(rollouts, watch, step)  # of the policy that vLLM still has
-            if pusher:
-                try:
-                    self._push(pusher, step + 1, stats, watch)
-                except RunFailed:
-                    self._keep_if_asked(step, batch, stats, watch.times, rollouts)
-                    raise
-                with watch.phase("probe", f"comparing version {step + 1} with vLLM's"):
-                    stats |= pusher.probe(self.learner.policy, batch.micro_batches[0], step + 1)
-            # Only now, so that the probe does not queue behind a batch of new prompts.
-            self._publish(rollouts, step + 1, pusher)
+            live = not self.delivery or self.delivery.bring(
+                step + 1, batch.micro_batches[0], stats, watch.phase
+            )
+            if live:  # only now, so that the probe does not queue behind a batch of new prompts
+                self._publish(rollouts, step + 1)
             if record:
                 with watch.phase("record", f"recording the tokens of step {step}"):
                     record.write(self.run_folder, self.ranks.rank)
             self._log(step, batch, stats, watch.times, time.monotonic() - began)
+            if not live:
+                self._end_early(step + 1, NoMoreBatches(STOPPED, solved=True), rollouts)
+                return
             # After its line: a resumed run goes on behind the checkpoint and writes no line again.
             # The time it takes is the next step's.
             began, watch = time.monotonic(), Stopwatch(self.status)
@@ -136,7 +129,7 @@ class TrainingRun:
             self.logger.finish()
         self.status.set("done")
 
-    def _begin(self, pusher: WeightPusher | None) -> RolloutsLink:
+    def _begin(self) -> RolloutsLink:
         """Let sampling start, with the weights that this run starts from."""
         rollouts = RolloutsLink(self.run_folder, self.ranks.rank)
         rollouts.connect(self.settings.wait_timeout)
@@ -146,52 +139,33 @@ class TrainingRun:
                 # Lines behind the checkpoint: their steps are about to be trained again.
                 self.metrics.truncate_after(self.start - 1)
             drop_steps_from(self.run_folder, self.start)
-        if pusher:
-            self._wait_for_vllm()
-            self._join_newcomers(pusher)
-            # What vLLM loaded is not it: dummy weights, or on resuming those the run began with.
-            pusher.push(self.learner.policy, self.start, must_differ=False)
-        self._publish(rollouts, self.start, pusher)
+        if self.delivery:
+            self.status.set("waiting for vLLM to start (logs/inference.log)")
+            self.delivery.begin(self.start, self.run.inference["startup_timeout"])
+        self._publish(rollouts, self.start)
         return rollouts
 
-    def _pusher(self) -> WeightPusher | None:
+    def _delivery(self) -> Delivery | None:
         """None when nothing is sampled (demonstrations): there is no vLLM to push to."""
         if not self.sampler.uses_vllm:
             return None
-        sync: WeightSync = build(self.run.sync)()
-        return WeightPusher(
+        run, timeout = self.run, self.settings.wait_timeout
+        sync: WeightSync = build(run.sync)()
+        pusher = WeightPusher(
             sync,
-            transport(vars(self.run)),
+            transport(vars(run)),
             [],  # nobody is known yet
             folder=self.run_folder.pushed_weights(sync.folder),
-            timeout=self.settings.wait_timeout,
+            timeout=timeout,
             goes_on=self.start > 0,
         )
+        replicas = PushedReplicas(self.run_folder, run.inference, timeout=timeout)
+        return Delivery(pusher, replicas, self.learner.policy, self.ranks, self.run_folder)
 
-    def _push(
-        self, pusher: WeightPusher, version: int, stats: dict[str, float], watch: Stopwatch
-    ) -> None:
-        # False for NaN, of a step that was skipped: equal weights are right then.
-        moved = stats["train/grad_norm"] > 0 and stats["train/learning_rate"] > 0
-        with watch.phase("push", f"pushing version {version}"):
-            self._join_newcomers(pusher)
-            pusher.push(self.learner.policy, version, must_differ=moved)
-
-    def _join_newcomers(self, pusher: WeightPusher) -> None:
-        if self.ranks.first:  # which alone talks to vLLM
-            pusher.join(self.replicas.newcomers())
-
-    def _wait_for_vllm(self) -> None:
-        """The supervisor watches the server and ends us if it fails, so this only waits."""
-        self.status.set("waiting for vLLM to start (logs/inference.log)")
-        self.replicas.wait(self.run.inference["startup_timeout"])
-
-    def _publish(self, rollouts: RolloutsLink, version: int, pusher: WeightPusher | None) -> None:
+    def _publish(self, rollouts: RolloutsLink, version: int) -> None:
         """Let those that have the weights be asked for tokens of this version, and no others."""
         if self.ranks.first:
-            for lost in pusher.lost() if pusher else ():
-                self.replicas.lose(lost.name, lost.reason)
-            rollouts.publish(version, self.replicas.living)
+            rollouts.publish(version, self.delivery.living() if self.delivery else {})
 
     def _evaluation(
         self, rollouts: RolloutsLink, watch: Stopwatch, version: int, *, last: bool = False
@@ -234,25 +208,6 @@ class TrainingRun:
             model=self.run_folder.model(),
             keep=self.settings.keep_checkpoints,
         )
-
-    def _keep_if_asked(
-        self,
-        step: int,
-        batch: RankBatch,
-        stats: dict[str, float],
-        times: dict[str, float],
-        rollouts: RolloutsLink,
-    ) -> None:
-        """Keep a step whose weights have nowhere to go: the supervisor saw vLLM end, too.
-
-        The other ranks come to the same checkpoint by being told that there is no next batch.
-        """
-        deadline = time.monotonic() + _NOTICED_S
-        while not self.run_folder.stop_request.exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        if self.run_folder.stop_request.exists():
-            self._log(step, batch, stats, times, sum(times.values()))
-            self._save(step + 1, rollouts)
 
     def _end_early(self, step: int, end: NoMoreBatches, rollouts: RolloutsLink) -> None:
         """Keep what was learned; a task that is solved is a good end, one that teaches nothing not.

@@ -53,6 +53,10 @@ class LostReceiver:
     reason: str
 
 
+class NoReceiver(RunFailed):
+    """No vLLM has the weights."""
+
+
 class WeightPusher:
     """Pushes weights and probes the result. Rank 0 talks to vLLM; all ranks call both."""
 
@@ -106,7 +110,8 @@ class WeightPusher:
             must_differ: the optimizer took a step, so equal weights would be an error.
 
         Raises:
-            RunFailed: the weights did not change, or no vLLM has taken them.
+            NoReceiver: no vLLM has taken them.
+            RunFailed: the weights did not change.
 
         """
         # All of it before anything is sent: a rank that waits for another must not keep vLLM.
@@ -123,7 +128,7 @@ class WeightPusher:
         self._last = mark
         receivers = list(self._receivers.values())
         if not receivers:
-            raise RunFailed("no vLLM answers that it is healthy, so none can take the weights")
+            raise NoReceiver("no vLLM answers that it is healthy, so none can take the weights")
         with ThreadPoolExecutor(len(receivers)) as pool:
             failures = list(pool.map(lambda one: self._give(one, version), receivers))
         self._sender.release()
@@ -134,12 +139,12 @@ class WeightPusher:
     def _give(self, receiver: VLLMRoutes, version: int) -> RunFailed | None:
         """Push to one of them; return what went wrong."""
         try:
-            if receiver.replica.name not in self._connected:
-                self._sender.connect(receiver)
-                self._connected.add(receiver.replica.name)
-            # Running requests stay: a half-sampled rollout goes on with the new weights, and each
-            # of its tokens says which version it is from.
             with receiver.together():
+                if receiver.replica.name not in self._connected:
+                    self._sender.connect(receiver)
+                    self._connected.add(receiver.replica.name)
+                # Running requests stay: a half-sampled rollout goes on with the new weights, and
+                # each of its tokens says which version it is from.
                 receiver.pause()
                 self._sender.send(receiver, version)
                 receiver.resume()
@@ -151,15 +156,14 @@ class WeightPusher:
         """Go on without it.
 
         Raises:
-            RunFailed: there is no other.
+            NoReceiver: there is no other.
 
         """
         del self._receivers[receiver.replica.name]
-        if not self._receivers and self._has_others:
-            raise RunFailed(f"no replica is left: {receiver.replica.name}: {failure}") from failure
-        if not self._receivers:
-            raise failure
         self._lost.append(LostReceiver(receiver.replica.name, str(failure)))
+        if not self._receivers:
+            which = f"no replica is left: {receiver.replica.name}: " if self._has_others else ""
+            raise NoReceiver(f"{which}{failure}") from failure
 
     def probe(self, policy: "Policy", batch: MicroBatch, version: int) -> dict[str, float]:
         """Compare vLLM's logprobs with the trainer's on rows of a batch, right after a push.
@@ -168,6 +172,7 @@ class WeightPusher:
         counts. Replicas take turns: each has proved that it computes with these weights.
 
         Raises:
+            NoReceiver: no vLLM answers any more.
             RunFailed: they differ by more than `max_mismatch`, at a later probe by twice as much.
 
         """

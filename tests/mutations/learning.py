@@ -343,8 +343,8 @@ LEARNING = (
     mutation(
         "loop: the step's own version is pushed",
         "rl/trainer/loop.py",
-        "self._push(pusher, step + 1, stats, watch)",
-        "self._push(pusher, step, stats, watch)",
+        "step + 1, batch.micro_batches[0], stats, watch.phase",
+        "step, batch.micro_batches[0], stats, watch.phase",
         "rl/trainer/test_loop_mutants.py",
     ),
     mutation(

@@ -22,6 +22,7 @@ def made_run(
     evaluations: Mapping[int, Sequence[float]] | None = None,
     reward: float | None = None,
     words: str = "reverse",
+    commit: str = "",
     **settings: Any,
 ) -> Path:
     """One run. `evaluations`: the score of each question by version; `reward`: of every step."""
@@ -45,6 +46,7 @@ def made_run(
     config |= {"choice": list(overrides), **settings}
     run.config.write_text(yaml.safe_dump(config))
     record = {"overrides": [*overrides, f"seed={seed}"], "command": ["python", "train.py"]}
+    record |= {"commit": commit} if commit else {}
     run.overrides.write_text(yaml.safe_dump(record | {"started_in": "/", "run_name": folder.name}))
     run.versions.write_text(json.dumps({"torch": "2.13.0", "offbyone": "0.1.0"}))
     return folder

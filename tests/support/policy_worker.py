@@ -56,6 +56,7 @@ STEPS = {
 def main(folder: Path) -> None:
     # Imported by the ranks only: the tests that read results need none of it.
     from rl.learner.ranks import Ranks
+    from tests.support.delivery_cases import deliveries
     from tests.support.split_cases import ALONE_MODES, SPLIT_MODES, alone, splits
     from tests.support.update_cases import UPDATE_MODES, around, learner
 
@@ -72,6 +73,7 @@ def main(folder: Path) -> None:
         **{f"alone {mode}": alone(cases, "bfloat16", mode) for mode in ALONE_MODES[ranks.world]},
         "learner": learner(cases) if ranks.world == 1 else {},
         "checkpoints": cases.checkpoints(),
+        "deliveries": deliveries(cases),
     }
     if ranks.first:
         (folder / "measured.json").write_text(json.dumps(measured))

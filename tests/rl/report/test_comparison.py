@@ -336,6 +336,21 @@ def test_a_smoothed_curve_is_the_mean_of_the_last_steps(tmp_path):
     assert curve.seconds[2] == 6.0  # before the third step, of 3 s each
 
 
+def test_a_setting_that_a_later_commit_added_makes_no_arm_of_its_own(tmp_path):
+    """A sweep that goes on after an update of this code."""
+    for seed, commit, added in ((0, "old", {}), (1, "new", {"cluster": {"listen": "unix"}})):
+        for loss in ("grpo", "cispo"):
+            made_run(
+                tmp_path / f"{loss}{seed}", f"loss={loss}", seed=seed, commit=commit,
+                loss={"_target_": f"losses.{loss}.{loss}"}, **added,
+            )  # fmt: skip
+    tcp = {"loss": {"_target_": "losses.grpo.grpo"}, "cluster": {"listen": "tcp"}}
+    made_run(tmp_path / "by-tcp", "loss=grpo", "cluster.listen=tcp", commit="new", **tcp)
+    arms = arms_of([evidence_of(run) for run in read_sources([tmp_path]).runs])
+    names = sorted([run.name for run in arm.runs] for arm in arms)
+    assert names == [["by-tcp"], ["cispo0", "cispo1"], ["grpo0", "grpo1"]]
+
+
 def test_runs_that_are_called_like_their_choice_are_arms_of_their_own(tmp_path):
     for loss in ("grpo", "cispo"):
         made_run(

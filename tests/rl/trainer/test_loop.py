@@ -19,7 +19,6 @@ from rl.run.metrics import MetricsFile
 from rl.run.status import Status
 from rl.trainer.loggers import ConsoleLogger
 from rl.trainer.loop import TrainingRun
-from rl.trainer.replicas import PushedReplicas
 from rl.wire import HEADER, Answer, Call, pack, unpack
 
 STEP = {"train/reward": 0.5, "time/step": 1.0, "eval/reward": 0.25}
@@ -88,7 +87,7 @@ class KilledRun(TrainingRun):
         self.learner = SimpleNamespace(update=lambda batch, observer: dict(trained))
         self.status, self.logger = Status(run_folder, "trainer.rank0"), ConsoleLogger()
         self.metrics = MetricsFile(run_folder)
-        self.replicas = PushedReplicas(run_folder, {"replicas": 1}, timeout=5.0)
+        self.delivery = None
 
     def _evaluation(self, rollouts, watch, version, *, last=False) -> dict[str, float]:
         return {}
