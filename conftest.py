@@ -6,7 +6,11 @@ from typing import Any
 
 import pytest
 
-_SANDBOXES = ("sandbox", "envs.maths", "math-python", "math_python")  # what stands in their files
+# What stands in files that one process does all of: sandboxes are counted, ranks are started once.
+_TOGETHER = {
+    "sandboxes": ("sandbox", "envs.maths", "math-python", "math_python"),
+    "ranks": ("support.ranks",),
+}
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -23,15 +27,15 @@ def _is_real(item: pytest.Item) -> bool:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """What one process does when there are several (`make test`).
 
-    A file stays together, for its fixtures are expensive; so do all files that count the sandboxes
-    of this checkout.
+    A file stays together, for its fixtures are expensive; so do some files.
     """
     from xdist.scheduler import LoadScopeScheduling
 
     @cache
     def scope(path: str) -> str:
         text = (config.rootpath / path).read_text()
-        return "sandboxes" if any(sign in text for sign in _SANDBOXES) else path
+        named = (name for name, signs in _TOGETHER.items() if any(sign in text for sign in signs))
+        return next(named, path)
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
