@@ -178,7 +178,8 @@ def in_a_request(weights: Weights) -> None:
 
 def real_pushes(run_folder: RunFolder, weights: Weights, repeats: int, parts: Parts) -> None:
     """Push weights that change to a real vLLM, in the way of rl/weights/pusher.py."""
-    server = build(settled_inference(compose([])["inference"], has_gpu()))()
+    config = compose([])
+    server = build(settled_inference(config["inference"], config["sampler"], has_gpu()))()
     how = {"dtype": "bfloat16", "max_seq_len": 256, "seed": 0, "adapter": None}
     with serving(server, run_folder, **how) as vllm, MemoryFile() as file:
         vllm.init_transfer({"transport": "shm", "facts": {}})

@@ -26,6 +26,7 @@ from rl.cli.hydra_errors import explain
 from rl.config.schema import ConfigError
 from rl.run.failure import OutOfTime, RunFailed, printable
 from rl.run.lock import FolderUnusable
+from rl.run.stop_request import AT_ONCE, Stopped
 from rl.run.sweep_folder import sweep_of_this_process
 from rl.sweeps.job import run_job
 
@@ -39,7 +40,7 @@ def _shipped(path: str) -> str:
 
 OmegaConf.register_new_resolver("ours", _shipped, replace=True)
 
-FAILED, BAD_CONFIG, INTERRUPTED = 1, 2, 130
+FAILED, BAD_CONFIG, INTERRUPTED = 1, 2, AT_ONCE
 # Hydra's own keys that mean nothing to one run.
 _OF_A_SWEEP = (
     "hydra.mode=",
@@ -201,9 +202,11 @@ def launch(main: Callable[[], object], primary: str = "train") -> None:
     sys.path.append(os.getcwd())  # a user's modules: our `python -m` children find them there too
     try:
         main()
-    except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)  # noqa: T201
-        sys.exit(INTERRUPTED)
+    except (KeyboardInterrupt, Stopped) as end:
+        status = end.code if isinstance(end, Stopped) else INTERRUPTED
+        if status == INTERRUPTED:
+            print("\ninterrupted", file=sys.stderr)  # noqa: T201
+        sys.exit(status)
     except RunFailed:
         sys.exit(FAILED)  # of a sweep; it was said when it happened
     except Exception as error:

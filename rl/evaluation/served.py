@@ -13,7 +13,7 @@ from rl.config.schema import ConfigError
 from rl.config.transport import Transport
 from rl.inference.live_version import LiveVersion
 from rl.inference.router import Router
-from rl.inference.server import SERVED_AS, adapter_room, only_replica, serving, with_seeds
+from rl.inference.server import SERVED_AS, adapter_room, only_replica, serving
 from rl.run.failure import RunFailed
 from rl.run.folder import RunFolder
 from rl.sampling.chat import ChatSetting
@@ -42,8 +42,7 @@ def serving_policy(policy: PlayedPolicy, run_folder: RunFolder) -> Iterator[None
     """Serve the model for as long as the block lasts."""
     assert policy.model is not None
     source = build(policy.model)()
-    seeded = build(policy.sampler)().seeded
-    server = with_seeds(build(policy.inference or {})(), seeded)
+    server = build(policy.inference or {})()
     run_folder.set_model(source.prepare(run_folder.built_model))
     described = _adapter(policy.adapter_path)
     room = None

@@ -52,7 +52,7 @@ def evaluate(config: dict[str, Any], *, overrides: list[str], choices: dict[str,
     ensure_free(run_folder)  # before anything slow: a name that is taken is known at once
     evaluation = checked(config, choices)
     if evaluation.inference is not None:
-        suited = settled_inference(evaluation.inference, bool(visible_gpus()))
+        suited = settled_inference(evaluation.inference, evaluation.sampler, bool(visible_gpus()))
         evaluation = replace(evaluation, inference=suited)
     construct(evaluation, ("model", "env", "sampler", "client", "inference"))
     raise_open_files()  # a connection for every rollout in flight

@@ -6,7 +6,7 @@ from rl.config.build import build
 from rl.config.schema import Run
 from rl.config.transport import transport
 from rl.inference.replica import Replica, names_of
-from rl.inference.server import adapter_room, vllm_process, with_seeds
+from rl.inference.server import adapter_room, vllm_process
 from rl.run.folder import RunFolder
 
 
@@ -15,7 +15,7 @@ def replica_process(
 ) -> tuple[list[str], dict[str, str]]:
     """Return what starts it; `place` is its environment where it runs."""
     return vllm_process(
-        with_seeds(build(run.inference)(), build(run.sampler)().seeded),
+        build(run.inference)(),
         run_folder,
         replica,
         dtype=run.model["dtype"],

@@ -20,6 +20,7 @@ from rl.inference.key_guard import GUARD, KEY_FILE
 from rl.inference.replica import Replica
 from rl.inference.routes import VLLMRoutes, wait_until_healthy
 from rl.model.folder import holds_weights, linear_layers
+from rl.model.shape import shape_of
 from rl.run.address import Address
 from rl.run.child import Child, Reaper, last_lines
 from rl.run.devices import core_of, visible_cores, visible_gpus
@@ -136,9 +137,7 @@ class VLLMServer:
 
         `key_file` holds what its routes ask for where it listens on a port.
         """
-        threads = {} if has_gpu() else {"OMP_NUM_THREADS": str(_threads())}
         return {
-            **threads,
             **({KEY_FILE: str(key_file)} if key_file else {}),
             "VLLM_SERVER_DEV_MODE": "1",  # the routes that pause, load and resume
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1" if adapter else "0",
@@ -150,30 +149,20 @@ class VLLMServer:
         }
 
 
-def with_seeds(server: VLLMServer, seeded: bool) -> VLLMServer:
-    """Return the server, ready for requests that bring a seed of their own where they do.
-
-    On CPU vLLM 0.32 ends with "CPU Generator does not use offset" as soon as it takes the prompt of
-    such a request in two pieces; and a prompt in one piece is rounded the same way every time.
-    """
-    if not seeded or has_gpu():
-        return server
-    return replace(server, args={"no_enable_chunked_prefill": True, **server.args})
-
-
 def has_gpu(devices: Path = Path("/dev")) -> bool:
     """Whether there is a GPU for us."""
     return bool(visible_gpus(devices))
 
 
-def _threads() -> int:
+def _all_cores() -> dict[str, str]:
     """CPU threads for vLLM: as many as it would bind, one a core and one core less than there are.
 
-    Whoever sets OMP_NUM_THREADS wins.
+    Whoever sets OMP_NUM_THREADS wins. A GPU needs none.
     """
-    if num_threads := os.environ.get("OMP_NUM_THREADS"):
-        return int(num_threads)
-    return max(len({core_of(cpu) for cpu in visible_cores()}) - 1, 1)
+    if has_gpu() or os.environ.get("OMP_NUM_THREADS"):
+        return {}
+    num_cores = len({core_of(cpu) for cpu in visible_cores()})
+    return {"OMP_NUM_THREADS": str(max(num_cores - 1, 1))}
 
 
 def _listening(address: Address) -> dict[str, Any]:
@@ -197,11 +186,14 @@ def vllm_process(
 ) -> tuple[list[str], dict[str, str]]:
     """Return the command of a vLLM for the model of a run folder, and its environment.
 
-    `replica` says where it listens, `place` what its environment is there; `dtype` and so on as in
-    `VLLMServer.command`.
+    `replica` says where it listens, `place` what its environment is there, if it is not to have
+    all of this machine; `dtype` and so on as in `VLLMServer.command`.
     """
+    model = run_folder.model()
+    if server.cpu_kv_cache_gib is None and (sizes := shape_of(model)):
+        server = replace(server, cpu_kv_cache_gib=sizes.cache_gib(max_seq_len, dtype))
     command = server.command(
-        run_folder.model(),
+        model,
         replica.address,
         dtype=dtype,
         max_seq_len=max_seq_len,
@@ -211,7 +203,7 @@ def vllm_process(
     )
     key_file = None if replica.address.path else run_folder.key
     ours = server.environment(adapter=adapter, key_file=key_file)
-    return command, {**run_folder.environment(), **ours, **(place or {})}
+    return command, {**run_folder.environment(), **ours, **(place or _all_cores())}
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import Any
 
 from rl.model.folder import weight_files
 
+_GIB = 1 << 30
 _LARGE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _OTHERS = (
     *("head_dim", "num_key_value_heads", "intermediate_size"),
@@ -47,6 +48,14 @@ class Shape:
         """Parameters of one matrix with a row per word."""
         return self.vocab * self.hidden
 
+    def row_bytes(self, max_seq_len: int, dtype: str) -> int:
+        """Keys and values of one row: a cache that holds less, and vLLM does not start."""
+        return 2 * self.layers * self.key * bytes_of(dtype) * max_seq_len
+
+    def cache_gib(self, max_seq_len: int, dtype: str) -> int:
+        """GiB of a cache that holds at least one row."""
+        return max(math.ceil(self.row_bytes(max_seq_len, dtype) / _GIB), 1)
+
     def linear_layers(self) -> dict[str, tuple[int, int]]:
         """Inputs and outputs of each matrix of a layer, by the names that Llama gave them."""
         return {
@@ -58,6 +67,11 @@ class Shape:
             "up_proj": (self.hidden, self.inner),
             "down_proj": (self.inner, self.hidden),
         }
+
+
+def bytes_of(dtype: str) -> int:
+    """Return those of one number, as model.dtype has it."""
+    return 2 if dtype == "bfloat16" else 4
 
 
 def shape_of(folder: Path) -> Shape | None:

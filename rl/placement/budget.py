@@ -7,7 +7,6 @@ program may end. The page says where a plan takes more.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
 from typing import Any, NoReturn
 
 from rl.config.schema import ConfigError
@@ -97,7 +96,7 @@ def memory_of_host(parts: Sequence[Part], host: int) -> float:
 
 def _cache_gib(config: Mapping[str, Any], shape: Shape) -> int:
     """GiB of vLLM's cache on CPU: at least what one row needs."""
-    needed = max(ceil(row_bytes(config, shape) / GIB), 1)
+    needed = shape.cache_gib(config["max_seq_len"], config["model"]["dtype"])
     chosen = config["inference"].get("cpu_kv_cache_gib") or needed
     if chosen < needed:
         raise ConfigError(

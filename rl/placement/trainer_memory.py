@@ -20,7 +20,7 @@ from typing import Any
 from rl.config.facts import fact, is_imitator, needs_reference, references
 from rl.config.limits import value_of
 from rl.config.transport import transport
-from rl.model.shape import Shape
+from rl.model.shape import Shape, bytes_of
 
 Bytes = dict[str, float]  # what for: how many
 GIB = 1 << 30
@@ -117,7 +117,7 @@ def trained_parameters(config: Mapping[str, Any], shape: Shape) -> int:
 
 def bytes_a_number(config: Mapping[str, Any]) -> int:
     """Return those of a weight, as model.dtype has it."""
-    return 2 if config["model"]["dtype"] == "bfloat16" else 4
+    return bytes_of(config["model"]["dtype"])
 
 
 def _states(config: Mapping[str, Any], parameters: int, trained: int, ranks: int) -> Bytes:

@@ -36,7 +36,7 @@ def vllm_need(config: Mapping[str, Any], shape: Shape, *, on_gpu: bool) -> Need:
 
 def row_bytes(config: Mapping[str, Any], shape: Shape) -> float:
     """Keys and values of one row of max_seq_len: less than that, and vLLM does not start."""
-    return 2.0 * shape.layers * shape.key * bytes_a_number(config) * config["max_seq_len"]
+    return float(shape.row_bytes(config["max_seq_len"], config["model"]["dtype"]))
 
 
 def utilization(inference: Mapping[str, Any]) -> float:

@@ -60,7 +60,7 @@ def optimize_prompt(
     ensure_free(run_folder)  # before anything slow: a name that is taken is known at once
     settings = checked(config, choices)
     if settings.inference is not None:
-        suited = settled_inference(settings.inference, bool(visible_gpus()))
+        suited = settled_inference(settings.inference, settings.sampler, bool(visible_gpus()))
         settings = replace(settings, inference=suited)
     construct(settings, ("model", "env", "sampler", "client", "inference", "reflection"))
     raise_open_files()  # a connection for every rollout in flight

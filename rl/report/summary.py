@@ -14,7 +14,7 @@ from rl.report.comparison import ArmResult, Comparison
 from rl.report.sentence import sentence
 from rl.report.statistics import LEVEL, NUM_DRAWS, Interval
 
-COLUMNS = ("arm", "seeds", "score", "difference", "interval", "verdict", "min", "failed")
+COLUMNS = ("arm", "seeds", "score", "difference", "interval", "verdict", "min", "unfinished")
 
 
 def as_record(comparison: Comparison, arms: Sequence[Arm]) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def as_markdown(lines: Sequence[dict[str, Any]], text: str) -> str:
     blocks = [text, "", *(f"| {' | '.join(row)} |" for row in rows)]
     for line in lines:
         blocks += ["", f"{line['run']}:", "", *(f"- {folder}" for folder in line["folders"])]
-        blocks += [f"- failed: {error}" for error in line["errors"]]
+        blocks += [f"- unfinished: {error}" for error in line["errors"]]
     return "\n".join(blocks) + "\n"
 
 

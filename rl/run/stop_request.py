@@ -14,14 +14,15 @@ from contextlib import contextmanager, suppress
 from rl.run.folder import RunFolder
 
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
+AT_ONCE = 130  # exit status of a run that was given no time to save, as after Ctrl-C
 
 
 class Stopped(SystemExit):
-    """The run ended well because somebody asked for it; exit status 0."""
+    """The run ended because a signal asked for it; exit status 0 if all is saved."""
 
-    def __init__(self, number: int | None) -> None:
+    def __init__(self, number: int | None, status: int = 0) -> None:
         """`number`: of the signal that asked."""
-        super().__init__(0)
+        super().__init__(status)
         self.number = number
 
     def hand_on(self) -> None:
@@ -38,18 +39,24 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.waits = self.asked = False
-        self.number: int | None = None  # of the first signal that had to wait
+        self.number: int | None = None  # of the first signal
 
     def __call__(self, number: int, *_: object) -> None:
         """Handle a signal."""
-        if not self.waits or self.number is not None:
+        is_first, self.number = self.number is None, self.number or number
+        if not (self.waits and is_first):
             raise KeyboardInterrupt
-        self.number, self.asked = number, True
+        self.asked = True
 
 
 @contextmanager
 def stopped_by_signals() -> Iterator[StopRequest]:
-    """Handle signals for as long as the block lasts; yield what they asked for."""
+    """Handle signals for as long as the block lasts; yield what they asked for.
+
+    Raises:
+        Stopped: one of them ended the block at once.
+
+    """
     stop = StopRequest()
     numbers = [
         number
@@ -59,6 +66,10 @@ def stopped_by_signals() -> Iterator[StopRequest]:
     before = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield stop
+    except KeyboardInterrupt as interrupt:
+        if stop.number is None:
+            raise
+        raise Stopped(stop.number, AT_ONCE) from interrupt
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

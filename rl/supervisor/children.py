@@ -15,7 +15,7 @@ from rl.inference.external import ExternalServers, unfit
 from rl.inference.listening import Listening
 from rl.inference.process import replica_process
 from rl.inference.replica import NOWHERE_YET, Replica, names_of
-from rl.inference.server import VLLMServer, with_seeds
+from rl.inference.server import VLLMServer
 from rl.placement.placement import Place, Plan
 from rl.report.finished_runs import steps_done
 from rl.run.address import Address
@@ -44,9 +44,7 @@ class Children:
         self._hosts = hosts
         self._children: dict[str, Part] = {}
         sampler = build(run.sampler)()
-        server: VLLMServer | ExternalServers = build(run.inference)()
-        external = isinstance(server, ExternalServers)
-        self._server = server if external else with_seeds(server, sampler.seeded)
+        self._server: VLLMServer | ExternalServers = build(run.inference)()
         self._listening = Listening(run_folder)
         self._replicas = self._watched_replicas() if sampler.uses_vllm else None
         self._begun = False

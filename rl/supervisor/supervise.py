@@ -12,7 +12,6 @@ ends theirs.
 import json
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
@@ -113,7 +112,7 @@ def supervise(
             message = f"{error}\n{how_to_go_on(run_folder)}"
             if stop.number:  # whoever asked for the end wants no further job of a sweep either
                 say(message)
-                sys.exit(1)
+                raise Stopped(stop.number, 1) from error
             raise RunFailed(message) from error
         except KeyboardInterrupt:
             say(how_to_go_on(run_folder))

@@ -13,7 +13,7 @@ from pathlib import Path
 import yaml
 
 from rl.config.resume_rules import has_steps
-from rl.run.failure import RunFailed, printable
+from rl.run.failure import OutOfTime, RunFailed, printable
 from rl.run.folder import RunFolder
 from rl.run.status import STOPPED
 from rl.run.stop_request import Stopped
@@ -79,9 +79,10 @@ def run_job(
         try:
             record.result = start(name, has_steps(folder))
         except BaseException as error:
-            record.state, record.error = FAILED, _sentence(error)
+            goes_on = isinstance(error, Stopped | OutOfTime)
+            record.state, record.error = WAITING if goes_on else FAILED, _sentence(error)
             if not is_alone and isinstance(error, Stopped):
-                record.state, stopped = WAITING, error
+                stopped = error
             elif not is_alone and isinstance(error, SystemExit):
                 raise RunFailed(record.error) from error  # the other jobs go on
             else:
@@ -93,7 +94,7 @@ def run_job(
             sweep.write(number, record)
     if stopped:
         stopped.hand_on()  # a launcher that queues it again ends this process here
-        raise RunFailed(STOPPED) from stopped
+        raise RunFailed(str(record.error)) from stopped
     return record.result
 
 

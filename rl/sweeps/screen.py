@@ -95,7 +95,7 @@ class PlainPainter:
         """Print the lines that are due."""
         for num, job in view.jobs.items():
             before = self._states.get(num)
-            if job.record.state not in (before, WAITING):
+            if job.record.state != before:
                 self._states[num] = job.record.state
                 if before is not None or (job.record.started or 0.0) >= view.started:
                     self._print(f"{clock(now)} {line_of(view, num, now)}")
@@ -120,9 +120,14 @@ def line_of(view: SweepView, num: int, now: float) -> str:
     parts = [f"{job.record.state:<8}{job.label}"] + ([job.phase] if job.phase else [])
     for name, cell in zip(NAMES, cells_of(job, now), strict=True):
         parts += [f"{name} {cell}".strip()] if cell else []
-    if job.record.state == FAILED:
+    if broke_off(job):
         parts.append(f"{job.record.error} ({as_typed(view.sweep.log_of(num))})")
     return "  ".join(parts)
+
+
+def broke_off(job: JobView) -> bool:
+    """Whether a job was begun, and neither runs nor is done."""
+    return job.record.state in (FAILED, WAITING) and job.record.started is not None
 
 
 def clock(now: float) -> str:
@@ -133,7 +138,7 @@ def clock(now: float) -> str:
 def cells_of(job: JobView, now: float) -> list[str]:
     """Step, reward, evaluation and time of a job, empty where there is none yet."""
     run, record = job.run, job.record
-    if record.state == WAITING or not run.rows:
+    if not run.rows:
         since = record.started if record.state == RUNNING else None
         return ["", "", "", duration(now - since) if since else ""]
     rewards = list(run.rewards.values())[-10:]
@@ -182,7 +187,7 @@ def job_table(jobs: Mapping[int, JobView], now: float, height: int) -> Renderabl
 def row_of(job: JobView, now: float) -> list[Text]:
     """A job's line of the table; what catches the eye is its state."""
     state, style = job.record.state, _STYLES[job.record.state]
-    aside = job.record.error if state == FAILED else job.phase
+    aside = job.record.error if broke_off(job) else job.phase
     label = f"{job.label}: {aside}" if aside else job.label
     rest = style if state == WAITING else ""
     cells = [Text(cell, rest) for cell in cells_of(job, now)]

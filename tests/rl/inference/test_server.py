@@ -3,13 +3,13 @@
 import json
 import time
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rl.inference.routes import VLLMRoutes, healthy, wait_until_healthy
-from rl.inference.server import VLLMServer, has_gpu, only_replica, serving, with_seeds
+from rl.inference.server import VLLMServer, has_gpu, only_replica, serving, vllm_process
+from rl.model.shape import shape_of
 from rl.run.address import Address
 from rl.run.failure import RunFailed
 from rl.run.folder import RunFolder
@@ -161,12 +161,28 @@ def test_a_gpu_is_what_the_driver_shows_not_a_tool_on_the_path(
     assert has_gpu(tmp_path) is expected
 
 
-def test_on_cpu_prompts_of_seeded_requests_come_in_one_piece():
-    given = VLLMServer(**ONE, args={"max_num_seqs": 4})
-    pieces = (
-        given
-        if has_gpu()
-        else replace(given, args={"no_enable_chunked_prefill": True, "max_num_seqs": 4})
-    )
-    assert with_seeds(given, True) == pieces
-    assert with_seeds(given, False) is given
+def environment(folder: Path, place=None, *, max_seq_len=256, **knobs):
+    run_folder = RunFolder(folder)
+    run_folder.set_model(tiny_model(folder))
+    server = VLLMServer(**{**ONE, "args": {}, **knobs})
+    common = {"dtype": "float32", "max_seq_len": max_seq_len, "seed": 0, "adapter": None}
+    return vllm_process(server, run_folder, only_replica(run_folder), place=place, **common)[1]
+
+
+def test_threads_follow_the_place_and_not_the_machine_that_starts_it(tmp_path, monkeypatch):
+    """Which may have no GPU where the other has one."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert "OMP_NUM_THREADS" not in environment(tmp_path, {"CUDA_VISIBLE_DEVICES": "0"})
+    assert environment(tmp_path, {"OMP_NUM_THREADS": "3"})["OMP_NUM_THREADS"] == "3"
+    assert int(environment(tmp_path)["OMP_NUM_THREADS"]) >= 1  # all of this one
+
+
+def test_the_cache_on_a_cpu_holds_a_row_unless_somebody_says_its_size(tmp_path):
+    size = {"cpu_kv_cache_gib": None}
+    assert environment(tmp_path, **size)["VLLM_CPU_KVCACHE_SPACE"] == "1"
+    sizes = shape_of(tiny_model(tmp_path))
+    rows_of_a_gib = (1 << 30) // sizes.row_bytes(1, "float32")
+    longer = environment(tmp_path, max_seq_len=2 * rows_of_a_gib + 1, **size)
+    assert longer["VLLM_CPU_KVCACHE_SPACE"] == "3"
+    assert environment(tmp_path, cpu_kv_cache_gib=7)["VLLM_CPU_KVCACHE_SPACE"] == "7"

@@ -5,6 +5,7 @@ from rl.placement.settings import settled, settled_inference
 from rl.run.devices import Host
 from tests.support.composing import composed
 
+SAMPLER = {"_target_": "rl.sampling.sampler.PolicySampler", "seeded": False}
 CPU = Host(cores=4, cpus=8)
 GPUS = Host(devices=("0", "1", "2", "3"), cores=4, cpus=8)
 
@@ -32,8 +33,18 @@ def test_what_the_user_says_stays():
 
 def test_a_flag_counts_however_it_is_written():
     node = {"args": {"max-num-seqs": 4, "--no-enforce-eager": True, "enforce_eager": None}}
-    assert settled_inference(node, False)["args"] == {"max-num-seqs": 4, "--no-enforce-eager": True}
+    args = {"max-num-seqs": 4, "--no-enforce-eager": True}
+    assert settled_inference(node, SAMPLER, False)["args"] == args
 
 
 def test_a_server_that_is_not_ours_to_start_is_left_alone():
-    assert settled_inference({"url": "http://x"}, False) == {"url": "http://x"}
+    assert settled_inference({"url": "http://x"}, SAMPLER, False) == {"url": "http://x"}
+
+
+def test_on_a_cpu_prompts_of_seeded_requests_come_in_one_piece():
+    pieces = {"no_enable_chunked_prefill": True}
+    on_cpu, on_gpus = (settled_on(host, "sampler.seeded=true") for host in (CPU, GPUS))
+    assert pieces.items() <= on_cpu["inference"]["args"].items()
+    assert on_gpus["inference"]["args"] == {}
+    said = settled_on(CPU, "sampler.seeded=true", "+inference.args.enable_chunked_prefill=true")
+    assert not pieces.keys() & said["inference"]["args"].keys()

@@ -75,3 +75,22 @@ def test_whoever_took_the_signal_before_us_gets_it_when_the_run_has_saved(taken)
         signal.signal(signal.SIGUSR2, before)
     assert heard == [signal.SIGUSR2] * taken
     assert stopped.code == 0
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["nothing to save yet", "the second"])
+def test_a_run_that_a_signal_ends_at_once_says_by_which_one(waits):
+    def run():
+        with stopped_by_signals() as stop:
+            if waits:
+                stop.waits = waits
+                signal.raise_signal(signal.SIGUSR2)
+            signal.raise_signal(signal.SIGUSR2)
+
+    with pytest.raises(Stopped) as stopped:
+        run()
+    assert (stopped.value.number, stopped.value.code) == (signal.SIGUSR2, 130)
+
+
+def test_control_c_is_no_scheduler():
+    with pytest.raises(KeyboardInterrupt), stopped_by_signals():
+        raise KeyboardInterrupt

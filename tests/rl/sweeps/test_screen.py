@@ -11,6 +11,7 @@ from rl.run.folder import RunFolder
 from rl.run.metrics import MetricsFile
 from rl.run.status import Status
 from rl.run.sweep_folder import DONE, FAILED, RUNNING, WAITING, SweepFolder, identity, labels
+from rl.run.typed import as_typed
 from rl.sweeps.overview import what_is_left, what_will_be_done
 from rl.sweeps.screen import PlainPainter, SweepScreen, picture
 from rl.sweeps.view import SweepView
@@ -137,6 +138,25 @@ def test_without_a_terminal_what_changes_is_a_line_and_each_minute_is(sweep):
     assert said[4].startswith("running loss=a seed=1  step 10/20  reward 0.450  eval 0.750")
     assert said[5].startswith("done    loss=a seed=1")
     assert len(said) == 6
+
+
+def test_a_job_that_broke_off_waits_and_says_how_far_it_came_and_why(sweep):
+    file = io.StringIO()
+    painter, view = PlainPainter(Console(file=file), NOW), read(sweep)
+    painter.paint(view, NOW)
+    number, record = sweep.claim(["max_steps=20", "loss=a", "seed=1"])
+    record.state, record.error, record.ended = WAITING, "max_time=2h is over", NOW
+    sweep.write(number, record)
+    view.read()
+    painter.paint(view, NOW)
+    words = file.getvalue().splitlines()[-1].split()[1:]
+    assert " ".join(words) == (
+        "waiting loss=a seed=1 step 10/20 reward 0.450 eval 0.750 1 m 40 s max_time=2h is over "
+        f"({as_typed(sweep.log_of(number))})"
+    )
+    (line,) = [line for line in drawn(view) if "max_time" in line]
+    assert line.startswith("waiting   loss=a seed=1: max_time=2h is over")
+    assert "10/20" in line
 
 
 def test_a_screen_that_cannot_be_drawn_does_not_end_the_sweep(sweep, caplog):

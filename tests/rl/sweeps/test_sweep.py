@@ -9,8 +9,13 @@ from pathlib import Path
 import pytest
 
 from rl.cli.sweep import command_again
+from rl.run.failure import OutOfTime, RunFailed
+from rl.run.folder import RunFolder
+from rl.run.metrics import MetricsFile
+from rl.run.stop_request import Stopped, stopped_by_signals
 from rl.run.sweep_folder import JobRecord, SweepFolder
-from rl.sweeps.job import is_done
+from rl.sweeps.job import is_done, run_job
+from rl.sweeps.overview import what_is_left
 from tests.support.launching import alive, below, groups_below, wait_for
 from tests.support.sweep_app import SweepApp
 
@@ -214,6 +219,54 @@ def test_a_job_that_submitit_queues_again_goes_on_where_it_was_stopped(app):
     for record in records(app):
         lines = (Path(str(record.folder)) / "metrics.jsonl").read_text().splitlines()
         assert [json.loads(line)["step"] for line in lines] == list(range(10))
+
+
+def test_a_job_whose_time_is_over_waits_to_go_on_and_does_so_at_the_next_start(tmp_path, capsys):
+    sweep = SweepFolder(tmp_path)
+    sweep.write_info({"process": {"host": "here", "pid": os.getpid()}, "slots": []})
+    starts = []
+
+    def start(name, resume):
+        starts.append((name, resume))
+        if len(starts) == 1:
+            MetricsFile(RunFolder(tmp_path / name)).append(0, {})
+            raise OutOfTime("max_time=2h is over")
+        return 1.0
+
+    def job():
+        return run_job(sweep, [], output_dir=tmp_path, run_name="x", max_steps=2, start=start)
+
+    with pytest.raises(OutOfTime):  # the other jobs have a time of their own
+        job()
+    record = sweep.records()[0]
+    assert (record.state, record.error) == ("waiting", "max_time=2h is over")
+    assert what_is_left(sweep, "again").startswith("1 of 1 jobs are not done; this goes on")
+    assert job() == 1.0
+    assert starts == [("x-0", False), ("x-0", True)]
+    assert sweep.records()[0].state == "done"
+    assert "job 1 of 1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_launcher_gets_the_signal_that_ended_its_job_however_early_it_came(waits, tmp_path):
+    sweep = SweepFolder(tmp_path)
+    sweep.write_info({"process": {"host": "elsewhere", "pid": 1}, "slots": []})
+    heard: list[int] = []
+
+    def start(*_):
+        with stopped_by_signals() as stop:
+            stop.waits = waits
+            signal.raise_signal(signal.SIGUSR2)
+        raise Stopped(stop.number)
+
+    before = signal.signal(signal.SIGUSR2, lambda number, _: heard.append(number))
+    try:
+        with pytest.raises(RunFailed):
+            run_job(sweep, [], output_dir=tmp_path, run_name="x", max_steps=1, start=start)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert heard == [signal.SIGUSR2]
+    assert sweep.records()[0].state == "waiting"
 
 
 def is_at_work(pid):
