@@ -1,9 +1,7 @@
 """Two real vLLMs on ports: one is killed in mid-batch, and the run goes on as if nothing was."""
 
-import json
 import os
 import signal
-from itertools import pairwise
 
 import httpx
 import psutil
@@ -15,8 +13,11 @@ from rl.run.endpoint import Endpoint
 from rl.run.folder import RunFolder
 from rl.run.metrics import read_metrics
 from rl.run.status import read_statuses
-from rl.run.token_files import read_rows
 from tests.support.launching import alive, below, groups_below, stop, wait_for
+from tests.support.whole_runs import (
+    every_token_has_a_version_that_may_be_trained,
+    nothing_is_lost_or_trained_twice,
+)
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
@@ -92,28 +93,3 @@ def routes_of(address, key) -> list[tuple[str, str]]:
     slow = ("/ping", "/load")  # asked anyway below
     assert ("POST", "/pause") in named
     return [*[n for n in named if n[1] not in slow], ("GET", "/metrics"), ("GET", "/openapi.json")]
-
-
-def nothing_is_lost_or_trained_twice(folder: RunFolder) -> None:
-    steps = [line["step"] for line in read_metrics(folder)]
-    assert all(later == step + 1 for step, later in pairwise(steps))
-    trained = {}
-    for step in steps:
-        lines = map(json.loads, folder.rollouts_of(step).read_text().splitlines())
-        rollouts = [line for line in lines if line["used"]]
-        assert len(rollouts) == 32
-        assert [line["error"] for line in rollouts] == [""] * 32
-        for line in rollouts:
-            trained.setdefault(line["group"], []).append(step)
-    assert all(len(steps) == 8 and len(set(steps)) == 1 for steps in trained.values())
-    assert sorted(trained) == list(range(len(trained)))  # none is missing in between
-
-
-def every_token_has_a_version_that_may_be_trained(folder: RunFolder) -> None:
-    for line in read_metrics(folder):
-        rows = read_rows(folder, line["step"])
-        versions = {int(v) for row in rows for v in row.columns["version"][row.columns["mask"]]}
-        assert versions <= {line["step"] - 1, line["step"]}
-        assert versions
-        # What says that they are what they claim: the trainer's own logprobs of that version.
-        assert line.get("mismatch/sampled_mean_abs", 0.0) < 0.02

@@ -14,10 +14,9 @@ from rl.run.child import Reaper
 from rl.run.failure import RunFailed
 from rl.run.folder import RunFolder
 from tests.support.families import Family, alive, wait_until
+from tests.support.ray_nodes import ray_nodes
 
-cluster_utils = pytest.importorskip(
-    "ray.cluster_utils", reason="Ray is not installed: make cluster"
-)
+pytest.importorskip("ray.cluster_utils", reason="Ray is not installed: make cluster")
 DEMAND = Demand(replicas=1, devices_per_replica=2, ranks=2)
 NODES = ("127.0.0.2", "127.0.0.3")
 ENDED_S = 20.0  # 5 s where nobody else wants the cores
@@ -51,14 +50,8 @@ def settings(address: str, **changes) -> RayCluster:
 
 @pytest.fixture(scope="module")
 def ray_cluster():
-    quick = {"health_check_period_ms": 200, "health_check_failure_threshold": 5}
-    least = {"object_store_memory": 80_000_000}
-    head = {**least, "num_cpus": 1, "_system_config": {**quick, "health_check_timeout_ms": 1000}}
-    cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=head)
-    for address in NODES:
-        cluster.add_node(node_ip_address=address, num_gpus=2, num_cpus=2, **least)
-    yield cluster
-    cluster.shutdown()
+    with ray_nodes(cores=(2, 2), gpus=2, head_cores=1) as cluster:
+        yield cluster
 
 
 @pytest.fixture
