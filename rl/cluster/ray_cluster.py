@@ -20,7 +20,7 @@ from rl.cluster.local import LocalHost
 from rl.cluster.ray_node import RayNode
 from rl.run.address import Address
 from rl.run.child import Reaper, last_lines
-from rl.run.failure import RunFailed
+from rl.run.failure import RunFailed, message_of
 from rl.run.folder import RunFolder
 from rl.run.interface import network_environment, own_address
 
@@ -113,20 +113,21 @@ class RayHost:
         if self._ray.wait([self._asked], timeout=0)[0]:
             asked, self._asked = self._asked, None
             with suppress(HostLost):  # `lost` says so
-                self.returncodes = dict(enumerate(self._get(asked)))
+                self.returncodes = dict(enumerate(self._get(asked, "returncodes")))
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Return what the node answers.
 
         Raises:
             HostLost: it is gone.
+            RunFailed: it is there, and cannot do that.
 
         """
         if self.lost:
             raise self.lost
-        return self._get(getattr(self._node, method).remote(*arguments))
+        return self._get(getattr(self._node, method).remote(*arguments), method)
 
-    def _get(self, asked: Any) -> Any:
+    def _get(self, asked: Any, method: str) -> Any:
         errors = self._ray.exceptions
         try:
             return self._ray.get(asked, timeout=_CALL_S)
@@ -136,6 +137,9 @@ class RayHost:
                 f"or our process on it ended, or it was silent for {_CALL_S:g} s"
             )
             raise self.lost from error
+        except errors.RayTaskError as error:
+            cause = message_of(error.cause)
+            raise RunFailed(f"the host {self.address} failed at `{method}`: {cause}") from error
 
     def end(self) -> None:
         """End all parts within one grace period."""

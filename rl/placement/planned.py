@@ -6,28 +6,8 @@ from typing import Any
 from rl.model.shape import Shape
 from rl.placement.budget import fitted, parts_of
 from rl.placement.page import plan_page
-from rl.placement.placement import Plan, placement
-from rl.placement.settings import settled
+from rl.placement.placement import Plan
 from rl.run.devices import Host
-
-
-def planned(
-    config: Mapping[str, Any], hosts: Sequence[Host], sizes: Shape | None
-) -> tuple[dict[str, Any], Plan, str]:
-    """Return the configuration with all that follows the devices, the plan, and its page.
-
-    Args:
-        config: of a run, resolved and checked.
-        hosts: what each machine offers.
-        sizes: of the model; None where nobody can tell: then nothing is said of memory.
-
-    Raises:
-        ConfigError: something does not fit.
-
-    """
-    plan = placement(config, hosts)
-    config, page = sized(settled(config, plan), plan, hosts, sizes)
-    return config, plan, page
 
 
 def sized(

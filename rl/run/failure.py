@@ -33,7 +33,8 @@ def printable(text: str) -> str:
     return _CONTROL.sub("", _SEQUENCE.sub("", text))
 
 
-def _message(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
+    """What an error says to the user."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]  # a task group wraps even a single error
     if isinstance(error, ValueError | RunFailed):
@@ -57,7 +58,7 @@ def report_failure(run_folder: RunFolder, part: str, error: BaseException) -> No
     path = run_folder.failures / f"{part}.json"
     if path.exists():
         return
-    report = {"part": part, "time": time.time(), "message": _message(error)}
+    report = {"part": part, "time": time.time(), "message": message_of(error)}
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps(report))
 

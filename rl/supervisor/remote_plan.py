@@ -11,8 +11,12 @@ from rl.placement.placement import Plan, placement
 from rl.run.devices import Host, this_host
 
 
-def planned(config: Mapping[str, Any]) -> tuple[Plan, list[Host]]:
+def planned(
+    config: Mapping[str, Any], machines: list[Host] | None = None
+) -> tuple[Plan, list[Host]]:
     """Return the places of a run's processes, and the machines: this one, or some yet to come.
+
+    `machines` are what to plan for instead.
 
     Raises:
         ConfigError: they do not fit.
@@ -20,20 +24,30 @@ def planned(config: Mapping[str, Any]) -> tuple[Plan, list[Host]]:
     """
     cluster = config["cluster"]
     if not spans_hosts(cluster):
-        hosts = [this_host()]
+        hosts = machines or [this_host()]
         return placement(config, hosts), hosts
-    # Counts that are null are 1, and as much is reserved as they need.
-    inference, trainer = config["inference"] or {}, dict(config["trainer"])
-    trainer["ranks"] = trainer["ranks"] or 1
+    config = _counted(config)
+    if machines:
+        return replace(placement(config, machines), idle=()), machines  # the rest is not reserved
+    inference, trainer = config["inference"] or {}, config["trainer"]
     size, replicas = inference.get("tensor_parallel_size") or 1, inference.get("replicas") or 1
     gpus = range(size * replicas + trainer["ranks"]) if cluster["gpus"] else ()
     reserved = Host(devices=tuple(map(str, gpus)), cores=1, cpus=1)
-    plan = placement({**config, "trainer": trainer}, [reserved])
+    plan = placement(config, [reserved])
     of_replica = None if gpus else cluster.get("cores_per_replica")
     of_rank = trainer["num_threads"] or cluster.get("cores_per_rank")
     places = tuple(replace(place, threads=of_replica) for place in plan.inference)
     ranks = tuple(replace(place, threads=of_rank) for place in plan.ranks)
     return replace(plan, inference=places, ranks=ranks), [reserved]
+
+
+def _counted(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return it with 1 for each count that is null: as much is reserved as they say."""
+    inference, trainer = config["inference"], config["trainer"]
+    if inference and "replicas" in inference:
+        inference = {**inference, "replicas": inference["replicas"] or 1}
+    trainer = {**trainer, "ranks": trainer["ranks"] or 1}
+    return {**config, "inference": inference, "trainer": trainer}
 
 
 def demand_of(config: Run, plan: Plan) -> Demand:

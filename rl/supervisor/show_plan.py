@@ -10,13 +10,21 @@ from huggingface_hub import hf_hub_download
 
 from rl.config.build import build
 from rl.config.check import check
+from rl.config.facts import spans_hosts
 from rl.model.shape import Shape, shape, shape_of
-from rl.placement.planned import planned
+from rl.placement.planned import sized
+from rl.placement.settings import settled
 from rl.placement.trainer_memory import GIB
-from rl.run.devices import Host, this_host
+from rl.run.devices import Host
 from rl.supervisor.base_model import refused
+from rl.supervisor.remote_plan import planned
 
 _PRETENDED = {"hosts": 1, "gpus": 0, "gpu_gib": None, "host_gib": None, "cores": 16}
+
+_WHICH = (
+    "hosts: those that are reserved, or where you start the parts; for a plan of such machines say "
+    "what they have, as in +hosts=2 +gpus=8 +gpu_gib=80 +host_gib=512"
+)
 
 
 def show_plan(config: dict[str, Any], choices: Mapping[str, str]) -> str:
@@ -34,8 +42,10 @@ def show_plan(config: dict[str, Any], choices: Mapping[str, str]) -> str:
     said = {key: config.pop(key) for key in _PRETENDED if key in config}
     check(config, choices=choices)
     with refused():
-        hosts = _pretended(**{**_PRETENDED, **said}) if said else [this_host()]
-        return planned(config, hosts, _sizes(config["model"]))[2]
+        machines = _pretended(**{**_PRETENDED, **said}) if said else None
+        plan, hosts = planned(config, machines)
+        page = sized(settled(config, plan), plan, hosts, _sizes(config["model"]))[1]
+    return f"{page}\n{_WHICH}" if spans_hosts(config["cluster"]) and not said else page
 
 
 def _pretended(

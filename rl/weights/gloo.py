@@ -63,14 +63,16 @@ class GlooSender(WholeWeights):
         self._outcome(sent)
 
     def _broadcast(self, name: str) -> None:
-        error = ""
+        error, members = "", id(self._groups[name])  # to hold it would hold its connections, too
         try:
             broadcast(self._groups[name], torch.frombuffer(self._file.content, dtype=torch.uint8))
         except RuntimeError as failure:
             error = str(failure)
         if error:
-            # Its end closes the connections, so the workers that are left do not wait for more.
-            del self._groups[name]
+            # Its end closes the connections, so the workers that are left do not wait for more. In
+            # the place of one that hung may stand that of the replica's next incarnation.
+            if id(self._groups.get(name)) == members:
+                del self._groups[name]
             raise RuntimeError(error)
 
     def _outcome(self, future: Future[T]) -> T:

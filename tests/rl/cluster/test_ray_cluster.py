@@ -93,6 +93,15 @@ def test_every_part_has_a_host_with_its_gpus_and_its_end_is_seen(hosts, folder, 
     assert wait_until(lambda: other.returncode == -signal.SIGTERM)
 
 
+def test_what_a_node_cannot_do_is_one_sentence_that_names_it(hosts, tmp_path):
+    (tmp_path / "file").touch()
+    said = f"the host {hosts.replicas[0].address} failed at `start`: NotADirectoryError: .*"
+    with pytest.raises(RunFailed, match=said) as failed:
+        hosts.replicas[0].start("part", ["true"], env={}, log=tmp_path / "file" / "logs" / "x.log")
+    assert "\n" not in str(failed.value)
+    assert hosts.replicas[0].free_port()  # it lives
+
+
 def test_what_ray_cannot_give_is_one_sentence(ray_cluster, folder):
     with Reaper() as reaper:
         too_many = settings(ray_cluster.address).hosts(folder, reaper, Demand(3, 2, 2))

@@ -4,10 +4,11 @@ import pytest
 
 from rl.config.schema import ConfigError
 from rl.model.shape import Shape, shape
-from rl.placement import planned as module
 from rl.placement.budget import memory_of_host, parts_of
 from rl.placement.page import plan_page
 from rl.placement.placement import placement
+from rl.placement.planned import sized
+from rl.placement.settings import settled
 from rl.placement.trainer_memory import GIB, trained_parameters
 from rl.run.devices import Host
 from tests.support.composing import composed
@@ -30,7 +31,9 @@ def gpus(count: int, gib: int, hosts: int = 1) -> list[Host]:
 
 def planned(hosts: list[Host], *overrides: str, sizes: Shape = SIZES):
     """The configuration that is run, the parts and the page."""
-    config, plan, page = module.planned(composed("run_name=x", *overrides), hosts, sizes)
+    config = composed("run_name=x", *overrides)
+    plan = placement(config, hosts)
+    config, page = sized(settled(config, plan), plan, hosts, sizes)
     return config, parts_of(config, plan, sizes), page
 
 

@@ -30,3 +30,15 @@ def test_a_plan_that_does_not_fit_is_refused(tmp_path):
     config = composed(f"output_dir={tmp_path}", "run_name=r", "trainer.ranks=2")
     with pytest.raises(ConfigError, match=r"trainer\.ranks=2 leaves none of 2 GPUs to vLLM"):
         show_plan(config | {"gpus": 2}, {})
+
+
+def test_a_cluster_is_planned_as_it_is_reserved_and_not_for_this_machine(tmp_path):
+    config = composed(f"output_dir={tmp_path}", "run_name=r", "cluster=ray", "trainer.ranks=2")
+    vllm, trainer, memory, hosts = show_plan(dict(config), {}).splitlines()[1:]
+    assert vllm.startswith("vLLM        GPU 2 ")
+    assert trainer.startswith("trainer x2  GPU 0 1 ")
+    assert " of " not in memory  # nobody knows yet what there will be
+    assert "+hosts=2 +gpus=8" in hosts
+    pretended = show_plan(config | {"hosts": 2, "gpus": 4}, {})
+    assert "idle" not in pretended
+    assert "vLLM        host " in pretended  # one, as is reserved where nobody says more

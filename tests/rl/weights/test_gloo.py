@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from threading import enumerate as enumerate_threads
 from typing import Any
 
 import pytest
@@ -126,6 +127,26 @@ def test_all_workers_get_every_byte_and_a_peer_that_ends_or_hangs_is_an_error_in
         workers.update = lambda info: None  # it says that it has read, and has not
         with pytest.raises(RunFailed, match="gloo between the trainer and vLLM failed"):
             sender.send(workers, 5)
+
+
+def test_a_push_that_fails_late_leaves_the_group_of_the_restarted_replica_alone():
+    sender, before = GlooSender(timeout=60.0), set(enumerate_threads())
+    with replica(1) as killed, replica(1) as restarted:
+        sender.connect(killed)
+        sender.pack(WEIGHTS)
+        killed.update = refused
+        with pytest.raises(RunFailed, match="refused"):
+            sender.send(killed, 0)  # while its broadcast waits for a worker that does not read
+        (late,) = set(enumerate_threads()) - before
+        sender.connect(restarted)
+        killed.processes[0].kill()
+        late.join(timeout=60)
+        sender.send(restarted, 1)
+        assert restarted.answers[0].keys() == WEIGHTS.keys()
+
+
+def refused(_: Any) -> None:
+    raise RunFailed("refused")
 
 
 def test_the_address_by_which_another_host_sees_us_is_found_by_the_way_to_it():
