@@ -42,9 +42,8 @@ lint: $(STAMP) ## ruff check, ruff format --check, basedpyright
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright
 
-bench: $(STAMP) ## every program in benchmarks/, one JSON line a measurement
-	@for file in $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py)); do \
-	    module=$${file%.py}; $(BIN)/python -m "$${module//\//.}"; done
+bench: $(STAMP) ## every program in benchmarks/ again, into docs/benchmarks.md; one alone: python -m benchmarks.page updating
+	@$(BIN)/python -m benchmarks.page --all
 
 # Five seeds of the default configuration, 15 minutes on two cores; STORE=store keeps them as the new baseline instead.
 baseline: $(STAMP) ## does the default still learn as well as the stored curves? ARGS="seed=0,1,2 max_steps=50" is shorter

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.page import page, programs
+
 REPO = Path(__file__).parents[1]
 CONF, DOCS = REPO / "conf", REPO / "docs"
 LOSSES = (DOCS / "losses.md").read_text()
@@ -42,3 +44,9 @@ def test_every_algorithm_has_a_row_in_the_table_and_a_heading_below_it() -> None
     headings = re.findall(r"^### (.+)$", section("loss"), re.MULTILINE)
     assert sorted(rows) == sorted(name for line in headings for name in line.split(", "))
     assert {name.partition("=")[2] for name in choices("loss")} <= set(rows)
+
+
+def test_the_page_of_benchmarks_is_what_was_measured() -> None:
+    text = (DOCS / "benchmarks.md").read_text()
+    assert text == page(), "python -m benchmarks.page"
+    assert all(f"## {program}\n" in text for program in programs())
