@@ -253,8 +253,8 @@ def _reserved(
         PlacementGroupSchedulingStrategy,
     )
 
-    wanted = [{"CPU": bundle.cores, "GPU": bundle.devices} for bundle in bundles]
-    wanted = [{name: number for name, number in one.items() if number} for one in wanted]
+    sizes = [{"CPU": bundle.cores, "GPU": bundle.devices} for bundle in bundles]
+    wanted: list[dict[str, float]] = [{k: v for k, v in one.items() if v} for one in sizes]
     group = placement_group(wanted, strategy="PACK")
     stack.callback(remove_placement_group, group)
     if not group.wait(timeout):
