@@ -314,7 +314,8 @@ LEARNING = (
     mutation(
         "gloo: a failed group is kept",
         "rl/weights/gloo.py",
-        "            if id(self._groups.get(name)) == members:\n                del self._groups[name]\n",
+        "            if id(self._groups.get(name)) == members:\n"
+        "                del self._groups[name]\n",
         "",
         "rl/weights/test_gloo.py",
     ),
