@@ -11,7 +11,8 @@ from typing import Any, NoReturn
 
 from rl.config.schema import ConfigError
 from rl.model.shape import Shape
-from rl.placement.placement import Place, Plan
+from rl.placement.placement import Place, Plan, placement
+from rl.placement.remedies import changed, remedies, typed
 from rl.placement.trainer_memory import GIB, Bytes, Need, trainer_need
 from rl.placement.vllm_memory import row_bytes, utilization, vllm_need
 from rl.run.devices import Host
@@ -79,13 +80,35 @@ def fitted(
         taken = sum(part.need.on_host for part in local) + _OTHERS * (number == 0)
         if host.memory is not None and _LEAST * taken > host.memory:
             largest = max(local, key=lambda part: part.need.on_host)
-            _refuse(
-                f"this run takes {gib(taken)} GiB, and the machine has {gib(host.memory)}: "
-                f"{arithmetic(largest.name, largest.need.host)}",
-                largest.need.host,
-                config,
+            raise ConfigError(
+                [
+                    f"this run takes {gib(taken)} GiB, and the machine has {gib(host.memory)}: "
+                    f"{arithmetic(largest.name, largest.need.host)}. "
+                    f"{_what_fits(config, shape, hosts, number)}"
+                ]
             )
     return config
+
+
+def _what_fits(config: Mapping[str, Any], shape: Shape, hosts: Sequence[Host], full: int) -> str:
+    """The sentence that says what makes room on the machines, of which this one is too full."""
+
+    def taken(trial: Mapping[str, Any], host: int) -> float:
+        return memory_of_host(parts_of(trial, placement(trial, hosts), shape), host)
+
+    def fits(trial: Mapping[str, Any]) -> bool:
+        return all(
+            host.memory is None or _LEAST * taken(trial, number) <= host.memory
+            for number, host in enumerate(hosts)
+        )
+
+    changes, enough = remedies(config, shape, fits)
+    if enough:
+        return f"Use {typed(changes)}"
+    return (
+        f"Even {typed(changes)} takes {gib(taken(changed(config, changes), full))}: use a smaller "
+        "model, a lower max_seq_len or a larger machine"
+    )
 
 
 def memory_of_host(parts: Sequence[Part], host: int) -> float:
@@ -183,7 +206,7 @@ def _remedies(need: Bytes, config: Mapping[str, Any]) -> Iterator[str]:
             yield "adapter=lora"
         yield "deepspeed=zero3 with more trainer.ranks"
     elif of("key-values") > of("weights"):
-        yield "a lower max_seq_len, or a smaller inference.cpu_kv_cache_gib"
+        yield "a lower max_seq_len"
     else:
         yield "a smaller model"
         yield "a larger inference.tensor_parallel_size"

@@ -314,8 +314,16 @@ LEARNING = (
     mutation(
         "gloo: a failed group is kept",
         "rl/weights/gloo.py",
-        "            del self._groups[name]\n",
+        "            if id(self._groups.get(name)) == members:\n"
+        "                del self._groups[name]\n",
         "",
+        "rl/weights/test_gloo.py",
+    ),
+    mutation(
+        "gloo: a failure that comes late costs the newer group",
+        "rl/weights/gloo.py",
+        "if id(self._groups.get(name)) == members:",
+        "if name in self._groups:",
         "rl/weights/test_gloo.py",
     ),
     mutation(

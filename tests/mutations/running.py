@@ -179,8 +179,8 @@ RUNNING = (
     mutation(
         "launch: a failed run exits with success",
         "rl/cli/launch.py",
-        "FAILED, BAD_CONFIG, INTERRUPTED = 1, 2, 130",
-        "FAILED, BAD_CONFIG, INTERRUPTED = 0, 2, 130",
+        "FAILED, BAD_CONFIG, INTERRUPTED = 1, 2, AT_ONCE",
+        "FAILED, BAD_CONFIG, INTERRUPTED = 0, 2, AT_ONCE",
         "rl/cli/test_launch.py::test_the_task_says_why_it_stops",
     ),
     mutation(
@@ -300,7 +300,7 @@ RUNNING = (
     mutation(
         "settings: a flag of the user's is doubled",
         "rl/placement/settings.py",
-        '    names = {plain(str(key)).removeprefix("no_") for key in said}',
+        "    names = {_flag(key) for key in said}",
         "    names = set(said)",
         "rl/placement/test_settings.py",
     ),

@@ -103,9 +103,43 @@ def test_what_does_not_fit_is_refused_with_the_arithmetic_and_a_remedy():
     with pytest.raises(ConfigError, match=r"GPU 0 has 36\.0 GiB for vLLM and trainer"):
         planned(gpus(1, 36), *alone)
     planned(gpus(2, 36), *alone)  # is not refused
-    small = [Host(cores=2, cpus=2, memory=8 * GIB)]
     with pytest.raises(ConfigError, match=r"the machine has 8\.0: trainer [\d.]+ = optimizer 45"):
-        planned(small, "trainer.tokens_per_micro_batch=256")
+        planned(cpu(8), "trainer.tokens_per_micro_batch=256")
+
+
+def cpu(gib: int) -> list[Host]:
+    return [Host(cores=8, cpus=8, memory=gib * GIB)]
+
+
+@pytest.mark.parametrize(
+    ("gib", "overrides", "remedy"),
+    [
+        (120, [], "trainer.tokens_per_micro_batch=2048"),
+        (32, [], "trainer.tokens_per_micro_batch=256 adapter=lora"),
+        (44, ["adapter=lora", "inference.replicas=4"], ""),
+        (40, ["adapter=lora", "trainer.ranks=8"], ""),
+        (64, ["adapter=lora", "trainer.tokens_per_micro_batch=256",
+              "inference.cpu_kv_cache_gib=60"], "inference.cpu_kv_cache_gib=1"),
+        (40, ["deepspeed=zero3_offload"], ""),  # which moves nothing on a CPU
+        (40, ["adapter=lora", "max_seq_len=16384", "model.max_seq_len=16384",
+              "trainer.tokens_per_micro_batch=256"], "trainer.gradient_checkpointing=true"),
+    ],
+)  # fmt: skip
+def test_what_a_refusal_on_a_cpu_names_is_enough(gib, overrides, remedy):
+    with pytest.raises(ConfigError) as refused:
+        planned(cpu(gib), *overrides)
+    named = str(refused.value).rpartition(" Use ")[2]
+    assert named.startswith(remedy)
+    planned(cpu(gib), *overrides, *named.split())  # is not refused
+    for spared in named.split():
+        rest = [one for one in named.split() if one != spared]
+        with pytest.raises(ConfigError):
+            planned(cpu(gib), *overrides, *rest)
+
+
+def test_where_nothing_is_enough_a_refusal_says_how_little_it_can_be():
+    with pytest.raises(ConfigError, match=r"Even trainer\..*adapter=lora takes 2\d\.\d: use a sm"):
+        planned(cpu(8))
 
 
 def test_the_cache_on_a_cpu_holds_at_least_one_row():
