@@ -1,6 +1,9 @@
 """Order of the whole suite: fast tests first, then those that start the real vLLM."""
 
 import gc
+import os
+import shutil
+import tempfile
 from functools import cache
 from typing import Any
 
@@ -11,6 +14,16 @@ _TOGETHER = {
     "sandboxes": ("sandbox", "envs.maths", "math-python", "math_python"),
     "ranks": ("support.ranks",),
 }
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Runs that a test kills leave their sockets in the temporary folder, so it is one of ours."""
+    if hasattr(config, "workerinput"):
+        return  # it has the folder of whoever started it
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # tmp_path stays there
+    ours = tempfile.mkdtemp(prefix="ob-")  # short: the path of a socket has an end
+    config.add_cleanup(lambda: shutil.rmtree(ours, ignore_errors=True))
+    os.environ["TMPDIR"] = tempfile.tempdir = ours
 
 
 @pytest.hookimpl(tryfirst=True)
