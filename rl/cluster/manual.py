@@ -23,6 +23,10 @@ from rl.run.whole_files import write_whole
 
 # Each host has its own.
 _OURS = ("TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_VISIBLE_DEVICES")
+_SHARES = (
+    "Parts that share a host share it by what you put before the command: CUDA_VISIBLE_DEVICES, or "
+    "OMP_NUM_THREADS where there is no GPU; LOCAL_RANK counts the ranks of one host"
+)
 
 
 class ManualPart:
@@ -81,7 +85,8 @@ class ManualHost:
         if len(self._commands) == 1:
             say(
                 f"start these in {os.getcwd()}, on any host that has it and the run's folder "
-                f"(also in {self._run_folder.commands}; docs/scaling.md says how srun does):"
+                f"(also in {self._run_folder.commands}; docs/scaling.md says how srun does). "
+                f"{_SHARES}:"
             )
         say(f"  {self._commands[name]}")
         return ManualPart(self._run_folder, name, log)

@@ -41,7 +41,7 @@ class Listening:
         return Address(host=host, port=kept.getsockname()[1])
 
     def close(self) -> None:
-        """Let others have the ports."""
+        """Give the ports back; one that a vLLM listens on stays its own until it ends."""
         for kept in self._kept:
             kept.close()
         self._kept.clear()

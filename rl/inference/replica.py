@@ -57,8 +57,10 @@ def names_of(inference: Mapping[str, Any]) -> list[str]:
 
 def started_replicas(run_folder: RunFolder, inference: Mapping[str, Any]) -> list[Replica]:
     """Return those vLLMs of a configuration that were started, each since its newest start."""
-    variable = inference.get("api_key_variable")
-    key = os.environ.get(variable) if variable else run_folder.read_key()
+    if inference.get("urls") is None:
+        key = run_folder.read_key()
+    else:  # somebody else's, who must not see that of the run
+        key = os.environ.get(inference["api_key_variable"] or "")
     endpoints = {name: Endpoint.read(run_folder, name) for name in names_of(inference)}
     return [
         Replica(name, endpoint.address, endpoint.incarnation, key)

@@ -207,7 +207,7 @@ class Children:
         raise RunFailed(f"{name} {what}. The end of {log}:\n{end}")
 
     def close(self) -> None:
-        """Let others have the ports of the vLLMs, which have ended."""
+        """Give back the ports that were kept for the vLLMs."""
         self._listening.close()
 
 

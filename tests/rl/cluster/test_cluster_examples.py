@@ -1,5 +1,6 @@
 """The files in examples/cluster are never run here, so what can be known without is checked."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -46,6 +47,25 @@ def test_the_shell_of_an_example_has_no_error_of_syntax(path):
 def test_an_example_starts_parts_that_there_are(path):
     for module in re.findall(r"-m (rl\.\w+)", path.read_text()):
         assert (REPO / module.replace(".", "/") / "__main__.py").exists()
+
+
+def test_tasks_of_srun_that_share_a_node_have_a_gpu_each():
+    """For steps that overlap share them: each would be given the first."""
+    steps = re.sub(r"\\\n *", "", (REPO / "examples" / "cluster" / "slurm-srun.sbatch").read_text())
+    tasks = re.findall(r"^on .*--ntasks=8 .*'(.*)' \"\$run\"$", steps, re.MULTILINE)
+    assert len(tasks) == 2
+    told = 'echo "$CUDA_VISIBLE_DEVICES $LOCAL_RANK $*"; exit; '
+    for number in ("0", "5"):
+        env = {"SLURM_LOCALID": number, "SLURM_PROCID": number, "PATH": os.environ["PATH"]}
+        ran = [
+            subprocess.run(
+                ["bash", "-c", task.replace("exec .venv/bin/python", f"bash -c '{told}' x"), "run"],
+                env=env, capture_output=True, text=True, check=True,
+            ).stdout.split()
+            for task in tasks
+        ]  # fmt: skip
+        assert ran[0] == [number, "-m", "rl.inference", "run", "--replica", number]
+        assert ran[1] == [number, "-m", "rl.trainer", "run"]
 
 
 def test_the_rays_of_the_examples_are_the_one_that_is_pinned():

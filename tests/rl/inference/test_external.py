@@ -43,6 +43,18 @@ def test_each_url_is_a_replica_with_the_key_of_the_variable(monkeypatch):
     assert "secret" not in repr(first)
 
 
+def test_servers_that_ask_for_no_key_are_not_told_that_of_the_run(tmp_path):
+    """Which one over several hosts has for its own parts."""
+    folder = RunFolder(tmp_path)
+    folder.make_sockets_folder()
+    folder.make_key()
+    Endpoint(Address(host="a", port=1), 0, 0).write(folder, "inference")
+    node = {"urls": ["http://a:1"], "api_key_variable": None}
+    assert [replica.headers for replica in started_replicas(folder, node)] == [{}]
+    ours = {"replicas": 1}
+    assert started_replicas(folder, ours)[0].key == folder.read_key() is not None
+
+
 @pytest.mark.parametrize("url", ["a:1", "https://a:1", "http://a", "http://a:1/v1", "unix:s", ""])
 def test_what_is_no_url_of_a_server_is_refused(url):
     with pytest.raises(ValueError, match=r"inference\.urls: .*write http://host:port"):
