@@ -164,6 +164,7 @@ def end_together(ray: Any, hosts: Sequence[RayHost]) -> None:
     if ended:
         ray.wait(ended, num_returns=len(ended), timeout=_ENDING_S)
     for host in hosts:
+        host.node.leave.remote()
         ray.kill(host.node)
 
 
