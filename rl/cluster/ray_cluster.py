@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 from rl.cluster.bundles import Bundle, bundles_for
 from rl.cluster.host import Demand, HostLost, Hosts
 from rl.cluster.local import LocalHost
+from rl.cluster.ray_head import RayHead
 from rl.cluster.ray_node import RayNode
 from rl.run.address import Address
 from rl.run.child import Reaper, last_lines
@@ -69,11 +70,17 @@ class RayHost:
     """One bundle: what Ray has reserved on a node."""
 
     def __init__(
-        self, ray: Any, node: Any, address: str, bundle: Bundle, interface: str | None
+        self,
+        ray: Any,
+        head: RayHead,
+        node: Any,
+        address: str,
+        bundle: Bundle,
+        interface: str | None,
     ) -> None:
+        self._head, self._ray, self._node, self._asked = head, ray, node, None
         self.lost: HostLost | None = None
         self.returncodes: dict[int, int | None] = {}
-        self._ray, self._node, self._asked = ray, node, None
         self.address = address  # as Ray knows it
         if interface:
             self.address = str(self.call("address", interface))
@@ -105,7 +112,11 @@ class RayHost:
         return self.call("free_port", self.address)
 
     def look(self) -> None:
-        """Hear how the parts are, without waiting: a slow network must not stop the supervisor."""
+        """Hear how the parts are; RunFailed if Ray's head is gone.
+
+        Without waiting for a node: a slow network must not stop the supervisor.
+        """
+        self._head.look()
         if self.lost:
             return
         if self._asked is None:
@@ -157,6 +168,7 @@ def end_together(ray: Any, hosts: Sequence[RayHost]) -> None:
     if ended:
         ray.wait(ended, num_returns=len(ended), timeout=_ENDING_S)
     for host in hosts:
+        host.node.leave.remote()
         ray.kill(host.node)
 
 
@@ -186,7 +198,8 @@ class RayCluster:
         """
         with ExitStack() as stack:
             ray = _connected(self.address)
-            stack.callback(ray.shutdown)
+            head = RayHead(ray.get_runtime_context().gcs_address)
+            stack.callback(head.unless_lost, ray.shutdown)
             address = (
                 own_address(self.interface) if self.interface else ray.util.get_node_ip_address()
             )
@@ -204,8 +217,8 @@ class RayCluster:
             except ValueError as error:
                 raise RunFailed(f"cluster=ray: {error}") from error
             hosts = [
-                RayHost(ray, node, address, bundle, self.interface)
-                for node, address, bundle in _reserved(ray, bundles, self.reserve_timeout, stack)
+                RayHost(ray, head, *place, self.interface)
+                for place in _reserved(ray, head, bundles, self.reserve_timeout, stack)
             ]
             stack.callback(end_together, ray, hosts)
             _require_shared(run_folder, hosts)
@@ -241,7 +254,7 @@ def _nodes(ray: Any) -> list[Bundle]:
 
 
 def _reserved(
-    ray: Any, bundles: Sequence[Bundle], timeout: float, stack: ExitStack
+    ray: Any, head: RayHead, bundles: Sequence[Bundle], timeout: float, stack: ExitStack
 ) -> Iterator[tuple[Any, str, Bundle]]:
     """Yield our process in each bundle, with its node's address; `stack` gives the bundles back."""
     from ray.util.placement_group import (  # pyright: ignore[reportMissingImports]
@@ -253,10 +266,10 @@ def _reserved(
         PlacementGroupSchedulingStrategy,
     )
 
-    sizes = [{"CPU": bundle.cores, "GPU": bundle.devices} for bundle in bundles]
-    wanted: list[dict[str, float]] = [{k: v for k, v in one.items() if v} for one in sizes]
+    both: list[dict[str, float]] = [{"CPU": one.cores, "GPU": one.devices} for one in bundles]
+    wanted = [{name: number for name, number in one.items() if number} for one in both]
     group = placement_group(wanted, strategy="PACK")
-    stack.callback(remove_placement_group, group)
+    stack.callback(head.unless_lost, remove_placement_group, group)
     if not group.wait(timeout):
         raise RunFailed(
             f"cluster=ray: {wanted} could not be reserved within cluster.reserve_timeout="

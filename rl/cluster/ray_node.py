@@ -90,3 +90,7 @@ class RayNode:
         self._host.end()
         self._reaper.__exit__()
         shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def leave(self) -> None:
+        """End this process; Ray's own way to end it leads through the head, which may be gone."""
+        os._exit(0)

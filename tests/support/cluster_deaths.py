@@ -1,10 +1,10 @@
-"""Who dies in mid-batch of a real cluster=ray run, and what becomes of it: a JSON line a death.
+"""Who dies in mid-batch of a real cluster=ray run, and what becomes of it: a JSON line a life.
 
     python -m tests.support.cluster_deaths [--output DIR] [replica node rank gcs head supervisor]
 
 The tiny policy from scratch, real vLLMs, a real Ray whose nodes are pretended: one a replica, one a
-rank. After each death the run is taken up again (`resume=true`) on a new Ray, and in the end every
-rollout must have been trained once, each token under a version that may be trained.
+rank. When all have died, each run is taken up again (`resume=true`) on a new Ray, and in the end
+every rollout must have been trained once, each token under a version that may be trained.
 """
 
 import argparse
@@ -38,14 +38,15 @@ from tests.support.whole_runs import (
 DEATHS = ("replica", "node", "rank", "gcs", "head", "supervisor")
 GO_ON = ("replica", "node")  # what a run survives
 RUN = [
-    *("cluster=ray", "cluster.gpus=false", "cluster.ranks_per_node=1", "inference.replicas=2"),
+    *("cluster=ray", "cluster.gpus=false", "cluster.ranks_per_node=1"),
     *("model.warm_start=null", "entropy_bonus=0.01", "inference.cpu_kv_cache_gib=1"),
     *("record=all", "max_steps=500", "trainer.checkpoint_every=5"),
 ]
-KILLED_AFTER, MORE_STEPS = 7, 3  # steps: two of the seven are in no checkpoint
-STARTS_S, ENDS_S, GONE_S = 400.0, 200.0, 60.0
+KILLED_AFTER, MORE_STEPS = 7, 3  # steps: some of the seven are in no checkpoint
+STARTS_S, ENDS_S, GONE_S = 600.0, 200.0, 60.0
 
-_STATUS = re.compile(r"\d\d:\d\d:\d\d |\d+/\d+ steps ")  # lines that every run prints
+# Lines that every run prints.
+_USUAL = re.compile(r" *(\d\d:\d\d:\d\d |\d+/\d+ steps )|vLLM |trainer |memory: | *runs on")
 
 Process = tuple[int, float]  # id and time of start, for ids are used again
 
@@ -163,7 +164,7 @@ def first_life(life: Life, who: str) -> dict[str, Any]:
     """Have somebody die in mid-batch and the run end, by that or by a TERM."""
     life.await_steps(KILLED_AFTER)
     dying, steps, began = life.kill(who), life.num_steps(), time.monotonic()
-    seen: dict[str, Any] = {"killed": who, "killed_after": steps}
+    seen: dict[str, Any] = {"killed_after": steps}
     if who in GO_ON:
         seen["its_gone_s"] = until_gone(dying)
         life.await_steps(steps + MORE_STEPS)
@@ -175,7 +176,7 @@ def first_life(life: Life, who: str) -> dict[str, Any]:
     screen = life.process.communicate(timeout=ENDS_S)[0]
     seen |= {"status": life.process.returncode, "ended_s": round(time.monotonic() - began, 1)}
     seen["gone_s"] = until_gone(dying)
-    return {**seen, "said": [line for line in screen.splitlines()[-60:] if not _STATUS.match(line)]}
+    return {**seen, "said": [line for line in screen.splitlines()[-60:] if not _USUAL.match(line)]}
 
 
 def serves_again(folder: RunFolder) -> bool:
@@ -187,7 +188,7 @@ def serves_again(folder: RunFolder) -> bool:
 def second_life(life: Life) -> dict[str, Any]:
     """Have the run go on for some steps and end well; everything of both lives is right."""
     saved = life.folder.num_saved_steps()
-    life.await_steps(saved + KILLED_AFTER)
+    life.await_steps(saved + MORE_STEPS)
     processes = life.of_run()
     os.kill(life.process.pid, signal.SIGTERM)
     screen = life.process.communicate(timeout=ENDS_S)[0]
@@ -201,31 +202,31 @@ def second_life(life: Life) -> dict[str, Any]:
     }
 
 
-def death_of(who: str, launcher: Launcher) -> dict[str, Any]:
-    """What there was to see of it."""
-    ranks = 2 if who == "rank" else 1
-    seen: dict[str, Any] = {}
-    for resume in ("false", "true"):
-        with ray_nodes([1] * (2 + ranks)) as cluster:
-            where = [f"cluster.address={cluster.address}", f"trainer.ranks={ranks}"]
-            process = launcher.start(who, *RUN, *where, f"resume={resume}", warm=[])
-            life = Life(cluster, RunFolder(launcher.output / who), process)
-            try:
-                seen |= second_life(life) if resume == "true" else first_life(life, who)
-            finally:
-                stop(process)
-    return seen
+def life_of(who: str, launcher: Launcher, *, resume: bool) -> dict[str, Any]:
+    """Return what there was to see of a run until that death, or of the same run afterwards."""
+    replicas, ranks = 2 if who in GO_ON else 1, 2 if who == "rank" else 1
+    sizes = [f"inference.replicas={replicas}", f"trainer.ranks={ranks}"]
+    with ray_nodes([1] * (replicas + ranks)) as cluster:
+        where = [f"cluster.address={cluster.address}", f"resume={str(resume).lower()}"]
+        process = launcher.start(who, *RUN, *sizes, *where, warm=[])
+        life = Life(cluster, RunFolder(launcher.output / who), process)
+        try:
+            return second_life(life) if resume else first_life(life, who)
+        finally:
+            stop(process)
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print one JSON line a death."""
+    """Print a JSON line a life."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("who", nargs="*", help=", ".join(DEATHS))
     parser.add_argument("--output", type=Path, default=None)
     asked = parser.parse_args(arguments)
     launcher = Launcher(asked.output or Path(tempfile.mkdtemp(prefix="deaths-")), {})
-    for who in asked.who or DEATHS:
-        print(json.dumps(death_of(who, launcher)), flush=True)  # noqa: T201
+    for resume in (False, True):
+        for who in asked.who or DEATHS:
+            seen = life_of(who, launcher, resume=resume)
+            print(json.dumps({"killed": who, **seen}), flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from rl.cluster.host import Demand, HostLost
-from rl.cluster.ray_cluster import RayCluster
+from rl.cluster.ray_cluster import RayCluster, end_together
 from rl.run.child import Reaper
 from rl.run.failure import RunFailed
 from rl.run.folder import RunFolder
 from tests.support.families import Family, alive, wait_until
 from tests.support.ray_nodes import ray_nodes
 
-pytest.importorskip("ray.cluster_utils", reason="Ray is not installed: make cluster")
+ray = pytest.importorskip("ray", reason="Ray is not installed: make cluster")
 DEMAND = Demand(replicas=1, devices_per_replica=2, ranks=2)
 NODES = ("127.0.0.2", "127.0.0.3")
 ENDED_S = 20.0  # 5 s where nobody else wants the cores
@@ -140,6 +140,19 @@ def test_our_killed_process_on_a_node_ends_the_parts_there_alone(hosts, tmp_path
         lost.start("part", ["true"], env={}, log=tmp_path / "part.log")
     assert part_elsewhere.returncode is None
     assert all(alive(pid) for pid in family_elsewhere())
+
+
+def test_our_processes_leave_although_no_head_ends_them(hosts, tmp_path):
+    family, _ = start_family(hosts.replicas[0], tmp_path)
+    pids = [*family(), parent_of(family()[0])]
+
+    class Headless:
+        """Ray without its head, which ray.kill goes through."""
+
+        wait, kill = staticmethod(ray.wait), staticmethod(lambda _: None)
+
+    end_together(Headless, hosts.replicas)
+    assert wait_until(lambda: not any(alive(pid) for pid in pids), ENDED_S)
 
 
 def test_a_node_that_goes_takes_its_parts_and_is_one_exception(ray_cluster, hosts, tmp_path):
