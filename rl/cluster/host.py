@@ -52,12 +52,14 @@ class Host(Protocol):
         address: what the other hosts reach it by.
         devices: the GPUs there are for us, as CUDA_VISIBLE_DEVICES names them.
         cores: how many logical CPUs there are for us.
+        lost: why nothing of the run is there any more, None while it may be.
 
     """
 
     address: str
     devices: tuple[str, ...]
     cores: int
+    lost: HostLost | None
 
     def start(
         self,

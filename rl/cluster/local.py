@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
-from rl.cluster.host import Demand, Hosts
+from rl.cluster.host import Demand, HostLost, Hosts
 from rl.run.child import Child, Reaper, end_together
 from rl.run.devices import visible_cores, visible_gpus
 from rl.run.folder import RunFolder
@@ -14,6 +14,8 @@ from rl.run.interface import free_port
 
 class LocalHost:
     """The supervisor's own machine; `network` is what its parts are told of the others."""
+
+    lost: HostLost | None = None
 
     def __init__(
         self, reaper: Reaper, address: str = "127.0.0.1", network: Mapping[str, str] | None = None

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from rl.cluster.host import Demand, Hosts
+from rl.cluster.host import Demand, HostLost, Hosts
 from rl.run.child import Reaper, last_lines
 from rl.run.folder import RunFolder
 from rl.run.interface import free_port, own_address
@@ -63,6 +63,7 @@ class ManualHost:
 
     devices: tuple[str, ...] = ()
     cores = 1
+    lost: HostLost | None = None  # nobody here knows
 
     def __init__(self, run_folder: RunFolder, interface: str | None) -> None:
         self.address = own_address(interface)

@@ -29,6 +29,7 @@ from rl.run.terminal import say
 from rl.supervisor.replicas import Replicas
 
 _TICK_S = 0.25
+_LOSS_SEEN_S = 5.0  # until a host is known to be lost whose processes have ended
 _FULL_BYTES = 1 << 16  # less than what anybody writes at once
 _KERNELS_KEPT = "64"  # all of one micro-batch, which every layer shares
 STOPPING = "stopping after this step; its checkpoint comes first (a second signal ends at once)"
@@ -188,12 +189,25 @@ class Children:
         self._explain(name, what)
 
     def _fail(self, ended: Mapping[str, int | None]) -> NoReturn:
-        time.sleep(2 * _TICK_S)  # the first to fail may not be the first to end
+        self._raise_lost(_LOSS_SEEN_S if spans_hosts(self._run.cluster) else 2 * _TICK_S)
         self._raise_reported()
         name = next(
             n for n, status in ended.items() if not (n.startswith("trainer") and status == 0)
         )
         self._explain(name, f"ended with status {ended[name]}")
+
+    def _raise_lost(self, seconds: float) -> None:
+        """Raise what became of a host of ranks; the first to fail may not be the first to end.
+
+        The ranks elsewhere complain of a closed connection before anybody knows that it is lost.
+        """
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            for rank, host in enumerate(self._hosts.ranks):
+                part = self._children.get(f"trainer.rank{rank}")
+                if part and part.returncode is not None and host.lost:
+                    raise host.lost
+            time.sleep(_TICK_S)
 
     def _explain(self, name: str, what: str) -> NoReturn:
         log = self._run_folder.log_of(name)

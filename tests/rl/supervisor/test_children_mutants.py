@@ -4,11 +4,12 @@ import errno
 import os
 import sys
 import time
+from threading import Timer
 from types import SimpleNamespace
 
 import pytest
 
-from rl.cluster.host import Demand
+from rl.cluster.host import Demand, HostLost
 from rl.cluster.local import LocalCluster
 from rl.config.schema import Run
 from rl.placement.placement import Place, placement
@@ -33,7 +34,7 @@ class StillWatching(Exception):
 def watched(tmp_path):
     """Watches parts {name: command} for some seconds."""
 
-    def watch(*overrides, seconds=2.0, stop=None, startup_timeout=0.1, **parts):
+    def watch(*overrides, seconds=2.0, stop=None, startup_timeout=0.1, lost_after=None, **parts):
         config = composed(f"output_dir={tmp_path}", "run_name=r", *overrides)
         config = changed(config, {"inference.startup_timeout": startup_timeout})
         folder = RunFolder(tmp_path / "r")
@@ -55,6 +56,9 @@ def watched(tmp_path):
                 children._replicas.start()
             for name, command in parts.items():
                 children._start(name.replace("_", "."), command, {})
+            if lost_after:
+                lost = HostLost("the host 10.0.0.9 is lost")
+                Timer(lost_after, setattr, (hosts.ranks[0], "lost", lost)).start()
             children.watch(tick, stop or SimpleNamespace(asked=False))
 
     return watch
@@ -75,6 +79,12 @@ def test_a_part_that_ends_too_early_ends_the_run_and_is_named(watched):
     ranks = {"trainer_rank0": ["sleep", "30"]}
     with pytest.raises(RunFailed, match="rollouts ended with status 0"):
         watched(*SUPERVISED, seconds=20.0, rollouts=["true"], **ranks)
+
+
+def test_a_lost_host_is_said_and_not_what_other_ranks_say_of_it(watched):
+    parts = {"rollouts": ["sleep", "30"], "trainer_rank0": ["false"]}
+    with pytest.raises(HostLost, match=r"the host 10\.0\.0\.9 is lost"):
+        watched(*SUPERVISED, "cluster=ray", seconds=20.0, lost_after=1.5, **parts)
 
 
 def test_a_server_that_never_answers_is_waited_for_no_longer_than_was_said(watched):
