@@ -29,8 +29,9 @@ _LOST = -signal.SIGKILL  # what a part on a lost host ended with
 _ENDING_S = 10.0
 _CALL_S = 60.0
 _ANSWERS_S = 5.0
-# Without it Ray kills the children of a process that it ends, the reaper first of all.
-_LEAVE_CHILDREN = {"RAY_kill_child_processes_on_worker_exit": "0"}
+# Else Ray kills the children of a process that it ends, the reaper first of all, and has our
+# processes make way for all others of the node.
+_ENVIRONMENT = {"RAY_kill_child_processes_on_worker_exit": "0", "RAY_worker_niceness": "0"}
 
 
 class RayPart:
@@ -282,7 +283,7 @@ def _reserved(
         options = ray.remote(RayNode).options(
             num_cpus=bundle.cores,
             num_gpus=bundle.devices,
-            runtime_env={"env_vars": _LEAVE_CHILDREN},
+            runtime_env={"env_vars": _ENVIRONMENT},
             scheduling_strategy=PlacementGroupSchedulingStrategy(
                 group, placement_group_bundle_index=index
             ),

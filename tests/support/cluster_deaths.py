@@ -188,7 +188,7 @@ def serves_again(folder: RunFolder) -> bool:
 def second_life(life: Life) -> dict[str, Any]:
     """Have the run go on for some steps and end well; everything of both lives is right."""
     saved = life.folder.num_saved_steps()
-    life.await_steps(saved + MORE_STEPS)
+    life.await_steps(life.num_steps() + MORE_STEPS)  # those behind the checkpoint are done again
     processes = life.of_run()
     os.kill(life.process.pid, signal.SIGTERM)
     screen = life.process.communicate(timeout=ENDS_S)[0]
