@@ -16,11 +16,12 @@ _SILENT_S = 20.0  # a head that is started again may be back before; the rest of
 
 
 class RayHead:
-    """Where the head listens, and since when it has not answered."""
+    """Where the head listens, and since when it was seen not to answer."""
 
     def __init__(self, address: str, silent_s: float = _SILENT_S) -> None:
         self._address, self._silent_s = Address.parse(f"tcp://{address}"), silent_s
-        self._looked = self._answered = time.monotonic()
+        self._looked = time.monotonic()
+        self._silent_since: float | None = None
         self._lost: RunFailed | None = None
 
     def look(self) -> None:
@@ -39,14 +40,16 @@ class RayHead:
         try:
             self._address.connect(_ANSWERS_S).close()
         except OSError as error:
-            if now - self._answered < self._silent_s:
+            # Since it was seen: nobody may have looked for minutes.
+            self._silent_since = self._silent_since or now
+            if now - self._silent_since < self._silent_s:
                 return
             self._lost = RunFailed(
                 f"Ray's head at {self._address} has not answered for {self._silent_s:g} s, and "
                 "without it Ray ends all that runs on its nodes: start a cluster again"
             )
             raise self._lost from error
-        self._answered = now
+        self._silent_since = None
 
     def unless_lost(self, ask: Callable[..., object], *arguments: Any) -> None:
         """Do what asks the head, unless nobody would answer."""

@@ -105,10 +105,10 @@ def _what_fits(config: Mapping[str, Any], shape: Shape, hosts: Sequence[Host], f
     changes, enough = remedies(config, shape, fits)
     if enough:
         return f"Use {typed(changes)}"
-    return (
-        f"Even {typed(changes)} takes {gib(taken(changed(config, changes), full))}: use a smaller "
-        "model, a lower max_seq_len or a larger machine"
-    )
+    smaller = "se a smaller model, a lower max_seq_len or a larger machine"
+    if not changes:
+        return f"U{smaller}"
+    return f"Even {typed(changes)} takes {gib(taken(changed(config, changes), full))}: u{smaller}"
 
 
 def memory_of_host(parts: Sequence[Part], host: int) -> float:

@@ -28,7 +28,8 @@ def arms_of(runs: Sequence[Evidence]) -> list[Arm]:
     members: dict[int, list[Evidence]] = {}
     # Runs that left a config go first: one without can only be told by its overrides.
     for run in sorted(runs, key=lambda run: run.config is None):
-        home = next((i for i, group in members.items() if is_same_arm(group[0], run)), len(members))
+        homes = (i for i, its in members.items() if all(is_same_arm(one, run) for one in its))
+        home = next(homes, len(members))
         members.setdefault(home, []).append(run)
     place = {id(run): index for index, run in enumerate(runs)}
     groups = [sorted(group, key=lambda run: place[id(run)]) for group in members.values()]

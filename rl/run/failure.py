@@ -63,7 +63,7 @@ def report_failure(run_folder: RunFolder, part: str, error: BaseException) -> No
     write_whole(path, json.dumps(report))
 
 
-def first_failure(run_folder: RunFolder) -> dict[str, str] | None:
-    """Return the oldest report of this run: {part, time, message}."""
-    reports = [json.loads(path.read_text()) for path in run_folder.failures.glob("*.json")]
+def first_failure(run_folder: RunFolder, of: str = "") -> dict[str, str] | None:
+    """Return the oldest report of the parts whose names begin so: {part, time, message}."""
+    reports = [json.loads(path.read_text()) for path in run_folder.failures.glob(f"{of}*.json")]
     return min(reports, key=lambda report: report["time"], default=None)

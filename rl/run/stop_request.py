@@ -25,6 +25,10 @@ class Stopped(SystemExit):
         super().__init__(status)
         self.number = number
 
+    def __reduce__(self) -> tuple[type["Stopped"], tuple[int | None, object]]:
+        """Cross to another process whole."""
+        return Stopped, (self.number, self.code)
+
     def hand_on(self) -> None:
         """Give the signal to whoever took it before us: submitit then queues the job once more."""
         if self.number is not None and callable(signal.getsignal(self.number)):

@@ -131,17 +131,20 @@ class Children:
             begun = self._has_begun()
             if stop.asked:  # first: the parts may have got the signal, too, and ended
                 self._ask_to_stop()
-            asked = self._run_folder.stop_request.exists()  # by us, or by a part with a signal
+            # By us, or by a part with a signal; it comes to nothing while there is nothing to save.
+            asked = begun and self._run_folder.stop_request.exists()
             ended = {n: c.returncode for n, c in self._children.items() if c.returncode is not None}
             if all(trainer.returncode == 0 for trainer in trainers):
                 self._raise_reported()  # what they saved may be all that could be saved
                 return
             if self._replicas:  # before the others, which only notice that it is gone
                 gone = self._replicas.look(may_restart=begun and not asked)
-                if gone is not None and asked and self._all_is_saved(tick):
-                    return  # a scheduler that signals every process ends vLLM, which saves nothing
                 if gone is not None:
-                    self._fail_without_vllm(*gone, tick)
+                    if begun:
+                        if self._all_is_saved(tick) and asked:
+                            return  # a scheduler that signals every process ends vLLM, too
+                        self._raise_reported("trainer")  # that it could not save is worse
+                    self._explain(*gone)
             # Ranks end one after another when the run is over; whatever else ends, ended too early.
             if any(not (n.startswith("trainer") and status == 0) for n, status in ended.items()):
                 self._fail(ended)
@@ -163,30 +166,22 @@ class Children:
             self._begun = rollouts is not None and rollouts.phase.startswith("batch")
         return self._begun
 
-    def _raise_reported(self) -> None:
-        failure = first_failure(self._run_folder)
+    def _raise_reported(self, of: str = "") -> None:
+        failure = first_failure(self._run_folder, of)
         if failure:
             log = self._run_folder.log_of(failure["part"])
             raise RunFailed(f"{failure['part']}: {failure['message']}\n(details: {log})")
 
-    def _let_save(self, tick: Callable[[], None]) -> None:
-        """Without vLLM no batch will come, but what was learned can still be saved."""
+    def _all_is_saved(self, tick: Callable[[], None]) -> bool:
+        """Let the ranks save: without vLLM no batch will come. Say whether nothing is lost."""
         self._run_folder.stop_request.touch()
         deadline = time.monotonic() + self._run.trainer["wait_timeout"]
         ranks = [child for name, child in self._children.items() if name.startswith("trainer")]
         while any(rank.returncode is None for rank in ranks) and time.monotonic() < deadline:
             tick()
             time.sleep(_TICK_S)
-
-    def _all_is_saved(self, tick: Callable[[], None]) -> bool:
-        """Let the ranks save, and say whether that left nothing to be lost."""
-        self._let_save(tick)
-        return self._run_folder.num_saved_steps() == steps_done(read_metrics(self._run_folder))
-
-    def _fail_without_vllm(self, name: str, what: str, tick: Callable[[], None]) -> NoReturn:
-        if self._has_begun():
-            self._let_save(tick)
-        self._explain(name, what)
+        saved, done = self._run_folder.num_saved_steps(), steps_done(read_metrics(self._run_folder))
+        return saved == done and all(rank.returncode == 0 for rank in ranks)
 
     def _fail(self, ended: Mapping[str, int | None]) -> NoReturn:
         self._raise_lost(_LOSS_SEEN_S if spans_hosts(self._run.cluster) else 2 * _TICK_S)

@@ -29,7 +29,7 @@ _MOST_DEATHS, _WITHIN_STEPS = 3, 10  # of one replica: then it is no accident
 Start = Callable[[Replica], Part | None]  # None: somebody else's, which may come back by itself
 
 
-@dataclass
+@dataclass(eq=False)
 class Watched:
     """One vLLM, and since when it is what it is."""
 
@@ -92,12 +92,13 @@ class Replicas:
 
     def look(self, *, may_restart: bool) -> tuple[str, str] | None:
         """Start again whoever is gone; return who ends the run by that, and what became of it."""
-        for one in list(self._all):
-            what = self._gone(one) if self._is_somewhere(one) else None
-            if what is None:
-                continue
+        seen = [(one, self._gone(one)) for one in self._all if self._is_somewhere(one)]
+        gone = [(one, what) for one, what in seen if what is not None]
+        # Before anybody is started again, which takes seconds each: the ranks wait for this answer.
+        goes_on = any(one.ready for one in self._all if one not in (other for other, _ in gone))
+        for one, what in gone:
             one.deaths.append(self._num_steps())
-            if not may_restart or not any(other.ready for other in self._others(one)):
+            if not may_restart or not goes_on:
                 return one.replica.name, what
             if one.child is not None and dies_again_and_again(one):
                 times = f"for the {_MOST_DEATHS}rd time within {_WITHIN_STEPS} steps"

@@ -129,7 +129,7 @@ def _ended_well(
     reason = progress_of(trainer.doing) if trainer else ""
     if is_cut_short and stop.asked:
         reason = f"max_time={run.max_time} is over" if limit.is_over else STOPPED
-    if reason:
+    if is_cut_short and reason:
         say(f"ended before max_steps={run.max_steps}: {reason}")
     say(final_summary(run_folder))
     if stop.number:
@@ -195,6 +195,8 @@ def _prepared(
         say(f"warm start: {first.max_steps} supervised steps, once for this model and environment")
         # Signals end it at once: half an imitation is of no use, so it has nothing to save.
         _execute(first, model, reaper, StopRequest(), limit, waits=False)
+        if steps_done(read_metrics(supervised)) < first.max_steps:  # one of its parts was told to
+            raise RunFailed("the warm start was stopped before its end, so nothing of it is kept")
         keep_result(supervised, kept)
     return kept
 

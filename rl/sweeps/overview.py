@@ -45,7 +45,8 @@ def announce(sweep: SweepFolder, number: int) -> None:
     counts = states(records.values())
     parts += [f"{counts[state]} {state}" for state in (DONE, FAILED) if counts[state]]
     if each := seconds_of_a_job(records.values()):
-        parts.append(f"about {duration(each * (counts[WAITING] + counts[RUNNING]))} left")
+        left = num_to_come(records.values(), sweep.read_info()["started"]) + counts[RUNNING]
+        parts.append(f"about {duration(each * left)} left")
     print("\n" + ", ".join(parts), flush=True)  # noqa: T201
 
 
@@ -76,6 +77,11 @@ def labels_of(records: dict[int, JobRecord]) -> dict[int, str]:
 def states(records: Collection[JobRecord]) -> Counter[str]:
     """How many jobs are in each state."""
     return Counter(record.state for record in records)
+
+
+def num_to_come(records: Collection[JobRecord], started: float) -> int:
+    """How many jobs this start of the sweep will begin: who ended since waits for the next."""
+    return sum(r.state == WAITING and (r.ended or 0.0) < started for r in records)
 
 
 def num_begun(records: Collection[JobRecord]) -> int:

@@ -160,7 +160,7 @@ def picture(view: SweepView, now: float, height: int) -> RenderableType:
         table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
         table.add_column(justify="right", no_wrap=True)
     title.add_row(Text(f"sweep {view.sweep.path.name}", "bold"), Text(view.times(now), "dim"))
-    finished = view.num_in(DONE) + view.num_in(FAILED)
+    finished = len(view.jobs) - view.num_in(RUNNING) - view.num_to_come()
     bar.add_row(
         ProgressBar(max(len(view.jobs), 1), finished, complete_style="cyan", finished_style="cyan"),
         view.counts(),

@@ -10,8 +10,15 @@ from rl.report.screen import with_evaluation
 from rl.run.folder import RunFolder
 from rl.run.metrics import MetricsTail
 from rl.run.status import read_statuses
-from rl.run.sweep_folder import RUNNING, WAITING, JobRecord, SweepFolder
-from rl.sweeps.overview import STATES, jobs_of_now, labels_of, seconds_of_a_job, states
+from rl.run.sweep_folder import RUNNING, JobRecord, SweepFolder
+from rl.sweeps.overview import (
+    STATES,
+    jobs_of_now,
+    labels_of,
+    num_to_come,
+    seconds_of_a_job,
+    states,
+)
 
 
 @dataclass
@@ -56,6 +63,10 @@ class SweepView:
         """Jobs in a state."""
         return states([job.record for job in self.jobs.values()])[state]
 
+    def num_to_come(self) -> int:
+        """Jobs that this start of the sweep will begin."""
+        return num_to_come([job.record for job in self.jobs.values()], self.started)
+
     def seconds_left(self, now: float) -> float | None:
         """What the sweep will still take; None as long as nobody can know."""
         running = [job for job in self.jobs.values() if job.record.state == RUNNING]
@@ -69,7 +80,7 @@ class SweepView:
             )
         if each is None:
             return None
-        unknown = len(running) - len(known) + self.num_in(WAITING)
+        unknown = len(running) - len(known) + self.num_to_come()
         return (sum(known) + unknown * each) / max(len(running), 1)
 
     def times(self, now: float) -> str:
