@@ -195,7 +195,7 @@ RUNNING = (
         "rl/report/evidence.py",
         "self.training.scores[-LAST_STEPS:]",
         "self.training.scores[:LAST_STEPS]",
-        "rl/report/test_sweep_summary.py",
+        "rl/report/test_comparison.py",
     ),
     mutation(
         "arms: failed runs count",
@@ -212,10 +212,10 @@ RUNNING = (
         "rl/report/test_statistics.py",
     ),
     mutation(
-        "statistics: every arm draws questions of its own",
+        "statistics: arms are not compared question by question",
         "rl/report/comparison.py",
-        "st.seed_weights(one.scores.num_seeds, rng), questions)",
-        "st.seed_weights(one.scores.num_seeds, rng), questions[::-1])",
+        "st.spread_of(one.scores, base.scores) for",
+        "st.spread_of(one.scores) for",
         "rl/report/test_comparison.py",
     ),
     mutation(

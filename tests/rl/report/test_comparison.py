@@ -326,6 +326,24 @@ def test_arms_are_called_by_what_they_override_and_as_short_as_can_be(tmp_path):
     assert labels == ["optim.rate=1", "optim.rate=2"]
 
 
+def test_arms_are_compared_question_by_question(tmp_path):
+    """Questions differ by much more than arms do: without that, nothing could be told."""
+    rng = np.random.default_rng(0)
+    difficulty = rng.uniform(0, 1, NUM_QUESTIONS)
+    for loss, gain in (("grpo", 0.0), ("cispo", 0.02)):
+        for seed in range(3):
+            last = difficulty + gain + rng.normal(0, 0.002)
+            made_run(tmp_path / f"{loss}{seed}", f"loss={loss}", seed=seed, evaluations={20: last})
+    found = result(compared(tmp_path, baseline="loss=grpo"), "cispo").difference
+    assert 0.01 < found.low < 0.02 < found.high < 0.03
+
+
+def test_of_training_rewards_the_last_steps_count(tmp_path):
+    run = evidence_of(read_sources([made_run(tmp_path / "a", reward=0.5)]).runs[0])
+    run.training.scores[:] = np.arange(20)
+    assert run.training_reward == 14.5
+
+
 def test_a_smoothed_curve_is_the_mean_of_the_last_steps(tmp_path):
     run = evidence_of(read_sources([made_run(tmp_path / "a", reward=0.5)]).runs[0])
     curve = run.training
@@ -349,6 +367,18 @@ def test_a_setting_that_a_later_commit_added_makes_no_arm_of_its_own(tmp_path):
     arms = arms_of([evidence_of(run) for run in read_sources([tmp_path]).runs])
     names = sorted([run.name for run in arm.runs] for arm in arms)
     assert names == [["by-tcp"], ["cispo0", "cispo1"], ["grpo0", "grpo1"]]
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_setting_that_two_later_commits_do_not_share_tells_them_apart(tmp_path, reverse):
+    added = [("a", {}), ("b", {"clip": 1}), ("c", {"clip": 2}), ("d", {"clip": {"high": 2}})]
+    for place, (commit, settings) in enumerate(reversed(added) if reverse else added):
+        made_run(tmp_path / f"{place}{commit}", "loss=mine", commit=commit, **settings)
+    arms = arms_of([evidence_of(run) for run in read_sources([tmp_path]).runs])
+    together = [{run.name[1:] for run in arm.runs} for arm in arms]
+    assert sum(len(names) for names in together) == 4
+    assert not any({"b", "c"} <= names or {"b", "d"} <= names or {"c", "d"} <= names
+                   for names in together)  # fmt: skip
 
 
 def test_runs_that_are_called_like_their_choice_are_arms_of_their_own(tmp_path):
