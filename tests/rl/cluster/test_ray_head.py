@@ -1,6 +1,7 @@
 """A head of Ray that falls silent is one sentence, before Ray ends the supervisor."""
 
 import socket
+import time
 
 import pytest
 
@@ -23,6 +24,13 @@ def test_a_head_that_answers_or_is_silent_for_a_moment_is_no_failure():
         assert not wait_until(lambda: looked(head), 3 * SILENT_S)
     patient = RayHead(address)
     assert not wait_until(lambda: looked(patient), 3 * SILENT_S)
+
+
+def test_a_head_that_nobody_looked_at_for_long_may_miss_a_look():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        head = RayHead(f"127.0.0.1:{listener.getsockname()[1]}", SILENT_S)
+    time.sleep(2 * SILENT_S)  # a reservation that takes its time
+    head.look()
 
 
 def test_a_head_that_stays_silent_is_one_sentence_and_is_asked_nothing_more():

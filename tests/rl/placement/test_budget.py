@@ -142,6 +142,13 @@ def test_where_nothing_is_enough_a_refusal_says_how_little_it_can_be():
         planned(cpu(8))
 
 
+def test_where_nothing_can_be_changed_a_refusal_names_what_is_left():
+    least = ["adapter=lora", "trainer.gradient_checkpointing=true", "trainer.logprob_chunk=64"]
+    least += ["trainer.tokens_per_micro_batch=128", "max_seq_len=128"]
+    with pytest.raises(ConfigError, match=r"\. Use a smaller model, a lower max_seq_len"):
+        planned(cpu(4), *least)
+
+
 def test_the_cache_on_a_cpu_holds_at_least_one_row():
     host = [Host(cores=2, cpus=2, memory=512 * GIB)]
     lora = ("adapter=lora", "trainer.tokens_per_micro_batch=256", "max_seq_len=16384")

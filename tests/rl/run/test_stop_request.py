@@ -1,6 +1,7 @@
 """What a scheduler's signals do to the supervisor, to a part of the run, and to a launcher."""
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -94,3 +95,8 @@ def test_a_run_that_a_signal_ends_at_once_says_by_which_one(waits):
 def test_control_c_is_no_scheduler():
     with pytest.raises(KeyboardInterrupt), stopped_by_signals():
         raise KeyboardInterrupt
+
+
+def test_how_a_run_was_stopped_crosses_to_another_process():
+    stopped = pickle.loads(pickle.dumps(Stopped(signal.SIGTERM, 130)))
+    assert (stopped.number, stopped.code) == (signal.SIGTERM, 130)

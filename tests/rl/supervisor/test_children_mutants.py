@@ -4,6 +4,7 @@ import errno
 import os
 import sys
 import time
+from contextlib import nullcontext
 from threading import Timer
 from types import SimpleNamespace
 
@@ -188,3 +189,33 @@ def test_a_server_that_closed_its_socket_is_not_waited_for(watched, tmp_path):
             rollouts=["sleep", "600"],
             trainer_rank0=["sleep", "600"],
         )
+
+
+REPORT = '{"part": "trainer.rank0", "time": 1, "message": "mismatch 3.0 > 0.1"}'
+REPORTS = f"mkdir -p RUN/failures; echo '{REPORT}' >RUN/failures/trainer.rank0.json; exit 1"
+SAVES = {  # what a rank does when a run that was asked to stop has lost its vLLM
+    "saves": ("true", None),
+    "gives up": (REPORTS, "trainer.rank0: mismatch"),
+    "is killed": ("kill -9 $$", "inference ended with status 1"),
+    "takes too long": ("sleep 30", "inference ended with status 1"),
+}
+
+
+@pytest.mark.parametrize("what", SAVES)
+def test_a_run_that_was_asked_to_stop_ends_well_where_every_rank_has_saved(what, watched, tmp_path):
+    run_folder, (does, said) = RunFolder(tmp_path / "r"), SAVES[what]
+    Status(run_folder, "rollouts").set("batch 3: 1 of 2 rollouts")
+    rank = ["sh", "-c", "sleep 1; " + does.replace("RUN", str(run_folder))]
+    parts = {"inference": ["false"], "rollouts": ["sleep", "30"], "trainer_rank0": rank}
+    limits = {"seconds": 20.0, "startup_timeout": 60.0, "stop": SimpleNamespace(asked=True)}
+    with nullcontext() if said is None else pytest.raises(RunFailed, match=said):
+        watched("model.warm_start=null", "trainer.wait_timeout=2", **limits, **parts)
+
+
+def test_a_stop_before_anything_has_begun_hides_no_vllm_that_cannot_start(watched, tmp_path):
+    run_folder = RunFolder(tmp_path / "r")
+    run_folder.path.mkdir(parents=True)
+    run_folder.stop_request.touch()  # by a part with a signal, or a person
+    parts = {"inference": ["false"], "rollouts": ["sleep", "30"], "trainer_rank0": ["sleep", "30"]}
+    with pytest.raises(RunFailed, match="inference ended with status 1"):
+        watched("model.warm_start=null", seconds=20.0, startup_timeout=60.0, **parts)

@@ -21,6 +21,7 @@ from rl.run.folder import RunFolder
 from rl.run.status import read_statuses
 from rl.supervisor import replicas as module
 from rl.supervisor.replicas import Replicas
+from tests.support.families import wait_until
 from tests.support.scripted import tiny_model
 from tests.support.scripted_vllm import ScriptedVLLM
 
@@ -168,6 +169,17 @@ def test_the_last_one_that_serves_ends_the_run_by_its_death(started):
     assert run.look_until(lambda: run.incarnations() == [1, 0]) is None
     run.kill("inference1")  # while the other one starts
     assert run.look_until(lambda: False) == ("inference1", "ended with status -9")
+
+
+def test_where_all_are_gone_at_once_none_is_started_again_before_that_is_said(started):
+    """The ranks wait for the answer, and a start takes seconds."""
+    run = started()
+    for name in NAMES:
+        run.kill(name)
+    gone = run.replicas.children
+    assert wait_until(lambda: all(child.returncode is not None for child in gone))
+    assert run.look_until(lambda: False) is not None
+    assert run.incarnations() == [0, 0]
 
 
 def test_before_the_first_weights_and_while_the_run_stops_none_is_started_again(started):
