@@ -229,7 +229,10 @@ def course(rewards: Sequence[float]) -> str:
     half = len(rewards) // 2
     if not half:
         return f"{rewards[0]:.3f}"
-    return f"{mean(rewards[: min(5, half)]):.3f} -> {mean(rewards[-min(10, half) :]):.3f}"
+    first, last = min(5, half), min(10, half)
+    return (
+        f"{mean(rewards[:first]):.3f} (first {first}) -> {mean(rewards[-last:]):.3f} (last {last})"
+    )
 
 
 def final_summary(folder: RunFolder) -> str:

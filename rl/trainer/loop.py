@@ -191,7 +191,8 @@ class TrainingRun:
         if self.nonfinite >= self.settings.max_nonfinite_steps:
             raise RunFailed(
                 f"{self.nonfinite} steps in a row had a loss or gradient that is not finite "
-                "(trainer.max_nonfinite_steps). Lower optim.learning_rate, or look at the rollouts"
+                "(trainer.max_nonfinite_steps). Lower optim.learning_rate, or look at the rollouts "
+                "and, if the loss is your own, at what it divides and takes the logarithm of"
             )
 
     def _checkpoint(self, step: int, rollouts: RolloutsLink) -> None:

@@ -138,7 +138,7 @@ def test_the_final_summary_says_what_came_out_and_how_to_go_on(tmp_path):
     text = final_summary(RunFolder(folder))
     for shown in (
         "20 steps in 1 m 20 s",
-        "0.100 -> 0.725, best 0.950 at step 19",
+        "0.100 (first 5) -> 0.725 (last 10), best 0.950 at step 19",
         "0.000 -> 1.900",
         "20,000, 250 a second",
         "update 75%, wait 25%",
@@ -155,8 +155,8 @@ def test_the_final_summary_says_what_came_out_and_how_to_go_on(tmp_path):
     ("rewards", "shown"),
     [
         ([0.2], "reward  0.200, best"),
-        ([0.2, 0.4], "reward  0.200 -> 0.400, best"),
-        ([0.1, 0.3, 0.9, 0.5, 0.7], "reward  0.200 -> 0.600, best"),
+        ([0.2, 0.4], "reward  0.200 (first 1) -> 0.400 (last 1), best"),
+        ([0.1, 0.3, 0.9, 0.5, 0.7], "reward  0.200 (first 2) -> 0.600 (last 2), best"),
     ],
 )
 def test_the_first_and_the_last_steps_of_a_short_run_are_different_ones(rewards, shown, tmp_path):
