@@ -98,6 +98,22 @@ def opened(page) -> str:
     return re.search("open=([^&]+)", page.url)[1]
 
 
+def test_a_number_keeps_its_size_however_few_digits_it_is_shown_with(browser, address):
+    shown = {
+        (100.4, 2): "100", (120.4, 3): "120", (1234.5, 3): "1,235", (10.0, 3): "10",
+        (10.5, 3): "10.5", (0.25, 2): "0.25", (0.104, 2): "0.1", (99.996, 2): "100",
+        (0.004, 2): "0.004", (-0.0046, 2): "-0.0046", (0.00021, 2): "2.1e-4",
+    }  # fmt: skip
+    with looking(browser, address) as page:
+        texts = page.evaluate(
+            "async (values) => {"
+            " const { number } = await import(`${location.pathname}static/dom.js`);"
+            " return values.map(([value, digits]) => number(value, digits)); }",
+            list(shown),
+        )
+    assert dict(zip(shown, texts, strict=True)) == shown
+
+
 def test_filters_narrow_the_list_say_how_many_and_end(browser, address):
     with looking(browser, address) as page:
         count = page.locator(".find > .count")
