@@ -10,7 +10,6 @@ import { onChange, read, set, state } from "./state.js";
 import { Table } from "./table.js";
 
 const POLL_MS = 1000;
-const MOST_EXPORTED = 3000; // rollouts of one file, as the server says too
 
 const data = await openData().catch((error) =>
   fail(`The viewer does not answer (${error.message}). Is view.py still running?`),
@@ -187,11 +186,6 @@ async function exportPage() {
   const numbers = [];
   for (const group of table.matching())
     for (let row = group.start; row < group.end; row++) numbers.push(row);
-  if (numbers.length > MOST_EXPORTED) {
-    return say(
-      `${number(numbers.length)} rollouts pass the filters, and one file holds at most ${number(MOST_EXPORTED)}: choose a step, say.`,
-    );
-  }
   say("Writing…");
   const blob = await data.exported({ run: run(), n: numbers }).catch((error) => say(error.message));
   if (!blob) return;
