@@ -11,6 +11,7 @@ from scipy import stats
 
 from rl.report import arms as arms_module
 from rl.report.arms import arms_of
+from rl.report.charts import Datasets, forest
 from rl.report.comparison import NothingToCompare, compare
 from rl.report.evidence import evidence_of
 from rl.report.judging import HELD_OUT, TRAINING, smoothed
@@ -142,6 +143,19 @@ def test_without_evaluations_the_training_reward_counts_and_is_marked(tmp_path):
     assert result(comparison, "x=2").verdict == "better"
     assert "by the training reward of the last 10 steps, 3 seeds each" in sentence(comparison)
     assert "other examples in every run" in comparison.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("steps", "judged"),
+    [((6, 6), "the last 6 steps"), ((1, 1), "the last step"), ((6, 20), "the last 6 to 10 steps")],
+)
+def test_short_runs_are_judged_by_the_steps_that_they_have(steps, judged, tmp_path):
+    for number, num_steps in enumerate(steps):
+        made_run(tmp_path / f"a{number}", f"x={number}", steps=num_steps)
+    comparison = compared(tmp_path)
+    assert comparison.judged == judged
+    assert f"by the training reward of {judged}, 1 seed each" in sentence(comparison)
+    assert forest(comparison, Datasets(tmp_path)).hconcat[0].title == f"training reward, {judged}"
 
 
 def test_one_run_has_a_score_and_no_verdict(tmp_path):
