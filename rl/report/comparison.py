@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import inf, nan
+from math import inf, isfinite, nan
 
 import numpy as np
 
@@ -87,6 +87,11 @@ class Comparison:
     def by_score(self) -> list[ArmResult]:
         """The best arm first."""
         return sorted(self.results, key=lambda result: -result.score.value)
+
+    @property
+    def has_intervals(self) -> bool:
+        """Whether anything is known of how far the numbers may be off."""
+        return any(isfinite(r.score.low) or isfinite(r.difference.low) for r in self.results)
 
     @property
     def most_steps(self) -> int:
@@ -252,8 +257,8 @@ def _notes(
     if few := [result.arm.name for result in results if not result.knows_seeds]:
         names = "every arm" if len(few) == len(results) > 1 else ", ".join(few)
         notes.append(
-            f"Fewer than {st.FEWEST_SEEDS} seeds of {names}: their intervals know nothing "
-            "of how much seeds differ, so there is no verdict on them."
+            f"Fewer than {st.FEWEST_SEEDS} seeds of {names}: no interval of theirs knows "
+            "how much seeds differ, so there is no verdict on them."
         )
     asked, compared = max(len(questions_of(run)) for run in runs), len(judgement.questions)
     if 0 < compared < asked:

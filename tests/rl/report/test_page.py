@@ -7,8 +7,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import vl_convert
 
 from rl.report.chart_data import curve_rows, forest_rows, health_rows, question_rows
+from rl.report.charts import Datasets, forest
 from rl.report.command import main
 from rl.run.folder import RunFolder
 from tests.rl.report.test_comparison import compared
@@ -85,6 +87,19 @@ def test_the_rows_of_the_charts_are_the_numbers(sweep):
     questions = question_rows(comparison, sweep)
     assert {row["arm"] for row in questions} == {"at first", "grpo", "cispo", "dapo"}
     assert {row["score"] for row in questions if row["arm"] == "at first"} == {0.3}
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.05, 0.004])
+def test_no_two_ticks_of_the_difference_have_one_label(scale, tmp_path):
+    for arm, gain in (("a", 0.0), ("b", 0.3), ("c", -0.6)):
+        for seed in range(2):
+            reward = 0.5 + scale * (gain + seed / 20)
+            made_run(tmp_path / f"{arm}{seed}", f"x={arm}", seed=seed, reward=reward)
+    data = Datasets(tmp_path)
+    drawn = vl_convert.vegalite_to_svg(data.drawing(forest(compared(tmp_path), data)))
+    labels = re.findall(r'role-axis-label".*?</g>', drawn)
+    ticks = [t for t in re.findall(r">([^<>]+)</text>", " ".join(labels)) if t[0] in "+\u2212"]
+    assert len(ticks) == len(set(ticks)) > 3
 
 
 def test_a_page_of_training_rewards_has_no_questions(tmp_path):
