@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite, nan
+from statistics import median_low
 
 import numpy as np
 
@@ -21,7 +22,10 @@ class NothingToCompare(ValueError):
 
 @dataclass(frozen=True)
 class Efficiency:
-    """What it took to reach the baseline's final score: the median run; inf where it never did."""
+    """What it took half of the runs to reach the baseline's final score; inf: fewer reached it.
+
+    That score is the median run's, so half of the baseline's own runs do.
+    """
 
     steps: float
     seconds: float
@@ -219,7 +223,7 @@ def _why_nothing(arms: Sequence[Arm]) -> str:
 
 def _final(runs: Sequence[Evidence], measure: str) -> float:
     curves = [curve_of(run, measure) for run in runs]
-    return float(np.mean([curve.scores[-1] for curve in curves if len(curve.scores)] or [nan]))
+    return float(np.median([curve.scores[-1] for curve in curves if len(curve.scores)] or [nan]))
 
 
 def _area(run: Evidence, measure: str) -> float:
@@ -234,9 +238,9 @@ def _efficiency(runs: Sequence[Evidence], measure: str, target: float) -> Effici
         for name in ("steps", "seconds", "tokens")
     )
     return Efficiency(
-        float(np.median(steps)),
-        float(np.median(seconds)),
-        float(np.median(tokens)),
+        median_low(steps),
+        median_low(seconds),
+        median_low(tokens),
         sum(step < inf for step in steps),
         len(runs),
     )

@@ -57,18 +57,19 @@ def numbers(comparison: Comparison) -> FactTable:
 
 
 def efficiency(comparison: Comparison) -> FactTable:
-    """What each arm took to reach the baseline's final score."""
+    """What half of each arm's runs took to reach the baseline's final score."""
     heads = ("arm", "steps", "time", "tokens", "runs that reached it", "mean height of the curve")
     rows = []
     for result in comparison.by_score:
         taken = result.efficiency
         known = isfinite(taken.steps)
+        otherwise = "fewer than half" if taken.num_reached else "never"
         rows.append(
             (
                 result.arm.name,
-                f"{taken.steps:,.0f}" if known else "never",
-                duration(taken.seconds) if known else "never",
-                f"{taken.tokens:,.0f}" if known else "never",
+                f"{taken.steps:,.0f}" if known else otherwise,
+                duration(taken.seconds) if known else otherwise,
+                f"{taken.tokens:,.0f}" if known else otherwise,
                 f"{taken.num_reached} of {taken.num_runs}",
                 _number(result.area, ".3f"),
             )
