@@ -43,6 +43,7 @@ def test_the_page_says_the_sentence_and_everything_below_it(sweep):
     for heading in ("Which is better", "Over the run", "Question by question", "Health",
                     "Where the time went", "What differs", "Failures", "Again"):  # fmt: skip
         assert f"<h2>{heading}" in text
+    assert '"title":["score on","held-out questions"]' in text
     assert "stopped after step 4 of 20" in text
     assert "Runs of other versions" in text
     assert "2.12.0: 1 runs (loss-dapo-s0 ...)" in text
@@ -109,6 +110,9 @@ def test_a_page_of_training_rewards_has_no_questions(tmp_path):
     text = (tmp_path / "there" / "page.html").read_text()
     assert "Question by question" not in text
     assert "training reward" in text
+    # A curve that is smoothed says so, in words and at its axis.
+    assert "the mean training reward of a step and the 9 before it" in text
+    assert '"title":["training reward","mean of up to 10 steps"]' in text
 
 
 @pytest.mark.parametrize(
