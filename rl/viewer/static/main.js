@@ -162,7 +162,8 @@ async function ask() {
   table.met = state.where ? new Set(await data.where(run(), state.where)) : null;
 }
 
-// Where nothing was chosen: training if there is any, and the first rollout that passes.
+// Where nothing was chosen: training if there is any, and the first rollout that passes, of a
+// question whose tokens are recorded if there is one.
 function choose() {
   const table = tables[run()];
   const sources = new Set(table.columns.source ?? []);
@@ -176,7 +177,8 @@ function choose() {
   if (!state.open && table.size) {
     table.source = state.source;
     table.filter(state);
-    const first = table.matching()[0];
+    const groups = table.matching();
+    const first = groups.find((group) => table.recorded(group)) ?? groups[0];
     if (first) state.open = table.address(first.start);
   }
 }

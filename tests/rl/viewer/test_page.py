@@ -156,10 +156,10 @@ def test_steps_are_chosen_on_the_curve_and_by_brackets(browser, address):
         page.keyboard.press("]")
         expect(page.locator(".curve b")).to_contain_text("step 0 · ")
         page.keyboard.press("]")
-        expect(questions(page).first.locator(".place")).to_have_text("step 1")
+        expect(questions(page).first.locator(".place")).to_contain_text("step 1")
         expect(questions(page)).to_have_count(3)
         page.keyboard.press("[")
-        expect(questions(page).first.locator(".place")).to_have_text("step 0")
+        expect(questions(page).first.locator(".place")).to_contain_text("step 0")
         box = page.locator(".curve svg").bounding_box()
         page.mouse.click(box["x"] + box["width"] - 4, box["y"] + 20)
         expect(page.locator(".curve b")).to_contain_text("step 2 · ")
@@ -254,6 +254,22 @@ def test_raw_tokens_show_rows_special_tokens_and_forks(browser, address):
         expect(page.locator(".token.special").first).to_have_text("<|im_start|>")
         page.locator(".token.given").first.hover()
         expect(page.locator("#card")).to_contain_text("given, not sampled: no gradient")
+
+
+def test_a_sampled_record_is_marked_and_opened_first(browser, tmp_path):
+    run = Viewed(steps=2, unrecorded=(0, 2)).write(tmp_path / "sampled")
+    with serving(run) as address, looking(browser, address) as page:
+        expect(questions(page).locator(".place")).to_have_text(
+            ["step 0", "tokens · step 0", "step 0", "step 1", "tokens · step 1", "step 1"]
+        )
+        expect(page.locator("#list .question.open .place")).to_have_text("tokens · step 0")
+        page.keyboard.press("3")
+        expect(page.locator(".legend")).to_contain_text("how undecided the policy was")
+        assert coloured(page) > 0
+        page.keyboard.press("K")
+        expect(page.locator(".legend")).to_contain_text(
+            "questions marked “tokens” on the left have a record"
+        )
 
 
 def test_without_a_token_record_colours_say_so_and_advantage_still_tints(browser, address):
