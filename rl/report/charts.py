@@ -95,50 +95,62 @@ def forest(comparison: Comparison, data: Datasets) -> Chart:
     verdict = alt.Color("verdict:N", legend=None, scale=alt.Scale(
         domain=list(VERDICTS), range=list(VERDICTS.values())))  # fmt: skip
     height = ROW * len(order)
-    own = [row for row in rows if row["verdict"] == "baseline" and row["low"] is not None]
-    band = alt.Chart(data(own)).mark_rect(color=BASELINE_COLOUR, opacity=0.16).encode(
-        x=alt.X("low:Q"), x2="high:Q"
-    )  # fmt: skip
     axis = alt.Axis(tickCount=5, title=None)
-    bars = base.mark_bar(height=5, cornerRadius=2, opacity=0.45).encode(
-        x=alt.X("low:Q", scale=alt.Scale(zero=False), axis=axis), x2="high:Q", y=y, color=verdict
-    )
-    means = base.mark_tick(thickness=3, height=15).encode(x="score:Q", y=y, color=verdict)
+    score = alt.X("score:Q", scale=alt.Scale(zero=False), axis=axis)
+    means = base.mark_tick(thickness=3, height=15).encode(x=score, y=y, color=verdict)
     dots = alt.Chart(data(seed_rows(comparison, data.place)))
     seeds = dots.mark_circle(size=34, opacity=0.75).encode(
         x="score:Q", y=y, color=alt.value("#7d8ba1"), href=LINK,
         tooltip=["arm:N", "seed:N", "score:Q", "run:N", "view:N"],
     )  # fmt: skip
-    left = alt.layer(band, bars, seeds, means).properties(
-        width=300, height=height, title=_score_title(comparison)
-    )
+    layers = [*_intervals(rows, y, verdict, data), seeds, means]
+    left = alt.layer(*layers).properties(width=300, height=height, title=_score_title(comparison))
     panels = [left]
     if comparison.others:
-        panels += [_differences(base, hidden, verdict, comparison, data)]
+        panels += [_differences(base, hidden, verdict, rows, comparison, data)]
         texts = [
             ("difference_text", "difference", 62, "right"),
             ("interval_text", "95 % interval", 112, "left"),
             ("chance_text", "P(better)", 62, "right"),
             ("verdict", "verdict", 82, "left"),
         ]
-        panels += [_text(base, hidden, *one, height, verdict) for one in texts]
+        known = [one for one in texts if any(row[one[0]] for row in rows)]
+        panels += [_text(base, hidden, *one, height, verdict) for one in known]
     panels.append(_text(base, hidden, "minutes_text", "minutes", 52, "right", height, verdict))
     return alt.hconcat(*panels, spacing=10).resolve_scale(y="shared")
 
 
+def _intervals(rows: Rows, y: alt.Y, verdict: alt.Color, data: Datasets) -> list[Chart]:
+    """The baseline's band and the arms' bars, where there are any: of none Vega complains."""
+    known = [row for row in rows if row["low"] is not None]
+    own = [row for row in known if row["verdict"] == "baseline"]
+    x = alt.X("low:Q")
+    band = alt.Chart(data(own)).mark_rect(color=BASELINE_COLOUR, opacity=0.16)
+    bars = alt.Chart(data(known)).mark_bar(height=5, cornerRadius=2, opacity=0.45)
+    return [
+        *([band.encode(x=x, x2="high:Q")] if own else []),
+        *([bars.encode(x=x, x2="high:Q", y=y, color=verdict)] if known else []),
+    ]
+
+
 def _differences(
-    base: alt.Chart, y: alt.Y, verdict: alt.Color, comparison: Comparison, data: Datasets
-) -> Chart:
+    base: alt.Chart, y: alt.Y, verdict: alt.Color, rows: Rows, comparison: Comparison,
+    data: Datasets,
+) -> Chart:  # fmt: skip
     zero = alt.Chart(data([{"at": 0}])).mark_rule(strokeDash=[3, 3]).encode(x="at:Q")
-    axis = alt.Axis(tickCount=5, title=None, format="+.2~f")
-    bars = base.mark_bar(height=7, cornerRadius=3).encode(
-        x=alt.X("difference_low:Q", axis=axis), x2="difference_high:Q", y=y, color=verdict,
-        tooltip=["arm:N", "difference:Q", "interval_text:N", "verdict:N"],
-    )  # fmt: skip
+    # No number of digits: as many as tell the ticks apart.
+    x = alt.X("difference:Q", axis=alt.Axis(tickCount=5, title=None, format="+~f"))
     points = base.mark_point(filled=True, size=46, opacity=1).encode(
-        x="difference:Q", y=y, color=verdict, stroke=alt.value("white"), strokeWidth=alt.value(1)
+        x=x, y=y, color=verdict, stroke=alt.value("white"), strokeWidth=alt.value(1)
     )
-    return alt.layer(zero, bars, points).properties(
+    layers = [zero, points]
+    if known := [row for row in rows if row["difference_low"] is not None]:
+        bars = alt.Chart(data(known)).mark_bar(height=7, cornerRadius=3).encode(
+            x="difference_low:Q", x2="difference_high:Q", y=y, color=verdict,
+            tooltip=["arm:N", "difference:Q", "interval_text:N", "verdict:N"],
+        )  # fmt: skip
+        layers.insert(1, bars)
+    return alt.layer(*layers).properties(
         width=230,
         height=ROW * len(comparison.results),
         title=f"difference to {comparison.baseline.arm.name}",

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import inf, nan
+from math import inf, isfinite, nan
+from statistics import median_low
 
 import numpy as np
 
@@ -21,7 +22,10 @@ class NothingToCompare(ValueError):
 
 @dataclass(frozen=True)
 class Efficiency:
-    """What it took to reach the baseline's final score: the median run; inf where it never did."""
+    """What it took half of the runs to reach the baseline's final score; inf: fewer reached it.
+
+    That score is the median run's, so half of the baseline's own runs do.
+    """
 
     steps: float
     seconds: float
@@ -87,6 +91,11 @@ class Comparison:
     def by_score(self) -> list[ArmResult]:
         """The best arm first."""
         return sorted(self.results, key=lambda result: -result.score.value)
+
+    @property
+    def has_intervals(self) -> bool:
+        """Whether anything is known of how far the numbers may be off."""
+        return any(isfinite(r.score.low) or isfinite(r.difference.low) for r in self.results)
 
     @property
     def most_steps(self) -> int:
@@ -214,7 +223,7 @@ def _why_nothing(arms: Sequence[Arm]) -> str:
 
 def _final(runs: Sequence[Evidence], measure: str) -> float:
     curves = [curve_of(run, measure) for run in runs]
-    return float(np.mean([curve.scores[-1] for curve in curves if len(curve.scores)] or [nan]))
+    return float(np.median([curve.scores[-1] for curve in curves if len(curve.scores)] or [nan]))
 
 
 def _area(run: Evidence, measure: str) -> float:
@@ -229,9 +238,9 @@ def _efficiency(runs: Sequence[Evidence], measure: str, target: float) -> Effici
         for name in ("steps", "seconds", "tokens")
     )
     return Efficiency(
-        float(np.median(steps)),
-        float(np.median(seconds)),
-        float(np.median(tokens)),
+        median_low(steps),
+        median_low(seconds),
+        median_low(tokens),
         sum(step < inf for step in steps),
         len(runs),
     )
@@ -252,8 +261,8 @@ def _notes(
     if few := [result.arm.name for result in results if not result.knows_seeds]:
         names = "every arm" if len(few) == len(results) > 1 else ", ".join(few)
         notes.append(
-            f"Fewer than {st.FEWEST_SEEDS} seeds of {names}: their intervals know nothing "
-            "of how much seeds differ, so there is no verdict on them."
+            f"Fewer than {st.FEWEST_SEEDS} seeds of {names}: no interval of theirs knows "
+            "how much seeds differ, so there is no verdict on them."
         )
     asked, compared = max(len(questions_of(run)) for run in runs), len(judgement.questions)
     if 0 < compared < asked:

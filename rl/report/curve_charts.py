@@ -17,8 +17,8 @@ from rl.report.charts import (
     names_of,
 )
 from rl.report.comparison import Comparison
-from rl.report.evidence import HEALTH
-from rl.report.judging import HELD_OUT
+from rl.report.evidence import HEALTH, LAST_STEPS
+from rl.report.judging import HELD_OUT, TRAINING
 from rl.report.statistics import WORSE
 
 OVERLAID = 4  # arms that one panel can hold
@@ -62,8 +62,12 @@ def _layers(
 ) -> list[alt.Chart]:
     source = "source = \\'evaluation\\' AND " if comparison.measure == HELD_OUT else ""
     x = alt.X("at:Q", title=None, axis=alt.Axis(grid=False, tickCount=4, format="~s"))
+    # Two lines: a panel is not high.
+    title = ["score on", HELD_OUT]
+    if comparison.measure == TRAINING:
+        title = [TRAINING, f"mean of up to {LAST_STEPS} steps"]
     y, low = (
-        alt.Y(f"{field}:Q", title=None, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=4))
+        alt.Y(f"{field}:Q", title=title, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=4))
         for field in ("score", "low")
     )
     base = alt.Chart().transform_calculate(at="datum[progress]")

@@ -103,7 +103,17 @@ def _by_training_reward(arms: Sequence[Arm]) -> Judgement:
         if runs:
             y = np.array([[run.training_reward] for run in runs], float)
             judged.append(JudgedArm(arm, runs, Scores(y, np.zeros(1, np.int64))))
-    return Judgement(TRAINING, f"the last {LAST_STEPS} steps", tuple(judged), (), tuple(left_out))
+    every = [run for one in judged for run in one.runs]
+    return Judgement(TRAINING, _last_steps(every), tuple(judged), (), tuple(left_out))
+
+
+def _last_steps(runs: Sequence[Evidence]) -> str:
+    """How many steps the scores are of, in words: a run may be shorter than LAST_STEPS."""
+    counts = {len(run.training.scores[-LAST_STEPS:]) for run in runs} or {LAST_STEPS}
+    fewest, most = min(counts), max(counts)
+    if most == 1:
+        return "the last step"
+    return f"the last {most if fewest == most else f'{fewest} to {most}'} steps"
 
 
 def questions_of(run: Evidence) -> set[Question]:

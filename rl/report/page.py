@@ -18,6 +18,8 @@ from envs.cache import cache_folder
 from rl.report import charts, curve_charts, page_facts
 from rl.report.chart_data import MOST_QUESTIONS, health_rows
 from rl.report.comparison import Comparison
+from rl.report.evidence import LAST_STEPS
+from rl.report.judging import TRAINING
 from rl.report.sentence import sentence
 from rl.report.summary import as_csv
 from rl.run.whole_files import write_whole
@@ -91,6 +93,7 @@ def render(comparison: Comparison, drawn: dict[str, Any], command: str) -> str:
         num_runs=len(comparison.runs),
         num_judged=sum(len(result.runs) for result in comparison.results),
         most_questions=MOST_QUESTIONS,
+        running_mean=LAST_STEPS if comparison.measure == TRAINING else 0,
     )
 
 

@@ -29,7 +29,7 @@ class FactTable:
 
 
 def numbers(comparison: Comparison) -> FactTable:
-    """Every number of every arm, for whoever wants to check one."""
+    """Every number of every arm, for whoever wants to check one; none that no arm has."""
     heads = ["arm", "seeds", "score", "difference", "p (Holm)", "P(better)", "visible from"]
     heads += ["seeds for it"]
     several = any(result.interquartile for result in comparison.results)
@@ -49,22 +49,27 @@ def numbers(comparison: Comparison) -> FactTable:
         if several and result.interquartile:
             row.append(_interval(result.interquartile))
         rows.append(tuple(row))
-    return FactTable(tuple(heads), tuple(rows))
+    known = [place for place in range(len(heads)) if any(row[place] != "-" for row in rows)]
+    return FactTable(
+        tuple(heads[place] for place in known),
+        tuple(tuple(row[place] for place in known) for row in rows),
+    )
 
 
 def efficiency(comparison: Comparison) -> FactTable:
-    """What each arm took to reach the baseline's final score."""
+    """What half of each arm's runs took to reach the baseline's final score."""
     heads = ("arm", "steps", "time", "tokens", "runs that reached it", "mean height of the curve")
     rows = []
     for result in comparison.by_score:
         taken = result.efficiency
         known = isfinite(taken.steps)
+        otherwise = "fewer than half" if taken.num_reached else "never"
         rows.append(
             (
                 result.arm.name,
-                f"{taken.steps:,.0f}" if known else "never",
-                duration(taken.seconds) if known else "never",
-                f"{taken.tokens:,.0f}" if known else "never",
+                f"{taken.steps:,.0f}" if known else otherwise,
+                duration(taken.seconds) if known else otherwise,
+                f"{taken.tokens:,.0f}" if known else otherwise,
                 f"{taken.num_reached} of {taken.num_runs}",
                 _number(result.area, ".3f"),
             )
@@ -127,15 +132,16 @@ def caveats(comparison: Comparison) -> list[str]:
         texts.append(f"Scores are those after {steps.pop()} steps: longer runs may cross.")
     else:
         texts.append(f"The runs are not equally long ({min(steps)} to {max(steps)} steps).")
-    if len(comparison.others) > 1:
+    if len(comparison.others) > 1 and comparison.has_intervals:
         texts.append(
             f"{len(comparison.others)} arms were compared with one: p-values are adjusted for that "
             "(Holm), the intervals of the differences are not."
         )
-    texts.append(
-        f"Intervals: {LEVEL:.0%}, {NUM_DRAWS:,} draws of seeds within arms and of questions for "
-        "all arms (docs/report.md)."
-    )
+    if comparison.has_intervals:
+        texts.append(
+            f"Intervals: {LEVEL:.0%}, {NUM_DRAWS:,} draws of seeds within arms and of questions "
+            "for all arms (docs/report.md)."
+        )
     return texts
 
 

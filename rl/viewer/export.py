@@ -19,7 +19,7 @@ from rl.viewer import answers
 from rl.viewer.index import RunIndex
 
 STATIC = Path(__file__).parent / "static"
-MOST_ROLLOUTS = 3000  # of a file: beyond, it becomes slow to mail and to open
+MOST_ROLLOUTS = 8000  # of a file: with all of their tokens some 25 MB, which mail still takes
 _IMPORT = re.compile(r'^import .*? from "\./(\w+)\.js";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?:async )?(?:const|class|function) (\w+)", re.MULTILINE)
 
@@ -46,8 +46,8 @@ def page(chosen: Sequence[Chosen], note: str = "") -> str:
         raise ValueError("no rollout meets this condition, so there is nothing to export")
     if total > MOST_ROLLOUTS:
         raise ValueError(
-            f"{total:,} rollouts are too many for one file (at most {MOST_ROLLOUTS:,}): say which, "
-            'such as where="step = 120"'
+            f"{total:,} rollouts are too many for one file (at most {MOST_ROLLOUTS:,}): choose "
+            f'some, such as where="step = {_last_step(chosen)}"'
         )
     runs = [_run(one, which) for one, which in zip(chosen, numbers, strict=True)]
     content = msgspec.json.encode({"runs": runs, "note": note or f"{total:,} rollouts, exported"})
@@ -73,6 +73,15 @@ def page(chosen: Sequence[Chosen], note: str = "") -> str:
         assert old in html
         html = html.replace(old, new)
     return html
+
+
+def _last_step(chosen: Sequence[Chosen]) -> int:
+    """The last step that each of the runs has, of training if it is there."""
+    query = """
+    SELECT coalesce(max(step) FILTER (WHERE source = 'training'), max(step)) FROM viewed
+    WHERE list_contains(?, n)
+    """
+    return min(one.index.rows(query, [list(one.numbers)])[0][0] for one in chosen if one.numbers)
 
 
 def whole_groups(index: RunIndex, numbers: Sequence[int]) -> list[int]:

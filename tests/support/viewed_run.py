@@ -29,6 +29,7 @@ class Viewed:
 
     Attributes:
         record: whether there is a token record.
+        unrecorded: groups of a step, by place, that the record leaves out (record=sample).
         evaluations: versions that were evaluated.
         going: its last file ends in half a line, as it does while it is written.
 
@@ -38,6 +39,7 @@ class Viewed:
     groups: int = 3
     group_size: int = 4
     record: bool = True
+    unrecorded: tuple[int, ...] = ()
     evaluations: tuple[int, ...] = (0, 2)
     going: bool = False
     seed: int = 0
@@ -105,7 +107,7 @@ class Viewed:
                         num_rows=len(rows),
                     )
                 )
-                for number, row in enumerate(rows):
+                for number, row in enumerate(rows if place not in self.unrecorded else ()):
                     sampled.append({"id": identity, "row": number, **row})
                     if used:
                         number_of = {"id": identity, "row": number}

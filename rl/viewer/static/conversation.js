@@ -16,6 +16,7 @@ export function conversation() {
   const element = h("div", { class: "conversation" }, head, bar, legend, body);
   let line = null,
     answer = null,
+    table = null,
     spans = [],
     scales = {};
   cardOf(
@@ -24,9 +25,10 @@ export function conversation() {
     () => line.step,
   );
 
-  function show(newLine, newAnswer, table, row) {
+  function show(newLine, newAnswer, newTable, row) {
     line = newLine;
     answer = newAnswer;
+    table = newTable;
     const slope = table.facts.scales[String(line.step)] ?? 1;
     const advantages = answer.rows.flatMap((r) => r.advantage ?? []).filter((x) => x !== null);
     scales = {
@@ -103,9 +105,11 @@ export function conversation() {
         return `no token here has ${article(colour.name)}: ${answer.why || "this run recorded none"}`;
       return answer.why && (colour.reads || state.raw) ? answer.why : "";
     }
-    if (state.raw) return `no tokens to show: ${answer.why}`;
+    const others = table.groups.some((g) => g.source === state.source && table.recorded(g));
+    const hint = others ? "; questions marked “tokens” on the left have a record" : "";
+    if (state.raw) return `no tokens to show: ${answer.why}${hint}`;
     if (colour.name === "advantage" && lineAdvantages(line).length) return "";
-    return colour.reads ? `${colour.name} needs tokens: ${answer.why}` : "";
+    return colour.reads ? `${colour.name} needs tokens: ${answer.why}${hint}` : "";
   }
 
   function turns(colour) {

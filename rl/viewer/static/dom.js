@@ -30,7 +30,12 @@ export function number(value, digits = 3) {
   if (Number.isInteger(value)) return value.toLocaleString("en");
   const size = Math.abs(value);
   if (size !== 0 && (size < 0.001 || size >= 1e5)) return value.toExponential(1);
-  return value.toFixed(size >= 100 ? 0 : digits).replace(/\.?0+$/, "");
+  // What is smaller than the last of these digits would read as nothing at all.
+  const shown =
+    size < 10 ** -digits
+      ? { maximumSignificantDigits: 2 }
+      : { maximumFractionDigits: size >= 100 ? 0 : digits };
+  return value.toLocaleString("en", shown);
 }
 
 export function signed(value, digits = 2) {

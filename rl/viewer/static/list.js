@@ -6,6 +6,7 @@ import { rewardStyle } from "./colours.js";
 
 const ROW = 54,
   SPARE = 8;
+const RECORDED = "its tokens are recorded: colours 2 to 6, raw tokens";
 
 export function list({ open }) {
   const room = h("div", { class: "room" });
@@ -96,6 +97,7 @@ export function list({ open }) {
       h(
         "div",
         { class: "place" },
+        table.recorded(group) ? h("i", { title: RECORDED }, "tokens · ") : null,
         `${group.source === "evaluation" ? "version" : "step"} ${group.step}`,
       ),
       h("div", { class: "mean" }, number(count ? sum / count : null, 2)),

@@ -10,7 +10,6 @@ import { onChange, read, set, state } from "./state.js";
 import { Table } from "./table.js";
 
 const POLL_MS = 1000;
-const MOST_EXPORTED = 3000; // rollouts of one file, as the server says too
 
 const data = await openData().catch((error) =>
   fail(`The viewer does not answer (${error.message}). Is view.py still running?`),
@@ -163,7 +162,8 @@ async function ask() {
   table.met = state.where ? new Set(await data.where(run(), state.where)) : null;
 }
 
-// Where nothing was chosen: training if there is any, and the first rollout that passes.
+// Where nothing was chosen: training if there is any, and the first rollout that passes, of a
+// question whose tokens are recorded if there is one.
 function choose() {
   const table = tables[run()];
   const sources = new Set(table.columns.source ?? []);
@@ -177,7 +177,8 @@ function choose() {
   if (!state.open && table.size) {
     table.source = state.source;
     table.filter(state);
-    const first = table.matching()[0];
+    const groups = table.matching();
+    const first = groups.find((group) => table.recorded(group)) ?? groups[0];
     if (first) state.open = table.address(first.start);
   }
 }
@@ -187,11 +188,6 @@ async function exportPage() {
   const numbers = [];
   for (const group of table.matching())
     for (let row = group.start; row < group.end; row++) numbers.push(row);
-  if (numbers.length > MOST_EXPORTED) {
-    return say(
-      `${number(numbers.length)} rollouts pass the filters, and one file holds at most ${number(MOST_EXPORTED)}: choose a step, say.`,
-    );
-  }
   say("Writing…");
   const blob = await data.exported({ run: run(), n: numbers }).catch((error) => say(error.message));
   if (!blob) return;

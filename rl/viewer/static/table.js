@@ -121,6 +121,11 @@ export class Table {
     });
   }
 
+  // Whether training noted what it did with the tokens of a group.
+  recorded(group) {
+    return this.columns.push.slice(group.start, group.end).some((push) => push !== null);
+  }
+
   // {low, high, width, all, passing} of one column, over the rows of the source that is looked at.
   histogram(name) {
     const column = this.columns[name] ?? [];

@@ -11,9 +11,11 @@ from scipy import stats
 
 from rl.report import arms as arms_module
 from rl.report.arms import arms_of
+from rl.report.charts import Datasets, forest
 from rl.report.comparison import NothingToCompare, compare
 from rl.report.evidence import evidence_of
 from rl.report.judging import HELD_OUT, TRAINING, smoothed
+from rl.report.page_facts import efficiency
 from rl.report.run_sources import read_sources
 from rl.report.sentence import sentence
 from rl.report.statistics import UNCLEAR
@@ -142,6 +144,19 @@ def test_without_evaluations_the_training_reward_counts_and_is_marked(tmp_path):
     assert result(comparison, "x=2").verdict == "better"
     assert "by the training reward of the last 10 steps, 3 seeds each" in sentence(comparison)
     assert "other examples in every run" in comparison.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("steps", "judged"),
+    [((6, 6), "the last 6 steps"), ((1, 1), "the last step"), ((6, 20), "the last 6 to 10 steps")],
+)
+def test_short_runs_are_judged_by_the_steps_that_they_have(steps, judged, tmp_path):
+    for number, num_steps in enumerate(steps):
+        made_run(tmp_path / f"a{number}", f"x={number}", steps=num_steps)
+    comparison = compared(tmp_path)
+    assert comparison.judged == judged
+    assert f"by the training reward of {judged}, 1 seed each" in sentence(comparison)
+    assert forest(comparison, Datasets(tmp_path)).hconcat[0].title == f"training reward, {judged}"
 
 
 def test_one_run_has_a_score_and_no_verdict(tmp_path):
@@ -306,6 +321,20 @@ def test_several_environments_have_an_interquartile_mean_beside_the_mean(tmp_pat
     comparison = compared(tmp_path)
     assert [len(set(r.scores.strata)) for r in comparison.results] == [2, 2]
     assert all(r.interquartile is not None for r in comparison.results)
+
+
+@pytest.mark.parametrize("rewards", [(0.4, 0.6), (0.4, 0.5, 0.9), (0.5,), (0.3, 0.4, 0.8, 0.9)])
+def test_half_of_the_baselines_runs_reach_its_own_final_score(rewards, tmp_path):
+    for seed, reward in enumerate(rewards):
+        made_run(tmp_path / f"a{seed}", "x=1", seed=seed, reward=reward)
+        made_run(tmp_path / f"b{seed}", "x=2", seed=seed, reward=0.85 * (seed == 0))
+    comparison = compared(tmp_path, baseline="x=1")
+    reached = result(comparison, "x=1").efficiency
+    assert reached.num_reached >= len(rewards) / 2
+    assert (reached.steps, reached.seconds, reached.tokens) == (0, 0, 0)
+    row = next(row for row in efficiency(comparison).rows if row[0] == "x=2")
+    assert row[1] == ("0" if len(rewards) < 3 else "fewer than half")
+    assert row[4] == f"1 of {len(rewards)}"
 
 
 def test_arms_are_called_by_what_they_override_and_as_short_as_can_be(tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rl.report.command import main
-from tests.support.finished_runs import made_arm
+from tests.support.finished_runs import made_arm, made_run
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or ""
@@ -48,3 +48,23 @@ def test_all_charts_are_drawn_light_and_dark_and_a_point_names_its_rollouts(tmp_
         page.locator(dot.format(0)).first.dispatch_event("click")
         page.wait_for_url("**/runs/loss-cispo-s0/page.html")
         browser.close()
+
+
+def test_without_intervals_the_page_has_none_and_no_chart_complains(tmp_path: Path):
+    for seed in range(2):
+        for loss, reward in (("grpo", 0.5), ("cispo", 0.512)):
+            name = f"{loss}-s{seed}"
+            made_run(tmp_path / name, f"loss={loss}", seed=seed, steps=6, reward=reward + seed / 99)
+    assert main([str(tmp_path)]) == 0
+    problems = []
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page()
+        page.on("console", lambda message: problems.append(message.text))
+        page.goto((tmp_path / "report.html").as_uri())
+        page.wait_for_selector("#forest svg .mark-group path", state="attached")
+        page.wait_for_selector("#curves svg .mark-group path", state="attached")
+        text = page.text_content("body")
+        browser.close()
+    assert problems == []
+    assert not re.search("95 %|10,000 draws|grey band|P\\(better\\)", re.sub("<.*?>", "", text))

@@ -7,8 +7,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import vl_convert
 
 from rl.report.chart_data import curve_rows, forest_rows, health_rows, question_rows
+from rl.report.charts import Datasets, forest
 from rl.report.command import main
 from rl.run.folder import RunFolder
 from tests.rl.report.test_comparison import compared
@@ -41,6 +43,7 @@ def test_the_page_says_the_sentence_and_everything_below_it(sweep):
     for heading in ("Which is better", "Over the run", "Question by question", "Health",
                     "Where the time went", "What differs", "Failures", "Again"):  # fmt: skip
         assert f"<h2>{heading}" in text
+    assert '"title":["score on","held-out questions"]' in text
     assert "stopped after step 4 of 20" in text
     assert "Runs of other versions" in text
     assert "2.12.0: 1 runs (loss-dapo-s0 ...)" in text
@@ -87,6 +90,19 @@ def test_the_rows_of_the_charts_are_the_numbers(sweep):
     assert {row["score"] for row in questions if row["arm"] == "at first"} == {0.3}
 
 
+@pytest.mark.parametrize("scale", [1.0, 0.05, 0.004])
+def test_no_two_ticks_of_the_difference_have_one_label(scale, tmp_path):
+    for arm, gain in (("a", 0.0), ("b", 0.3), ("c", -0.6)):
+        for seed in range(2):
+            reward = 0.5 + scale * (gain + seed / 20)
+            made_run(tmp_path / f"{arm}{seed}", f"x={arm}", seed=seed, reward=reward)
+    data = Datasets(tmp_path)
+    drawn = vl_convert.vegalite_to_svg(data.drawing(forest(compared(tmp_path), data)))
+    labels = re.findall(r'role-axis-label".*?</g>', drawn)
+    ticks = [t for t in re.findall(r">([^<>]+)</text>", " ".join(labels)) if t[0] in "+\u2212"]
+    assert len(ticks) == len(set(ticks)) > 3
+
+
 def test_a_page_of_training_rewards_has_no_questions(tmp_path):
     for seed in range(3):
         made_run(tmp_path / f"a{seed}", "x=a", seed=seed)
@@ -94,6 +110,9 @@ def test_a_page_of_training_rewards_has_no_questions(tmp_path):
     text = (tmp_path / "there" / "page.html").read_text()
     assert "Question by question" not in text
     assert "training reward" in text
+    # A curve that is smoothed says so, in words and at its axis.
+    assert "the mean training reward of a step and the 9 before it" in text
+    assert '"title":["training reward","mean of up to 10 steps"]' in text
 
 
 @pytest.mark.parametrize(

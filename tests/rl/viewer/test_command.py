@@ -95,6 +95,16 @@ def test_an_export_that_would_be_empty_or_wrong_is_refused(run, capsys, tmp_path
     assert not page.exists()
 
 
+def test_an_export_of_too_much_names_a_step_that_the_run_has(run, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("rl.viewer.export.MOST_ROLLOUTS", 20)
+    page = tmp_path / "page.html"
+    status, text = said(capsys, str(run), f"export={page}")
+    assert status == 2
+    assert text.endswith('(at most 20): choose some, such as where="step = 1"')
+    assert text.startswith("56 rollouts are too many")
+    assert said(capsys, str(run), f"export={page}", "where=step = 1")[0] == 0
+
+
 def test_an_export_tells_nobody_where_the_run_lay(run, tmp_path, capsys):
     page = tmp_path / "page.html"
     assert main([str(run), f"export={page}", "where=step=1"]) == 0

@@ -98,6 +98,22 @@ def opened(page) -> str:
     return re.search("open=([^&]+)", page.url)[1]
 
 
+def test_a_number_keeps_its_size_however_few_digits_it_is_shown_with(browser, address):
+    shown = {
+        (100.4, 2): "100", (120.4, 3): "120", (1234.5, 3): "1,235", (10.0, 3): "10",
+        (10.5, 3): "10.5", (0.25, 2): "0.25", (0.104, 2): "0.1", (99.996, 2): "100",
+        (0.004, 2): "0.004", (-0.0046, 2): "-0.0046", (0.00021, 2): "2.1e-4",
+    }  # fmt: skip
+    with looking(browser, address) as page:
+        texts = page.evaluate(
+            "async (values) => {"
+            " const { number } = await import(`${location.pathname}static/dom.js`);"
+            " return values.map(([value, digits]) => number(value, digits)); }",
+            list(shown),
+        )
+    assert dict(zip(shown, texts, strict=True)) == shown
+
+
 def test_filters_narrow_the_list_say_how_many_and_end(browser, address):
     with looking(browser, address) as page:
         count = page.locator(".find > .count")
@@ -140,10 +156,10 @@ def test_steps_are_chosen_on_the_curve_and_by_brackets(browser, address):
         page.keyboard.press("]")
         expect(page.locator(".curve b")).to_contain_text("step 0 · ")
         page.keyboard.press("]")
-        expect(questions(page).first.locator(".place")).to_have_text("step 1")
+        expect(questions(page).first.locator(".place")).to_contain_text("step 1")
         expect(questions(page)).to_have_count(3)
         page.keyboard.press("[")
-        expect(questions(page).first.locator(".place")).to_have_text("step 0")
+        expect(questions(page).first.locator(".place")).to_contain_text("step 0")
         box = page.locator(".curve svg").bounding_box()
         page.mouse.click(box["x"] + box["width"] - 4, box["y"] + 20)
         expect(page.locator(".curve b")).to_contain_text("step 2 · ")
@@ -238,6 +254,22 @@ def test_raw_tokens_show_rows_special_tokens_and_forks(browser, address):
         expect(page.locator(".token.special").first).to_have_text("<|im_start|>")
         page.locator(".token.given").first.hover()
         expect(page.locator("#card")).to_contain_text("given, not sampled: no gradient")
+
+
+def test_a_sampled_record_is_marked_and_opened_first(browser, tmp_path):
+    run = Viewed(steps=2, unrecorded=(0, 2)).write(tmp_path / "sampled")
+    with serving(run) as address, looking(browser, address) as page:
+        expect(questions(page).locator(".place")).to_have_text(
+            ["step 0", "tokens · step 0", "step 0", "step 1", "tokens · step 1", "step 1"]
+        )
+        expect(page.locator("#list .question.open .place")).to_have_text("tokens · step 0")
+        page.keyboard.press("3")
+        expect(page.locator(".legend")).to_contain_text("how undecided the policy was")
+        assert coloured(page) > 0
+        page.keyboard.press("K")
+        expect(page.locator(".legend")).to_contain_text(
+            "questions marked “tokens” on the left have a record"
+        )
 
 
 def test_without_a_token_record_colours_say_so_and_advantage_still_tints(browser, address):
