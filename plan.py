@@ -6,7 +6,7 @@ For machines that are not here:    python plan.py +hosts=2 +gpus=8 +gpu_gib=80 m
 import hydra
 
 from rl.cli.launch import Job, launch, task
-from rl.supervisor.show_plan import show_plan
+from rl.supervisor.show_plan import PRETENDED, show_plan
 
 
 @hydra.main(version_base=None, config_path="conf", config_name="train")
@@ -17,4 +17,4 @@ def main(job: Job) -> None:
 
 
 if __name__ == "__main__":
-    launch(main)
+    launch(main, added=tuple(PRETENDED))

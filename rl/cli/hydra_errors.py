@@ -5,6 +5,7 @@ configuration is composed once more without what was mistyped.
 """
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
@@ -16,6 +17,7 @@ from rl.config.schema import ConfigError
 from rl.config.signatures import did_you_mean
 from rl.config.vllm_flags import known_flags, plain
 
+UNKNOWN_KEY = re.compile(r"Could not override '([^']+)'")
 CONF = Path(__file__).parents[2] / "conf"
 PRIMARY = "train"
 
@@ -37,15 +39,57 @@ OTHER_NAMES = {
 }
 
 
-def explain(error: Exception, arguments: list[str], primary: str = PRIMARY) -> ConfigError:
-    """What was wrong with the command line or with a YAML file; `primary`: in conf/."""
+def explain_all(
+    error: Exception, arguments: list[str], primary: str = PRIMARY, added: Sequence[str] = ()
+) -> ConfigError:
+    """Everything that the command line names and that is nowhere; Hydra stops at the first.
+
+    Args:
+        error: that first one.
+        arguments: the command line.
+        primary: the configuration in conf/; what another one holds (--config-name) is not known.
+        added: keys that the program takes besides, each with a plus.
+
+    """
+    problems = explain(error, arguments, primary, added).problems
+    given = [a for a in arguments if not a.startswith("-") and "=" in a]
+    own = _own_folder(arguments)
+    search = [f"hydra.searchpath=[file://{own}]"] if own else []
+    is_shipped = not any(a.startswith(("--config-name", "-cn")) for a in arguments)
+    while is_shipped and (wrong := _culprit(error, given)):
+        given.remove(wrong)
+        try:
+            with initialize_config_dir(str(CONF), version_base=None):
+                compose(primary, [*search, *given])
+        except (HydraException, OmegaConfBaseException) as another:
+            error = another
+            if _culprit(error, given):
+                problems += explain(error, arguments, primary, added).problems
+    return ConfigError(problems)
+
+
+def _culprit(error: Exception, arguments: Sequence[str]) -> str | None:
+    """The argument that names what is nowhere."""
+    if isinstance(error, MissingConfigException):
+        group, _, choice = str(error.missing_cfg_file).rpartition("/")
+        return next((a for a in arguments if a.lstrip("+") == f"{group}={choice}"), None)
+    unknown = UNKNOWN_KEY.match(str(error))
+    return next((a for a in arguments if unknown and a.partition("=")[0] == unknown[1]), None)
+
+
+def explain(
+    error: Exception, arguments: list[str], primary: str = PRIMARY, added: Sequence[str] = ()
+) -> ConfigError:
+    """What was wrong with the command line or with a YAML file, as `explain_all` takes it."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return ConfigError([_unknown_file(error)])
     if isinstance(error, OverrideParseException):
         how = "write key=value, and quote a value with special characters, key='\"~/x\"'"
         return ConfigError([f"{error.override} cannot be read: {how}"])
-    unknown = re.match(r"Could not override '([^']+)'", str(error))
-    if unknown:
+    if unknown := UNKNOWN_KEY.match(str(error)):
+        if unknown[1] in added:
+            given = next(a for a in arguments if a.partition("=")[0] == unknown[1])
+            return ConfigError([f"{given} is nothing that a run has: write +{given}"])
         return ConfigError([_unknown_key(unknown[1], arguments, primary)])
     if str(error).startswith("Config group override must be"):
         empty = [a for a in arguments if a.endswith("=null")]
@@ -84,17 +128,18 @@ def _unknown_key(key: str, arguments: list[str], primary: str) -> str:
     suggestion = OTHER_NAMES.get(key.rpartition(".")[2])
     if suggestion and (primary == PRIMARY or suggestion in known):
         return f"there is no key {key}: did you mean {suggestion}?"
-    if hint := did_you_mean(key, known):
+    # Whoever wrote loss.eps knows of loss.
+    if hint := did_you_mean(key, [k for k in known if not key.startswith(f"{k}.")]):
         return f"there is no key {key}{hint}"
     # The right name in the wrong place, or without its group.
-    name = key.rpartition(".")[2]
+    group, _, name = key.rpartition(".")
     elsewhere = [k for k in known if k.rpartition(".")[2] == name]
-    if elsewhere:
-        return f"there is no key {key}: did you mean {' or '.join(elsewhere)}?"
-    siblings = [k for k in known if "." in key and k.startswith(key.rpartition(".")[0] + ".")]
-    names = ", ".join(k.rpartition(".")[2] for k in siblings) if siblings else ""
-    has = f": {key.rpartition('.')[0]} has {names}" if names else ""
-    return f"there is no key {key}{has or f' (python {primary}.py --help lists them all)'}"
+    hint = f": did you mean {' or '.join(elsewhere)}?" if elsewhere else ""
+    names = [k.removeprefix(f"{group}.") for k in known if group and k.startswith(f"{group}.")]
+    names = [name for name in names if "." not in name and name != "_target_"]
+    if names:
+        return f"there is no key {key}{hint or ':'} {group} has {', '.join(names)}"
+    return f"there is no key {key}{hint or f' (python {primary}.py --help lists them all)'}"
 
 
 def known_keys(arguments: list[str], primary: str = PRIMARY) -> list[str]:

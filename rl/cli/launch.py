@@ -22,7 +22,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from rl.cli.hydra_errors import explain
+from rl.cli.hydra_errors import explain_all
 from rl.config.schema import ConfigError
 from rl.run.failure import OutOfTime, RunFailed, printable
 from rl.run.lock import FolderUnusable
@@ -195,13 +195,24 @@ def command_of(typed: list[str], arguments: list[str], hydra: Sequence[str]) -> 
     return [*start, *chosen, *mode, *own]
 
 
-def launch(main: Callable[[], object], primary: str = "train") -> None:
-    """Call what @hydra.main made, and say in a few lines what Hydra itself found wrong."""
+def launch(main: Callable[[], object], primary: str = "train", added: Sequence[str] = ()) -> None:
+    """Call what @hydra.main made, and say in a few lines what Hydra itself found wrong.
+
+    Args:
+        main: to be called.
+        primary: the configuration in conf/ that it has.
+        added: keys that it takes besides, each with a plus.
+
+    """
     wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # then Hydra raises instead of printing
     sys.path.append(os.getcwd())  # a user's modules: our `python -m` children find them there too
     try:
         main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # head has read enough; the pipes of a run end in `_guarded`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's last flush
+        sys.exit(0)
     except (KeyboardInterrupt, Stopped) as end:
         status = end.code if isinstance(end, Stopped) else INTERRUPTED
         if status == INTERRUPTED:
@@ -212,7 +223,7 @@ def launch(main: Callable[[], object], primary: str = "train") -> None:
     except Exception as error:
         if wants_traceback:
             raise
-        stop("this run cannot start", explain(error, sys.argv[1:], primary), BAD_CONFIG)
+        stop("this run cannot start", explain_all(error, sys.argv[1:], primary, added), BAD_CONFIG)
 
 
 def _say(title: str, error: Exception) -> None:

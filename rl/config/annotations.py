@@ -163,8 +163,14 @@ def _scalar(value: Any, name: str) -> Any:
         case "int" | "float", str() if _is_number(value):
             raise Misfit(f"is the text {shown(value)} where {SCALARS[name]} is wanted: no quotes")
         case "str", int() | float():
-            raise Misfit(f"is {shown(value)} where text is wanted: put it in quotes")
+            raise Misfit(_as_text(value))
     return _require(False, value, SCALARS[name])
+
+
+def _as_text(value: Any) -> str:
+    """What a value is that was to be text, and how a shell is told so: it eats one pair."""
+    quoted = f"=\"'{shown(value)}'\""
+    return f"is {shown(value)} where text is wanted: put it in quotes, in a shell {quoted}"
 
 
 def _literal(value: Any, options: list[Any]) -> Any:

@@ -19,7 +19,7 @@ from rl.run.devices import Host
 from rl.supervisor.base_model import refused
 from rl.supervisor.remote_plan import planned
 
-_PRETENDED = {"hosts": 1, "gpus": 0, "gpu_gib": None, "host_gib": None, "cores": 16}
+PRETENDED = {"hosts": 1, "gpus": 0, "gpu_gib": None, "host_gib": None, "cores": 16}
 
 _WHICH = (
     "hosts: those that are reserved, or where you start the parts; for a plan of such machines say "
@@ -39,10 +39,10 @@ def show_plan(config: dict[str, Any], choices: Mapping[str, str]) -> str:
         ConfigError: it cannot work, or does not fit.
 
     """
-    said = {key: config.pop(key) for key in _PRETENDED if key in config}
+    said = {key: config.pop(key) for key in PRETENDED if key in config}
     check(config, choices=choices)
     with refused():
-        machines = _pretended(**{**_PRETENDED, **said}) if said else None
+        machines = _pretended(**{**PRETENDED, **said}) if said else None
         plan, hosts = planned(config, machines)
         page = sized(settled(config, plan), plan, hosts, _sizes(config["model"]))[1]
     return f"{page}\n{_WHICH}" if spans_hosts(config["cluster"]) and not said else page

@@ -23,6 +23,13 @@ from tests.support.launching import train
         (["loss=cispoo"], "loss=cispoo: no such choice: did you mean cispo? (loss has cispo, "),
         (["batchsize=3"], "there is no key batchsize: did you mean batch_size?"),
         (["loss=grpo", "loss.clip_hihg=3"], "no key loss.clip_hihg: did you mean loss.clip_high?"),
+        (["loss.eps=3"], "did you mean optim.eps? loss has clip_low, clip_high"),
+        (["loss.foo=3"], "there is no key loss.foo: loss has clip_low, clip_high"),
+        (
+            ["los=gspo", "loss=cispoo", "batchsize=32", "optim.learning_rat=1e-3"],
+            "loss=cispoo: no such choice: did you mean cispo? (loss has cispo, ",
+        ),
+        (["los=gspo", "batchsize=32", "seed=1"], "- there is no key batchsize: did you mean batch"),
         (["lr=3e-4"], "there is no key lr: did you mean optim.learning_rate?"),
         (["+max_step=3"], "max_step is no key of a run: did you mean max_steps?"),
         (["loss", "grpo"], "loss cannot be read: write key=value"),
@@ -49,6 +56,24 @@ def test_help_lists_the_groups_with_their_choices(tmp_path: Path) -> None:
     assert "loss: cispo, " in result.stdout
     assert "sampler: async, demonstrations, sync" in result.stdout
     assert result.returncode == 0
+
+
+def test_whoever_reads_may_have_read_enough(tmp_path: Path) -> None:
+    command = [sys.executable, REPO / "train.py", "--help"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    assert process.stdout
+    process.stdout.close()  # as head does
+    assert process.stderr
+    assert (process.stderr.read(), process.wait(timeout=60)) == ("", 0)
+
+
+def test_a_machine_of_a_plan_is_written_with_a_plus(tmp_path: Path) -> None:
+    result = train("gpus=8", output_dir=tmp_path, program="plan.py")
+    assert result.stderr == (
+        "this run cannot start:\n- gpus=8 is nothing that a run has: write +gpus=8\n"
+    )
 
 
 def test_the_resolved_configuration_can_be_shown(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_a_value_becomes_what_its_annotation_says(
         ("float", float("nan"), "is nan where a finite number is wanted"),
         ("float", float("inf"), "is inf where a finite number is wanted"),
         ("bool", 1, "is 1 where true or false is wanted"),
-        ("str", 3, "put it in quotes"),
+        ("str", 3, "put it in quotes, in a shell =\"'3'\""),
         ("int | None", "many", 'is "many" where a whole number is wanted (or null)'),
         ("int | str", [1], "where a whole number or text is wanted"),
         ("Literal['slow', 'fast']", "fats", "can only be slow or fast: did you mean fast?"),
