@@ -104,7 +104,7 @@ def _download(path: str, revision: str | None, group: str) -> Path:
         raise ValueError(
             f"cannot get {name} from the hub ({type(error).__name__}: {reason}): go online "
             "once, or point HF_HOME at a cache that holds it (HF_HUB_OFFLINE=1 then works "
-            f"offline), or set {group}.path to a local folder"
+            f"offline), or use {group}.path=<local folder>"
         ) from error
     return Path(str(snapshot))
 
