@@ -97,7 +97,7 @@ def explain(
     if isinstance(error, HydraException | OmegaConfBaseException | ValueError):
         causes = [error, *([error.__cause__] if error.__cause__ else [])]
         return ConfigError([line for cause in causes if (line := str(cause).strip())])
-    if isinstance(error, OSError) and error.filename:  # Hydra makes output_dir
+    if isinstance(error, OSError) and error.filename:  # Hydra makes a sweep's folder
         why = f"{error.filename} cannot be written ({error.strerror})"
         return ConfigError([f"{why}: choose another output_dir"])
     name = type(error).__name__

@@ -23,6 +23,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from rl.cli.hydra_errors import explain_all
+from rl.config.positions import positions_of
 from rl.config.schema import ConfigError
 from rl.run.failure import OutOfTime, RunFailed, printable
 from rl.run.lock import FolderUnusable
@@ -38,7 +39,17 @@ def _shipped(path: str) -> str:
     return path if Path(path).exists() else str(REPO / path)
 
 
+def _at_most_positions(length: int, *, _parent_: DictConfig) -> int:
+    """A length, or what the model in the folder `path` beside it was built for where that is less.
+
+    One on the hub is not asked, for a configuration is made offline.
+    """
+    path = None if OmegaConf.is_missing(_parent_, "path") else _parent_["path"]
+    return min(length, positions_of(path) or length)
+
+
 OmegaConf.register_new_resolver("ours", _shipped, replace=True)
+OmegaConf.register_new_resolver("at_most_positions", _at_most_positions, replace=True)
 
 FAILED, BAD_CONFIG, INTERRUPTED = 1, 2, AT_ONCE
 # Hydra's own keys that mean nothing to one run.

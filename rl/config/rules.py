@@ -15,6 +15,7 @@ from rl.config.critic_rules import critic
 from rl.config.durations import seconds_of
 from rl.config.facts import fact, is_imitator, is_marked, references, spans_hosts
 from rl.config.limits import range_problems, value_of
+from rl.config.positions import too_long
 from rl.config.resume_rules import run_folder_problems
 from rl.config.secrets import secret_problems
 from rl.config.sharding_rules import compilation, offload, optimizer_and_sharding
@@ -206,7 +207,11 @@ def model_folders(config: Config) -> Iterator[str]:
             yield f"{key}={path}: no such folder{no_name}{what}"
         elif folder.exists() and not (folder / "config.json").is_file():
             yield f"{key}={path}: {folder} holds no config.json, so it is no model in HF form"
-        elif folder.exists() and key != "model.path":
+        elif key == "model.path":
+            longest = value_of(config, "model.max_seq_len")
+            if problem := too_long(path, longest or 0, "model"):
+                yield problem
+        elif folder.exists():
             for pattern in ("tokenizer.json", "*.safetensors"):
                 if not any(folder.glob(pattern)):
                     yield f"{key}={path}: {folder} holds no {pattern}: save the model there whole"

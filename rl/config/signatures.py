@@ -172,7 +172,10 @@ def read(target: str) -> Signature:
         raise LookupError(f"{target!r} is not of the form module.name")
     module = source(name)
     if module is None:
-        raise LookupError(f"there is no module {name}{did_you_mean(name, _siblings(name))}")
+        path = f"{name.replace('.', '/')}.py"
+        start = f": start in the folder that holds {path}, or put that folder into PYTHONPATH"
+        hint = did_you_mean(name, _siblings(name)) or start
+        raise LookupError(f"there is no module {name}{hint}")
     entry = resolve(module, attribute)
     definition = entry and entry[1]
     if not entry or not isinstance(definition, Definition):

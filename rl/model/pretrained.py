@@ -4,7 +4,6 @@ The files stay where they are: `prepare` checks them, or has huggingface_hub fet
 cache, before vLLM and the trainer each find out in their own words that something is missing.
 """
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from huggingface_hub.errors import (
 )
 
 from rl.config.annotations import Node
+from rl.config.positions import too_long
 from rl.model.folder import damaged_weights, leads_out, missing_weights
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -60,13 +60,8 @@ class PretrainedModel:
 
 def check_length(local: Path, max_seq_len: int, group: str) -> None:
     """Raise ValueError if the model in a folder was built for shorter rows; `group` names it."""
-    config = json.loads((local / "config.json").read_text(encoding="utf-8"))
-    longest = config.get("max_position_embeddings")
-    if isinstance(longest, int) and max_seq_len > longest:
-        raise ValueError(
-            f"{group}.max_seq_len={max_seq_len}, but {local} was built for {longest} positions: "
-            f"lower {group}.max_seq_len"
-        )
+    if problem := too_long(local, max_seq_len, group):
+        raise ValueError(problem)
 
 
 def local_folder(path: str, revision: str | None, group: str) -> Path:
@@ -109,7 +104,7 @@ def _download(path: str, revision: str | None, group: str) -> Path:
         raise ValueError(
             f"cannot get {name} from the hub ({type(error).__name__}: {reason}): go online "
             "once, or point HF_HOME at a cache that holds it (HF_HUB_OFFLINE=1 then works "
-            f"offline), or set {group}.path to a local folder"
+            f"offline), or use {group}.path=<local folder>"
         ) from error
     return Path(str(snapshot))
 

@@ -69,5 +69,12 @@ def _sizes(model: Mapping[str, Any]) -> Shape | None:
             return shape_of(build(model)().prepare(Path(folder, "model")))
     if (local := Path(path).expanduser()).exists():
         return shape_of(local)
-    file = hf_hub_download(path, "config.json", revision=model.get("revision"))
+    try:
+        file = hf_hub_download(path, "config.json", revision=model.get("revision"))
+    except (OSError, ValueError) as error:  # no network, no such model, one that is gated
+        reason = str(error).strip().split("\n")[0]
+        raise ValueError(
+            f"cannot get the sizes of {path} from the hub ({type(error).__name__}: {reason}): "
+            "check the name, go online, or use model.path=<local folder>"
+        ) from error
     return shape(json.loads(Path(file).read_text(encoding="utf-8")))

@@ -91,6 +91,10 @@ def supervise(
     limit = TimeLimit(run.max_time, run_folder)
     construct(run, CONSTRUCTED)  # only a constructor sees what no signature tells
     check_imports(config)
+    if run.resume and _is_at_its_end(run, run_folder):
+        say(f"already at max_steps={run.max_steps} of {run_folder}: raise max_steps to go on")
+        say(final_summary(run_folder))
+        return _result(run_folder)
     with stopped_by_signals() as stop, locked(run_folder), Reaper() as reaper:
         _check_folder(config)
         # A start of ours that did not get as far as a step; anything else there is the user's.
@@ -136,7 +140,19 @@ def _ended_well(
         raise Stopped(stop.number)  # nor does a sweep go on
     if is_cut_short and limit.is_over:
         raise OutOfTime(reason)
-    rewards = column(rows, "train/reward")[-10:]
+    return _result(run_folder)
+
+
+def _is_at_its_end(run: Run, run_folder: RunFolder) -> bool:
+    """Whether nothing is left to do; a last evaluation that was cut off is."""
+    trainer = read_statuses(run_folder).get("trainer.rank0")
+    has_ended = trainer is not None and trainer.phase == "done"
+    return has_ended and run_folder.num_saved_steps() >= run.max_steps
+
+
+def _result(run_folder: RunFolder) -> float | None:
+    """What a sweeper maximises: the mean reward of the last ten steps."""
+    rewards = column(read_metrics(run_folder), "train/reward")[-10:]
     return sum(rewards) / len(rewards) if rewards else None
 
 

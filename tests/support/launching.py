@@ -17,15 +17,22 @@ WARM = ["model.warm_start.steps=8"]
 
 
 def train(
-    *arguments: str, output_dir: Path, program: str = "train.py", **environment: str
+    *arguments: str,
+    output_dir: Path,
+    program: str = "train.py",
+    started_in: Path | None = None,
+    **environment: str,
 ) -> subprocess.CompletedProcess[str]:
-    """python train.py ..., from another folder than the repository's; for starts that fail soon."""
+    """python train.py ..., from another folder than the repository's; for starts that fail soon.
+
+    That is `started_in`, or where the runs lie.
+    """
     command = [sys.executable, str(ROOT / program), *arguments, f"output_dir={output_dir}"]
     return subprocess.run(
         command,
         capture_output=True,
         text=True,
-        cwd=output_dir,
+        cwd=started_in or output_dir,
         env={**os.environ, **environment},
         timeout=60,
         check=False,

@@ -40,7 +40,7 @@ from tests.support.launching import train
     ],
 )
 def test_a_mistake_is_said_in_a_few_lines(arguments: list[str], said: str, tmp_path: Path) -> None:
-    result = train(*arguments, output_dir=tmp_path)
+    result = train(*arguments, output_dir=tmp_path / "outputs", started_in=tmp_path)
     assert said in result.stderr
     what = "sweep" if "--multirun" in arguments else "run"
     assert result.stderr.startswith(f"this {what} cannot start:\n- ")

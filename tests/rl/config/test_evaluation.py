@@ -145,3 +145,19 @@ def test_a_mistake_on_the_command_line_is_said_in_a_few_lines(
     assert "Traceback" not in done.stderr
     assert done.returncode == 2
     assert not any(tmp_path.iterdir())
+
+
+@pytest.fixture
+def short_model(tmp_path: Path) -> Path:
+    """The folder of a model that was built for rows of 2,048 tokens, as far as a check looks."""
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "config.json").write_text('{"max_position_embeddings": 2048}')
+    return tmp_path / "hf"
+
+
+def test_rows_are_no_longer_than_the_model_was_built_for(short_model: Path) -> None:
+    at = f"model.path={short_model}"
+    assert evaluation(at, output_dir=short_model.parent).max_seq_len == 2048
+    with pytest.raises(ConfigError, match=r"2048 positions: use model\.max_seq_len=2048 or less"):
+        evaluation(at, "model.max_seq_len=4096", output_dir=short_model.parent)
+    assert evaluation(*HUB, output_dir=short_model.parent).max_seq_len == 4096

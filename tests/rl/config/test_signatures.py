@@ -95,7 +95,11 @@ def test_knobs_are_read_without_importing_the_module(
         ("cispo", "'cispo' is not of the form module.name"),
         ("losses.cipso.cispo", "there is no module losses.cipso: did you mean losses.cispo?"),
         ("losses.cispo.cipso", "has no function or class 'cipso': did you mean cispo?"),
-        ("nowhere_at_all.f", "there is no module nowhere_at_all"),
+        (
+            "nowhere_at_all.f",
+            "there is no module nowhere_at_all: start in the folder that holds nowhere_at_all.py, "
+            "or put that folder into PYTHONPATH",
+        ),
         ("knobs_base.Speed", "no function or class 'Speed'"),
     ],
 )

@@ -22,6 +22,7 @@ from rl.model.pretrained import ALLOW, IGNORE, PretrainedModel
 ROOT = Path(__file__).parents[3]
 CONF = yaml.safe_load((ROOT / "conf/model/hf.yaml").read_text())
 KNOBS = {key: value for key, value in CONF.items() if key not in ("_target_", "defaults")}
+KNOBS["max_seq_len"] = 4096  # Hydra works it out
 
 
 def model(path, **changes):
@@ -68,7 +69,7 @@ def test_a_missing_shard_is_named(folder, tmp_path):
 
 
 def test_more_positions_than_the_model_has_are_refused(folder, tmp_path):
-    with pytest.raises(ValueError, match=r"built for 4096 positions: lower model\.max_seq_len"):
+    with pytest.raises(ValueError, match=r"built for 4096 positions: use model\.max_seq_len=4096"):
         model(folder, max_seq_len=4097).prepare(tmp_path)
 
 

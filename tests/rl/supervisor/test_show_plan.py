@@ -32,6 +32,13 @@ def test_a_plan_that_does_not_fit_is_refused(tmp_path):
         show_plan(config | {"gpus": 2}, {})
 
 
+def test_a_model_that_cannot_be_had_is_named_with_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    overrides = [f"output_dir={tmp_path}", "run_name=r", "model=hf", "model.path=nobody/nothing"]
+    with pytest.raises(ConfigError, match=r"sizes of nobody/nothing .*model\.path=<local folder>"):
+        show_plan(composed(*overrides), {})
+
+
 def test_a_cluster_is_planned_as_it_is_reserved_and_not_for_this_machine(tmp_path):
     config = composed(f"output_dir={tmp_path}", "run_name=r", "cluster=ray", "trainer.ranks=2")
     vllm, trainer, memory, hosts = show_plan(dict(config), {}).splitlines()[1:]

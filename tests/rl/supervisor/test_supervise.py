@@ -8,6 +8,7 @@ import pytest
 from rl.config.schema import Run
 from rl.run.folder import RunFolder
 from rl.run.lock import locked
+from rl.run.status import Status
 from tests.support.composing import composed
 from tests.support.launching import train
 
@@ -39,6 +40,19 @@ def test_a_run_that_lives_is_left_alone_by_whoever_comes_second(overrides, tmp_p
     assert f"live is running (pid {os.getpid()}): wait for its end, stop it" in result.stderr
     assert len(result.stderr.splitlines()) == 2
     assert result.returncode == 2
+
+
+def test_a_run_that_is_at_its_end_starts_nothing(tmp_path):
+    run_folder = a_run(tmp_path / "whole", "max_steps=2")
+    (run_folder.checkpoints / "step_000002").mkdir(parents=True)
+    Status(run_folder, "trainer.rank0").set("done")
+    before = contents(run_folder.path)
+    result = train("run_name=whole", "resume=true", "max_steps=2", output_dir=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "already at max_steps=2 of " in result.stdout
+    assert "raise max_steps to go on" in result.stdout
+    assert "whole: 2 steps" in result.stdout
+    assert contents(run_folder.path) == before
 
 
 def test_an_evaluation_leaves_a_living_one_alone(tmp_path):
