@@ -17,7 +17,7 @@ from rl.placement.trainer_memory import GIB, Bytes, Need, trainer_need
 from rl.placement.vllm_memory import row_bytes, utilization, vllm_need
 from rl.run.devices import Host
 
-_OTHERS = 0.35 * GIB  # the rollouts process and the supervisor, on the first host
+OTHERS = 0.35 * GIB  # the rollouts process and the supervisor, on the first host
 _LEAST = 0.85  # of an estimate
 _LEFT_FREE = 0.03  # of a shared GPU
 _UNKNOWN_SHARE = 0.45  # of a shared GPU whose size nobody knows
@@ -77,7 +77,7 @@ def fitted(
     _check_devices(parts, hosts, config)
     for number, host in enumerate(hosts):
         local = [part for part in parts if part.place.host == number]
-        taken = sum(part.need.on_host for part in local) + _OTHERS * (number == 0)
+        taken = sum(part.need.on_host for part in local) + OTHERS * (number == 0)
         if host.memory is not None and _LEAST * taken > host.memory:
             largest = max(local, key=lambda part: part.need.on_host)
             raise ConfigError(
@@ -114,7 +114,7 @@ def _what_fits(config: Mapping[str, Any], shape: Shape, hosts: Sequence[Host], f
 def memory_of_host(parts: Sequence[Part], host: int) -> float:
     """Return the bytes that a plan takes of a machine."""
     local = sum(part.need.on_host for part in parts if part.place.host == host)
-    return local + _OTHERS * (host == 0)
+    return local + OTHERS * (host == 0)
 
 
 def _cache_gib(config: Mapping[str, Any], shape: Shape) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
 
-from rl.placement.budget import Part, gib, memory_of_host
+from rl.placement.budget import OTHERS, Part, gib, memory_of_host
 from rl.placement.placement import Place, Plan
 from rl.placement.trainer_memory import GIB
 from rl.run.devices import Host
@@ -31,6 +31,9 @@ def plan_page(plan: Plan, parts: Sequence[Part] | None, hosts: Sequence[Host]) -
         ]
     else:
         lines += _part_lines(parts, hosts)
+        if not any(part.place.devices for part in parts):  # else the column is of GPUs
+            where = "host 0" if len(hosts) > 1 else ""
+            lines.append(("others", where, gib(OTHERS), "rollouts process, supervisor"))
     columns = [max(len(line[i]) for line in lines) for i in range(3)]
     text = []
     for a, b, c, terms in lines:
@@ -96,6 +99,8 @@ def _notes(plan: Plan, parts: Sequence[Part], hosts: Sequence[Host]) -> Iterator
         now = f", of which {gib(free)} are free now" if free and taken[number] > free else ""
         cards = f"; each GPU has {gib(host.device_memory)}" if host.device_memory else ""
         yield f"{name}: {gib(taken[number])}{room} GiB{now}{cards}"
+        if host.memory and taken[number] > host.memory:  # budget.py refuses what is far above it
+            yield "more than there is: it may fail (estimates are up to 15 % off, so it is allowed)"
     if plan.idle:
         names = _spans([name for _, name in plan.idle])
         yield f"idle: GPU {names} (trainer.ranks=null inference.replicas=null use them all)"

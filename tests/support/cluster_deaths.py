@@ -46,7 +46,7 @@ KILLED_AFTER, MORE_STEPS = 7, 3  # steps: some of the seven are in no checkpoint
 STARTS_S, ENDS_S, GONE_S = 600.0, 200.0, 60.0
 
 # Lines that every run prints.
-_USUAL = re.compile(r" *(\d\d:\d\d:\d\d |\d+/\d+ steps )|vLLM |trainer |memory: | *runs on")
+_USUAL = re.compile(r" *(\d\d:\d\d:\d\d |\d+/\d+ steps )|vLLM |trainer |others |memory: | *runs on")
 
 Process = tuple[int, float]  # id and time of start, for ids are used again
 

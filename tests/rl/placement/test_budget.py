@@ -1,5 +1,7 @@
 """What a plan takes of memory, and what is said where there is too little."""
 
+import re
+
 import pytest
 
 from rl.config.schema import ConfigError
@@ -177,6 +179,16 @@ def test_the_page_fits_eighty_columns_and_says_who_has_what():
     assert "host 1, GPU 0 " in page
     assert f"{memory_of_host(parts, 0) / GIB:.1f} of 512.0 GiB; each GPU has 80.0" in lines[-2]
     assert lines[-1].startswith("idle: GPU ")
+
+
+def test_a_plan_that_is_larger_than_the_machine_says_so_and_its_rows_add_up():
+    _, parts, page = planned([Host(cores=4, cpus=8, memory=512 * GIB)])
+    rows = [re.search(r" (\d+\.\d)(  |$)", line) for line in page.splitlines()[1:-1]]
+    total = memory_of_host(parts, 0)
+    assert sum(float(row[1]) for row in rows if row) == pytest.approx(total / GIB, abs=0.2)
+    assert "more than there is" not in page
+    _, _, page = planned([Host(cores=4, cpus=8, memory=int(0.9 * total))])
+    assert page.splitlines()[-1].startswith("more than there is: it may fail")
 
 
 def test_the_page_of_a_model_of_unknown_sizes_says_where_things_run():

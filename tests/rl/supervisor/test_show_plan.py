@@ -10,10 +10,11 @@ from tests.support.composing import composed
 def test_the_plan_of_this_machine_starts_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     page = show_plan(composed(f"output_dir={tmp_path}", "run_name=r"), {})
-    first, vllm, trainer, memory = page.splitlines()
+    first, vllm, trainer, others, memory = page.splitlines()
     assert first.split() == ["runs", "on", "GiB", "at", "its", "peak"]
     assert vllm.startswith("vLLM     ")
     assert trainer.startswith("trainer  ")
+    assert others.startswith("others   ")
     assert memory.startswith("memory: ")
     assert not list(tmp_path.iterdir())
 
