@@ -16,7 +16,7 @@ from benchmarks._covering import Conflict, Covering, form_of
 REPO = Path(__file__).parents[1]
 TEXT = (REPO / "docs" / "compositions.md").read_text()
 CONFLICTS = read_page(TEXT)
-EVERY = 10  # all of them: python -m benchmarks.compositions
+EVERY = 18  # all of them: python -m benchmarks.compositions
 
 
 @pytest.fixture(scope="module")
@@ -88,4 +88,4 @@ def test_some_of_the_runs_of_the_page_train() -> None:
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert not [line for line in lines if "failed" in line]
     assert done.returncode == 0, done.stderr[-3000:]
-    assert len(lines) >= 8
+    assert len(lines) >= 4
