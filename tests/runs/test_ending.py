@@ -1,6 +1,5 @@
 """However a run ends, nothing of it is left and the reason is said in a few lines."""
 
-import json
 import os
 import signal
 import time
@@ -153,18 +152,3 @@ def _members(groups):
 def _title(pid):
     with open(f"/proc/{pid}/cmdline", "rb") as line, open(f"/proc/{pid}/comm") as name:
         return line.read().replace(b"\0", b" ").decode() + name.read()
-
-
-def test_nothing_of_a_sweep_is_left_between_its_jobs_and_a_table_ends_it(launcher):
-    result = launcher.run("sweep-${seed}", "seed=0,1", "max_steps=2", "--multirun")
-    assert result.status == 0, result.screen
-    folders = sorted(launcher.output.glob("sweep-*"))
-    assert len(folders) == 2, result.screen
-    first, second = (
-        [json.loads(x)["time"] for x in (f / "metrics.jsonl").read_text().splitlines()]
-        for f in folders
-    )
-    assert max(first) < min(second)
-    (summary,) = (launcher.output / "sweeps").glob("*/summary.json")
-    assert json.loads(summary.read_text())
-    assert time.time() > max(second)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from rl.run.folder import RunFolder
+from rl.run.metrics import read_metrics
 from tests.support.launching import ROOT, Result, stop, wait_for
 
 LIMIT = pytest.mark.timeout(600)
@@ -157,5 +159,9 @@ def test_its_sweep_trains_and_ends_with_a_table(lab):
     (summary,) = (lab.folder / "outputs" / "sweeps").glob("*/summary.json")
     (both,) = json.loads(summary.read_text())
     assert (both["seeds"], both["failed"], both["reward"]) == (2, 0, 1.0)
+    # One job after the other: the lines of the first are older than those of the second.
+    folders = [RunFolder(Path(folder)) for folder in both["folders"]]
+    first, second = ([row["time"] for row in read_metrics(folder)] for folder in folders)
+    assert max(first) < min(second) or max(second) < min(first)
     shown = rollouts(Result(0, "", Path(both["folders"][0])), 0)[0]["messages"]
     assert shown[1]["tool_calls"][0]["function"]["name"] == "open_locker"
