@@ -25,10 +25,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from rl.config.schema import Run
-from rl.model.shape import shape_of
+from rl.model.shape import GIB, shape_of
 from rl.placement.budget import parts_of
 from rl.placement.placement import placement
-from rl.placement.trainer_memory import GIB
 from rl.run.devices import this_host
 from rl.run.folder import RunFolder
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from rl.model.folder import weight_files
 
-_GIB = 1 << 30
+GIB = 1 << 30
 _LARGE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _OTHERS = (
     *("head_dim", "num_key_value_heads", "intermediate_size"),
@@ -54,7 +54,7 @@ class Shape:
 
     def cache_gib(self, max_seq_len: int, dtype: str) -> int:
         """GiB of a cache that holds at least one row."""
-        return max(math.ceil(self.row_bytes(max_seq_len, dtype) / _GIB), 1)
+        return max(math.ceil(self.row_bytes(max_seq_len, dtype) / GIB), 1)
 
     def linear_layers(self) -> dict[str, tuple[int, int]]:
         """Inputs and outputs of each matrix of a layer, by the names that Llama gave them."""

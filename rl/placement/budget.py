@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from rl.config.schema import ConfigError
-from rl.model.shape import Shape
+from rl.model.shape import GIB, Shape
 from rl.placement.placement import Place, Plan, placement
 from rl.placement.remedies import changed, remedies, typed
-from rl.placement.trainer_memory import GIB, Bytes, Need, trainer_need
+from rl.placement.trainer_memory import Bytes, Need, trainer_need
 from rl.placement.vllm_memory import row_bytes, utilization, vllm_need
 from rl.run.devices import Host
 
@@ -76,9 +76,9 @@ def fitted(
     parts = parts_of(config, plan, shape)
     _check_devices(parts, hosts, config)
     for number, host in enumerate(hosts):
-        local = [part for part in parts if part.place.host == number]
-        taken = sum(part.need.on_host for part in local) + OTHERS * (number == 0)
+        taken = memory_of_host(parts, number)
         if host.memory is not None and _LEAST * taken > host.memory:
+            local = [part for part in parts if part.place.host == number]
             largest = max(local, key=lambda part: part.need.on_host)
             raise ConfigError(
                 [

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
 
+from rl.model.shape import GIB
 from rl.placement.budget import OTHERS, Part, gib, memory_of_host
 from rl.placement.placement import Place, Plan
-from rl.placement.trainer_memory import GIB
 from rl.run.devices import Host
 
 _WIDTH = 79

@@ -20,10 +20,9 @@ from typing import Any
 from rl.config.facts import fact, is_imitator, needs_reference, references
 from rl.config.limits import value_of
 from rl.config.transport import transport
-from rl.model.shape import Shape, bytes_of
+from rl.model.shape import GIB, Shape, bytes_of
 
 Bytes = dict[str, float]  # what for: how many
-GIB = 1 << 30
 
 _RUNTIME = 0.67 * GIB  # Python, torch, DeepSpeed and their kernels: on CPU
 _CUDA_RUNTIME = 1.0 * GIB  # the context and NCCL's buffers: on the GPU

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from rl.config.transport import transport
-from rl.model.shape import Shape
-from rl.placement.trainer_memory import GIB, Need, bytes_a_number
+from rl.model.shape import GIB, Shape
+from rl.placement.trainer_memory import Need, bytes_a_number
 
 _RUNTIME = 1.5 * GIB  # its three processes on CPU, libraries counted once
 _PER_WORKER = 0.6 * GIB  # of a tensor parallel group, which is not forked

@@ -212,10 +212,8 @@ def is_same_arm(one: Evidence, other: Evidence) -> bool:
         return one.overrides == other.overrides
     if one.commit == other.commit or one.overrides != other.overrides:
         return one.config == other.config
-    shared, either = (
-        one.config.keys() & other.config.keys(),
-        one.config.keys() | other.config.keys(),
-    )
+    shared = one.config.keys() & other.config.keys()
+    either = one.config.keys() | other.config.keys()
     # A key that has become a group, `critic` and then `critic.lam`, is another choice.
     groups = {key[:end] for key in either for end in range(len(key)) if key[end] == "."}
     return not groups & either and all(one.config[key] == other.config[key] for key in shared)

@@ -125,7 +125,7 @@ class Children:
 
         Who asks for the end gets it after the present step; before the first step, at once.
         """
-        trainers = [child for name, child in self._children.items() if name.startswith("trainer")]
+        trainers = self._trainers()
         while True:
             tick()
             begun = self._has_begun()
@@ -150,6 +150,9 @@ class Children:
                 self._fail(ended)
             self._reaper.ensure_alive()
             time.sleep(_TICK_S)
+
+    def _trainers(self) -> list[Part]:
+        return [child for name, child in self._children.items() if name.startswith("trainer")]
 
     def _ask_to_stop(self) -> None:
         """Let the trainer save what it has; before the first batch that is nothing."""
@@ -176,7 +179,7 @@ class Children:
         """Let the ranks save: without vLLM no batch will come. Say whether nothing is lost."""
         self._run_folder.stop_request.touch()
         deadline = time.monotonic() + self._run.trainer["wait_timeout"]
-        ranks = [child for name, child in self._children.items() if name.startswith("trainer")]
+        ranks = self._trainers()
         while any(rank.returncode is None for rank in ranks) and time.monotonic() < deadline:
             tick()
             time.sleep(_TICK_S)

@@ -95,7 +95,7 @@ class Replicas:
         seen = [(one, self._gone(one)) for one in self._all if self._is_somewhere(one)]
         gone = [(one, what) for one, what in seen if what is not None]
         # Before anybody is started again, which takes seconds each: the ranks wait for this answer.
-        goes_on = any(one.ready for one in self._all if one not in (other for other, _ in gone))
+        goes_on = any(one.ready for one, what in seen if what is None)
         for one, what in gone:
             one.deaths.append(self._num_steps())
             if not may_restart or not goes_on:

@@ -11,10 +11,9 @@ from huggingface_hub import hf_hub_download
 from rl.config.build import build
 from rl.config.check import check
 from rl.config.facts import spans_hosts
-from rl.model.shape import Shape, shape, shape_of
-from rl.placement.planned import sized
+from rl.model.shape import GIB, Shape, shape, shape_of
 from rl.placement.settings import settled
-from rl.placement.trainer_memory import GIB
+from rl.placement.sized import sized
 from rl.run.devices import Host
 from rl.supervisor.base_model import refused
 from rl.supervisor.remote_plan import planned

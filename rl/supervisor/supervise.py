@@ -31,8 +31,8 @@ from rl.model.folder import fingerprint
 from rl.model.shape import shape_of
 from rl.model.trainable import check_trainable
 from rl.placement.placement import Plan
-from rl.placement.planned import sized
 from rl.placement.settings import settled
+from rl.placement.sized import sized
 from rl.report.finished_runs import how_to_go_on, steps_done
 from rl.report.screen import Screen, final_summary
 from rl.run.child import Reaper

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from rl.cluster.host import Demand, HostLost
-from rl.cluster.ray_cluster import RayCluster, end_together
+from rl.cluster.ray_cluster import RayCluster
+from rl.cluster.ray_host import end_together
 from rl.run.child import Reaper
 from rl.run.failure import RunFailed
 from rl.run.folder import RunFolder

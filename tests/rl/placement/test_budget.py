@@ -5,13 +5,13 @@ import re
 import pytest
 
 from rl.config.schema import ConfigError
-from rl.model.shape import Shape, shape
+from rl.model.shape import GIB, Shape, shape
 from rl.placement.budget import memory_of_host, parts_of
 from rl.placement.page import plan_page
 from rl.placement.placement import placement
-from rl.placement.planned import sized
 from rl.placement.settings import settled
-from rl.placement.trainer_memory import GIB, trained_parameters
+from rl.placement.sized import sized
+from rl.placement.trainer_memory import trained_parameters
 from rl.run.devices import Host
 from tests.support.composing import composed
 

@@ -1,0 +1,140 @@
+"""Short steps beside a single-process trainer that generates in its own process, TRL's GRPO.
+
+    pip install --no-deps trl        once; it is not among this project's packages
+    python -m benchmarks.short_steps [--tokens 5] [--rounds 3] [--steps 15] [k=v ...]
+
+The same weights, prompts and settings in float32: 256 completions a step, one update of all of
+them. Both in turns. One JSON line: medians of the seconds of a step, and of the rounds' ratios:
+
+    {"tokens": 5, "ours": ..., "generation": ..., "update": ..., "single": ..., "of_single": ...}
+
+`generation` is our wait for a batch. The peer generates without vLLM, with transformers' `generate`
+as TRL calls it; what is smaller than 1 in `of_single` is faster than it.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import redirect_stdout
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from rl.run.folder import RunFolder
+from rl.run.metrics import column, read_metrics
+
+REPO = Path(__file__).parents[1]
+_BATCH, _GROUP = 256, 16
+_FIRST = 3  # steps that are not counted: kernels and caches are made in them
+
+
+def ours(folder: Path, arguments: argparse.Namespace, name: str) -> dict[str, float]:
+    """Train with the real vLLM; return the medians of a step and its parts."""
+    settings = [
+        *(f"output_dir={folder}", f"run_name={name}", f"max_steps={arguments.steps}"),
+        *(f"batch_size={_BATCH}", f"group_size={_GROUP}", "optim.learning_rate=1e-6"),
+        *(f"sampler.max_tokens={arguments.tokens}", "model.dtype=float32", "model.warm_start=null"),
+        *arguments.overrides,
+    ]
+    command = [sys.executable, "train.py", *settings]
+    subprocess.run(command, cwd=REPO, check=True, stdout=sys.stderr)
+    rows = read_metrics(RunFolder(folder / name))[_FIRST:]
+    parts = {"ours": "step", "generation": "wait", "update": "update"}
+    return {part: statistics.median(column(rows, f"time/{key}")) for part, key in parts.items()}
+
+
+def single(folder: Path, arguments: argparse.Namespace, name: str) -> float:
+    """Train with TRL in a process of its own; return the median of a step."""
+    run = RunFolder(folder / name)
+    first = (json.loads(line) for line in (run.path / "rollouts/step_000000.jsonl").open())
+    peer = {
+        "model": str(run.complete_checkpoints()[-1] / "hf"),
+        "prompts": list({one["group"]: one["messages"][:-1] for one in first}.values()),
+        "tokens": arguments.tokens,
+        "steps": arguments.steps,
+    }
+    settings = folder / "peer.json"
+    settings.write_text(json.dumps(peer))
+    command = [sys.executable, "-m", "benchmarks.short_steps", "--peer", str(settings)]
+    done = subprocess.run(command, cwd=REPO, check=True, stdout=subprocess.PIPE, text=True)
+    return float(done.stdout.splitlines()[-1])
+
+
+def peer(model: str, prompts: list[Any], tokens: int, steps: int) -> float:
+    """Be the peer: return the median of its steps."""
+    import torch
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+
+    try:
+        from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        sys.exit(f"the peer is TRL, which is not installed ({error}): pip install --no-deps trl")
+
+    ended: list[float] = []
+
+    class Clock(TrainerCallback):
+        """Notes when each step has ended."""
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            ended.append(time.perf_counter())
+
+    with tempfile.TemporaryDirectory() as folder:
+        config = GRPOConfig(
+            output_dir=folder,
+            use_cpu=True,
+            bf16=False,
+            gradient_checkpointing=False,
+            per_device_train_batch_size=_BATCH,
+            num_generations=_GROUP,
+            max_completion_length=tokens,
+            learning_rate=1e-6,
+            beta=0.0,
+            max_steps=steps,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+        )
+        GRPOTrainer(
+            model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
+            processing_class=AutoTokenizer.from_pretrained(model, padding_side="left"),
+            args=config,
+            train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in prompts * steps]),
+            reward_funcs=lambda completions, **_: [float(len(str(c)) % 7) for c in completions],
+            callbacks=[Clock()],
+        ).train()
+    return statistics.median(b - a for a, b in pairwise(ended[_FIRST - 1 :]))
+
+
+def main() -> None:
+    """Let both train in turns, and print what came out."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--tokens", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--peer", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("overrides", nargs="*")
+    arguments = parser.parse_args()
+    if arguments.peer:
+        with redirect_stdout(sys.stderr):
+            took = peer(**json.loads(arguments.peer.read_text()))
+        print(took)
+        return
+    rounds: list[dict[str, float]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(arguments.rounds):
+            took = ours(Path(folder), arguments, f"round{number}")
+            took["single"] = single(Path(folder), arguments, f"round{number}")
+            rounds.append({**took, "of_single": took["ours"] / took["single"]})
+            print(rounds[-1], file=sys.stderr)
+    medians = {part: statistics.median(one[part] for one in rounds) for part in rounds[0]}
+    line = {"tokens": arguments.tokens, **{k: round(v, 2) for k, v in medians.items()}}
+    print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()
