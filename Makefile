@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install train test lint bench baseline verifiers cluster browser lock-check clean
+.PHONY: help install train test lint bench baseline verifiers cluster op browser lock-check clean
 
 # The first Python that is new enough; run, not just found, since a version manager's shim may answer to any name.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
@@ -63,6 +63,9 @@ cluster: .venv/.ray ## Ray, for cluster=ray and its tests (80 MB)
 .venv/.ray: pyproject.toml $(STAMP)
 	@$(PIP) "$$(sed -nE 's/^cluster = \["(.*)"\]/\1/p' pyproject.toml)" $(QUIET)
 	@touch $@
+
+op: $(STAMP) ## DeepSpeed's op for CPU, compiled now instead of in the first run
+	@$(BIN)/python -c 'from rl.learner.ranks import compile_cpu_op; compile_cpu_op()' >/dev/null
 
 browser: ## Chromium for the viewer's tests, where Debian's packages can be installed and none is there
 	@command -v chromium >/dev/null || { apt-get update -qq && \

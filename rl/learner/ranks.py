@@ -34,7 +34,7 @@ class Ranks:
         if cuda:
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         else:
-            _compile_cpu_op()
+            compile_cpu_op()
         file = rendezvous and f"file://{rendezvous.resolve()}"
         deepspeed.init_distributed(
             dist_backend="nccl" if cuda else "gloo",
@@ -77,7 +77,7 @@ class Ranks:
         return self.rank == 0
 
 
-def _compile_cpu_op() -> None:
+def compile_cpu_op() -> None:
     """Compile DeepSpeed's shared-memory op, or find it compiled (in the environment's folder).
 
     PyTorch marks a compilation by a lock file, which a process killed meanwhile leaves behind: all

@@ -8,6 +8,7 @@ pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
 # Two steps: the second is sampled from weights that the first has changed.
 SEEDED = ["sampler=sync", "sampler.seeded=true", "model.dtype=float32", "max_steps=2"]
+SEEDED += ["batch_size=16"]
 SHORT = ["sampler.max_tokens=24"]  # a policy of eight steps does not know where to end
 
 
