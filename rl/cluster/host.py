@@ -16,6 +16,19 @@ class HostLost(RunFailed):
     """A machine of the run is gone, and all that ran there; the message is for the user."""
 
 
+class HeadLost(RunFailed):
+    """Whoever holds the machines together is gone, and all that runs there soon; for the user.
+
+    Attributes:
+        left_s: how long the parts there still run.
+
+    """
+
+    def __init__(self, message: str, left_s: float) -> None:
+        super().__init__(message)
+        self.left_s = left_s
+
+
 class Part(Protocol):
     """One process of a run and everything it starts."""
 

@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from rl.cluster.host import HeadLost
 from rl.run.address import Address
-from rl.run.failure import RunFailed
 
 _EVERY_S, _ANSWERS_S = 2.0, 2.0
-_SILENT_S = 20.0  # a head that is started again may be back before; the rest of the minute is ours
+_SILENT_S = 20.0  # a head that is started again may be back before
+_LEFT_S = 25.0  # of the minute, for the ranks to save; the rest of it is for our own end
 
 
 class RayHead:
@@ -22,13 +23,13 @@ class RayHead:
         self._address, self._silent_s = Address.parse(f"tcp://{address}"), silent_s
         self._looked = time.monotonic()
         self._silent_since: float | None = None
-        self._lost: RunFailed | None = None
+        self._lost: HeadLost | None = None
 
     def look(self) -> None:
         """Ask it now and then.
 
         Raises:
-            RunFailed: it has been silent for too long; the message is for the user.
+            HeadLost: it has been silent for too long; the message is for the user.
 
         """
         now = time.monotonic()
@@ -44,9 +45,10 @@ class RayHead:
             self._silent_since = self._silent_since or now
             if now - self._silent_since < self._silent_s:
                 return
-            self._lost = RunFailed(
+            self._lost = HeadLost(
                 f"Ray's head at {self._address} has not answered for {self._silent_s:g} s, and "
-                "without it Ray ends all that runs on its nodes: start a cluster again"
+                "without it Ray ends all that runs on its nodes: start a cluster again",
+                _LEFT_S,
             )
             raise self._lost from error
         self._silent_since = None

@@ -90,6 +90,12 @@ def read_statuses(run_folder: RunFolder) -> dict[str, PartStatus]:
     return statuses
 
 
+def training_is_done(run_folder: RunFolder) -> bool:
+    """Whether the first rank says that it has finished, or has saved what was learned."""
+    trainer = read_statuses(run_folder).get("trainer.rank0")
+    return trainer is not None and trainer.phase == "done"
+
+
 def phase_of(doing: str) -> str:
     """The part of a status text before its progress."""
     return doing.partition(": ")[0]

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NoReturn
 
-from rl.cluster.host import Host, Hosts, Part
+from rl.cluster.host import HeadLost, Host, Hosts, Part
 from rl.config.build import build
 from rl.config.facts import is_by_hand, spans_hosts
 from rl.config.schema import Run
@@ -23,7 +23,7 @@ from rl.run.child import Reaper, last_lines
 from rl.run.failure import RunFailed, first_failure
 from rl.run.folder import RunFolder
 from rl.run.metrics import read_metrics
-from rl.run.status import read_statuses
+from rl.run.status import read_statuses, training_is_done
 from rl.run.stop_request import StopRequest
 from rl.run.terminal import say
 from rl.supervisor.replicas import Replicas
@@ -125,6 +125,14 @@ class Children:
 
         Who asks for the end gets it after the present step; before the first step, at once.
         """
+        try:
+            self._watch(tick, stop)
+        except HeadLost as lost:
+            if self._has_begun():
+                self._let_save(tick, lost.left_s)
+            raise
+
+    def _watch(self, tick: Callable[[], None], stop: StopRequest) -> None:
         trainers = self._trainers()
         while True:
             tick()
@@ -185,6 +193,14 @@ class Children:
             time.sleep(_TICK_S)
         saved, done = self._run_folder.num_saved_steps(), steps_done(read_metrics(self._run_folder))
         return saved == done and all(rank.returncode == 0 for rank in ranks)
+
+    def _let_save(self, tick: Callable[[], None], seconds: float) -> None:
+        """Have the ranks save, and wait for what they write: nobody hears whether they end."""
+        self._run_folder.stop_request.touch()
+        deadline = time.monotonic() + seconds
+        while not training_is_done(self._run_folder) and time.monotonic() < deadline:
+            tick()
+            time.sleep(_TICK_S)
 
     def _fail(self, ended: Mapping[str, int | None]) -> NoReturn:
         self._raise_lost(_LOSS_SEEN_S if spans_hosts(self._run.cluster) else 2 * _TICK_S)

@@ -41,7 +41,7 @@ from rl.run.failure import OutOfTime, RunFailed
 from rl.run.folder import RunFolder
 from rl.run.lock import FULL, ensure_free, locked
 from rl.run.metrics import column, read_metrics
-from rl.run.status import STOPPED, progress_of, read_statuses
+from rl.run.status import STOPPED, progress_of, read_statuses, training_is_done
 from rl.run.stop_request import Stopped, StopRequest, stopped_by_signals
 from rl.run.terminal import say
 from rl.run.typed import key_of
@@ -145,9 +145,7 @@ def _ended_well(
 
 def _is_at_its_end(run: Run, run_folder: RunFolder) -> bool:
     """Whether nothing is left to do; a last evaluation that was cut off is."""
-    trainer = read_statuses(run_folder).get("trainer.rank0")
-    has_ended = trainer is not None and trainer.phase == "done"
-    return has_ended and run_folder.num_saved_steps() >= run.max_steps
+    return training_is_done(run_folder) and run_folder.num_saved_steps() >= run.max_steps
 
 
 def _result(run_folder: RunFolder) -> float | None:

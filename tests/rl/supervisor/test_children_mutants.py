@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rl.cluster.host import Demand, HostLost
+from rl.cluster.host import Demand, HeadLost, HostLost
 from rl.cluster.local import LocalCluster
 from rl.config.schema import Run
 from rl.placement.placement import Place, placement
@@ -86,6 +86,31 @@ def test_a_lost_host_is_said_and_not_what_other_ranks_say_of_it(watched):
     parts = {"rollouts": ["sleep", "30"], "trainer_rank0": ["false"]}
     with pytest.raises(HostLost, match=r"the host 10\.0\.0\.9 is lost"):
         watched(*SUPERVISED, "cluster=ray", seconds=20.0, lost_after=1.5, **parts)
+
+
+@pytest.mark.parametrize(("saves", "left_s"), [(True, 600.0), (False, 0.5)])
+def test_without_its_head_a_cluster_still_lets_the_ranks_save(saves, left_s, watched, tmp_path):
+    run_folder = RunFolder(tmp_path / "r")
+    Status(run_folder, "rollouts").set("batch 3: 1 of 2 rollouts")
+    status = Status(run_folder, "trainer.rank0")
+    status.set("training step 3")
+
+    class WithoutHead:
+        """A look after which Ray is gone, and a rank that sees that it is to stop."""
+
+        @property
+        def asked(self) -> bool:
+            Timer(1.0, save).start()
+            raise HeadLost("Ray's head has not answered", left_s)
+
+    def save() -> None:
+        if saves and run_folder.stop_request.exists():
+            status.set("done: stopped, as asked")
+
+    parts = {"rollouts": ["sleep", "30"], "trainer_rank0": ["sleep", "30"]}
+    with pytest.raises(HeadLost, match="has not answered"):  # and not StillWatching
+        watched(*SUPERVISED, seconds=30.0, stop=WithoutHead(), **parts)
+    assert run_folder.stop_request.exists()
 
 
 def test_a_server_that_never_answers_is_waited_for_no_longer_than_was_said(watched):
