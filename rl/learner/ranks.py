@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 
+from rl.learner.meeting import meeting_of
+
 
 @dataclass(frozen=True)
 class Ranks:
@@ -38,7 +40,7 @@ class Ranks:
         file = rendezvous and f"file://{rendezvous.resolve()}"
         deepspeed.init_distributed(
             dist_backend="nccl" if cuda else "gloo",
-            init_method=file or "env://",
+            init_method=file or meeting_of(rank),
             rank=rank,
             world_size=world,
             timeout=timedelta(seconds=timeout),
