@@ -1,6 +1,5 @@
 """One vLLM of a run as the other parts see it: where it listens, and since which of its starts."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,10 +56,10 @@ def names_of(inference: Mapping[str, Any]) -> list[str]:
 
 def started_replicas(run_folder: RunFolder, inference: Mapping[str, Any]) -> list[Replica]:
     """Return those vLLMs of a configuration that were started, each since its newest start."""
-    if inference.get("urls") is None:
-        key = run_folder.read_key()
-    else:  # somebody else's, who must not see that of the run
-        key = os.environ.get(inference["api_key_variable"] or "")
+    path = run_folder.key
+    if inference.get("urls") is not None:  # somebody else's, who must not see that of the run
+        path = run_folder.servers_key
+    key = path.read_text() if path.exists() else None
     endpoints = {name: Endpoint.read(run_folder, name) for name in names_of(inference)}
     return [
         Replica(name, endpoint.address, endpoint.incarnation, key)

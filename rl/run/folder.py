@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rl.run.whole_files import write_private
+
 _LONGEST_SOCKET = 107  # bytes that the kernel takes
 _LONGEST_NAME = len("/tmp/") + 36  # vLLM names its sockets by a UUID
 _NUMBERED = re.compile(r"\.?(?:step|version)_([0-9]+)")
@@ -206,14 +208,16 @@ class RunFolder:
         """Make the key of this run: readable for us alone, and nowhere else."""
         import secrets
 
-        # Created as such: a mode set later would leave a moment for others.
-        descriptor = os.open(self.key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(secrets.token_urlsafe(32))
+        write_private(self.key, secrets.token_urlsafe(32))
 
     def read_key(self) -> str | None:
         """Return the key of this run, None where no route asks for it."""
         return self.key.read_text() if self.key.exists() else None
+
+    @property
+    def servers_key(self) -> Path:
+        """What somebody else's vLLMs ask for, if anything: other hosts have no variable of ours."""
+        return self._sockets / "servers_key"
 
     @property
     def vllm_socket(self) -> Path:

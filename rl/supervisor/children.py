@@ -26,6 +26,7 @@ from rl.run.metrics import read_metrics
 from rl.run.status import read_statuses, training_is_done
 from rl.run.stop_request import StopRequest
 from rl.run.terminal import say
+from rl.run.whole_files import write_private
 from rl.supervisor.replicas import Replicas
 
 _TICK_S = 0.25
@@ -74,6 +75,8 @@ class Children:
         """Return the vLLMs of this run, not yet started."""
         server, run, folder = self._server, self._run, self._run_folder
         external = isinstance(server, ExternalServers)
+        if external and (key := server.servers()[0].key):
+            write_private(folder.servers_key, key)
         return Replicas(
             server.servers() if external else self._own_replicas(server),
             self._run_folder,

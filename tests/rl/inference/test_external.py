@@ -11,16 +11,23 @@ from threading import Thread
 import pytest
 from aiohttp import web
 
+from rl.cluster.host import Demand
+from rl.cluster.local import LocalCluster
+from rl.config.schema import Run
 from rl.inference.external import ExternalServers, address_of, unfit
 from rl.inference.key_guard import GUARD, KEY_FILE, KeyGuard
 from rl.inference.replica import names_of, started_replicas
 from rl.inference.serve_external import process
+from rl.placement.placement import placement
 from rl.run.address import Address
+from rl.run.child import Reaper
+from rl.run.devices import Host
 from rl.run.endpoint import Endpoint
 from rl.run.folder import RunFolder
 from rl.run.status import read_statuses
 from rl.supervisor import replicas
-from tests.support.composing import composed
+from rl.supervisor.children import Children
+from tests.support.composing import changed, composed
 from tests.support.replicas import replica_at
 from tests.support.scripted import tiny_model
 from tests.support.scripted_vllm import Engine, asking_for
@@ -74,11 +81,22 @@ def test_a_key_that_is_not_there_is_refused_before_anything_starts(monkeypatch):
 
 
 def test_the_other_parts_know_them_by_the_same_configuration(tmp_path, monkeypatch):
+    folder = RunFolder(tmp_path)
+    config = composed(
+        f"output_dir={tmp_path}", "inference=external", "inference.urls=[http://a:1,http://b:1]"
+    )
+    config = changed(config, {"inference.api_key_variable": "MY_KEY"})
     monkeypatch.setenv("MY_KEY", "secret")
-    node = {"urls": ["http://a:1", "http://b:1"], "api_key_variable": "MY_KEY"}
+    folder.make_sockets_folder()
+    plan = placement(config, [Host()])
+    with Reaper() as reaper, LocalCluster().hosts(folder, reaper, Demand(0, 1, 1)) as hosts:
+        Children(Run(**config), folder, reaper, plan, hosts)
+    monkeypatch.delenv("MY_KEY")  # as on the hosts of a cluster
+    assert folder.servers_key.stat().st_mode & 0o77 == 0
+    node = config["inference"]
     assert names_of(node) == ["inference0", "inference1"]
-    Endpoint(Address(host="b", port=1), 2).write(RunFolder(tmp_path), "inference1")
-    (replica,) = started_replicas(RunFolder(tmp_path), node)
+    Endpoint(Address(host="b", port=1), 2).write(folder, "inference1")
+    (replica,) = started_replicas(folder, node)
     assert (replica.name, replica.incarnation, replica.key) == ("inference1", 2, "secret")
 
 
@@ -150,8 +168,6 @@ def test_one_that_wants_another_key_says_which_knob_has_it(tmp_path):
 
 
 def test_one_started_by_hand_is_the_same_vllm_behind_the_guard(tmp_path):
-    from rl.config.schema import Run
-
     folder = RunFolder(tmp_path / "r")
     folder.path.mkdir()
     Run(**composed(f"output_dir={tmp_path}", "run_name=r")).save(folder.config)
