@@ -53,10 +53,10 @@ _START_S = 60.0
 def served(folder: RunFolder, number: int) -> Iterator[list[Replica]]:
     """That many scripted servers, for as long as the block lasts."""
     server = ScriptedVLLM(replicas=number, listen="unix", startup_timeout=_START_S, args={})
-    folder.make_sockets_folder()
+    folder.private.make()
     replicas = Listening(folder).replicas(server)  # pyright: ignore[reportArgumentType]
     with ExitStack() as stack:
-        stack.callback(folder.clear_sockets)
+        stack.callback(folder.private.clear)
         reaper = stack.enter_context(Reaper())
         for replica in replicas:
             command, env = vllm_process(

@@ -157,7 +157,7 @@ def _require_shared(run_folder: RunFolder, hosts: Sequence[RayHost]) -> None:
 
     """
     # A hash, for Ray's messages are read by whoever reads the network.
-    key = run_folder.key.absolute()
+    key = run_folder.private.key.absolute()
     digest = sha256(key.read_bytes()).hexdigest()
     for host in hosts:
         if problem := host.call("prepare", key, digest, sys.executable, os.getcwd()):

@@ -24,12 +24,12 @@ class Listening:
 
     def replicas(self, server: VLLMServer, host: str = LOOPBACK) -> list[Replica]:
         """Return the vLLMs of this run; those on ports of the interface `host` ask for its key."""
-        names, folder = replica_names(server.replicas or 1), self._run_folder
+        names, private = replica_names(server.replicas or 1), self._run_folder.private
         if server.listen == "unix":
-            return [Replica(name, Address(path=folder.vllm_socket_of(name))) for name in names]
-        if folder.read_key() is None:
-            folder.make_key()
-        key = folder.read_key()
+            return [Replica(name, Address(path=private.vllm_socket_of(name))) for name in names]
+        if private.read_key() is None:
+            private.make_key()
+        key = private.read_key()
         return [Replica(name, self._port(host), key=key) for name in names]
 
     def _port(self, host: str) -> Address:

@@ -201,9 +201,9 @@ def vllm_process(
         adapter=adapter,
         head_dtype=head_dtype,
     )
-    key_file = None if replica.address.path else run_folder.key
+    key_file = None if replica.address.path else run_folder.private.key
     ours = server.environment(adapter=adapter, key_file=key_file)
-    return command, {**run_folder.environment(), **ours, **(place or _all_cores())}
+    return command, {**run_folder.private.environment(), **ours, **(place or _all_cores())}
 
 
 @contextmanager
@@ -225,10 +225,10 @@ def serving(
         RunFailed: it did not start, or it ended during the block; quotes the end of its log.
 
     """
-    run_folder.make_sockets_folder()
+    run_folder.private.make()
     replica = only_replica(run_folder)
     with ExitStack() as stack:
-        stack.callback(run_folder.clear_sockets)
+        stack.callback(run_folder.private.clear)
         command, env = vllm_process(
             server,
             run_folder,
@@ -264,4 +264,4 @@ def serving(
 
 def only_replica(run_folder: RunFolder) -> Replica:
     """Return the vLLM of a folder that has one, on its Unix socket."""
-    return Replica("inference", Address(path=run_folder.vllm_socket))
+    return Replica("inference", Address(path=run_folder.private.vllm_socket))

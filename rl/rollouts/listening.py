@@ -25,9 +25,9 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 async def listening(run_folder: RunFolder, serve: Serve, host: str | None) -> AsyncIterator[None]:
     """Serve ranks for as long as the block lasts; without a `host` address on the run's socket."""
     if host is None:
-        server = await asyncio.start_unix_server(serve, run_folder.rollouts_socket)
+        server = await asyncio.start_unix_server(serve, run_folder.private.rollouts_socket)
     else:
-        key = run_folder.key.read_bytes()
+        key = run_folder.private.key.read_bytes()
         server = await asyncio.start_server(_guarded(serve, key), host, 0)
         port = server.sockets[0].getsockname()[1]
         Endpoint(Address(host=host, port=port), pid=os.getpid()).write(run_folder, "rollouts")

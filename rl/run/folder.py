@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl.run.whole_files import write_private
+from rl.run.private_folder import PrivateFolder
+from rl.run.whole_files import remove
 
-_LONGEST_SOCKET = 107  # bytes that the kernel takes
-_LONGEST_NAME = len("/tmp/") + 36  # vLLM names its sockets by a UUID
 _NUMBERED = re.compile(r"\.?(?:step|version)_([0-9]+)")
-_TEMPORARY = "offbyone-sockets-"
 
 
 @dataclass(frozen=True)
@@ -200,113 +198,26 @@ class RunFolder:
         return self.path / "endpoints"
 
     @property
-    def key(self) -> Path:
-        """What every TCP route of the run asks for; there is none where all routes are Unix's."""
-        return self._sockets / "key"
-
-    def make_key(self) -> None:
-        """Make the key of this run: readable for us alone, and nowhere else."""
-        import secrets
-
-        write_private(self.key, secrets.token_urlsafe(32))
-
-    def read_key(self) -> str | None:
-        """Return the key of this run, None where no route asks for it."""
-        return self.key.read_text() if self.key.exists() else None
-
-    @property
-    def servers_key(self) -> Path:
-        """What somebody else's vLLMs ask for, if anything: other hosts have no variable of ours."""
-        return self._sockets / "servers_key"
-
-    @property
-    def vllm_socket(self) -> Path:
-        """Where the only vLLM listens."""
-        return self.vllm_socket_of("inference")
-
-    def vllm_socket_of(self, part: str) -> Path:
-        """Where one of several listens: vllm.sock, vllm0.sock, vllm1.sock, ..."""
-        return self.socket_of(part.replace("inference", "vllm"))
-
-    def socket_of(self, part: str) -> Path:
-        """Where a part listens whose clients share its host."""
-        return self._sockets / f"{part}.sock"
-
-    @property
-    def rollouts_socket(self) -> Path:
-        """Where the rollouts process listens."""
-        return self.socket_of("rollouts")
-
-    @property
-    def rendezvous(self) -> Path:
-        """The file through which the trainer's ranks meet."""
-        return self._sockets / "rendezvous"
-
-    @property
-    def sockets(self) -> Path:
-        """Folder of the sockets, or a link to it."""
-        return self.path / "sockets"
-
-    @property
-    def _sockets(self) -> Path:
-        return self.sockets.resolve()  # a path through the link would be as long as without
-
-    def make_sockets_folder(self, *, shared: bool = False) -> None:
-        """Make the private folder of the sockets and of temporary files.
-
-        Unix socket paths are short; below a deep folder it is a link to a short temporary one. Not
-        where it is `shared` with other hosts, for a key instead of sockets.
-        """
-        import tempfile
-
-        self.clear_sockets()
-        self.path.mkdir(parents=True, exist_ok=True)
-        if shared or len(os.fsencode(self._sockets)) + _LONGEST_NAME <= _LONGEST_SOCKET:
-            self.sockets.mkdir(mode=0o700)
-        else:
-            self.sockets.symlink_to(tempfile.mkdtemp(prefix=_TEMPORARY))
-        (self._sockets / "tmp").mkdir(mode=0o700)
-
-    def environment(self) -> dict[str, str]:
-        """What the processes of a run see: temporary files, vLLM's sockets too, are ours alone.
-
-        What PyTorch compiles is meant to outlast a run, so it stays where it would be without us.
-        """
-        import getpass
-        import tempfile
-
-        compiled = Path(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
-        return {
-            "TMPDIR": str(self._sockets / "tmp"),
-            "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(compiled)),
-        }
-
-    def clear_sockets(self) -> None:
-        """Delete the sockets and temporary files, and the temporary folder that is linked to."""
-        import tempfile
-
-        target = self._sockets
-        _remove(self.sockets)
-        # Any other that a link points to is somebody else's.
-        if target.parent == Path(tempfile.gettempdir()).resolve() and _TEMPORARY in target.name:
-            _remove(target)
+    def private(self) -> PrivateFolder:
+        """Its sockets, keys and temporary files."""
+        return PrivateFolder(self.path / "sockets")
 
     def clear_processes(self) -> None:
         """Delete what the processes of the run before have left."""
-        self.clear_sockets()
+        self.private.clear()
         left = (self.failures, self.statuses, self.warnings, self.endpoints, self.stop_request)
         for path in (*left, self.commands, self.over):
-            _remove(path)
+            remove(path)
         # A process that was killed while it wrote a checkpoint, or deleted one, cleared nothing.
         for path in self.checkpoints.glob(".step_*"):
-            _remove(path)
+            remove(path)
 
     def clear_preparations(self, but: str | None) -> None:
         """Delete what a start that failed prepared, unless the model's folder `but` is in it."""
         kept = Path(but).expanduser().resolve() if but else None
         for path in (self.built_model, self.warm_start):
             if kept is None or not kept.is_relative_to(path.resolve()):
-                _remove(path)
+                remove(path)
 
     def model(self) -> Path:
         """The local folder of the model that the run starts from."""
@@ -373,13 +284,3 @@ def step_of(path: Path) -> int:
     if not number:
         raise ValueError(f"no step and no version: {path}")
     return int(number[1])
-
-
-def _remove(path: Path) -> None:
-    """Delete a folder, a file or a link, never what a link points to."""
-    import shutil
-
-    if path.is_symlink() or path.is_file():
-        path.unlink()
-    else:
-        shutil.rmtree(path, ignore_errors=True)  # which follows no links inside either

@@ -1,4 +1,4 @@
-"""Files that others read while they are written."""
+"""Files as a whole: written at once, for us alone, and deleted."""
 
 import os
 from pathlib import Path
@@ -17,3 +17,13 @@ def write_private(path: Path, text: str) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(text)
+
+
+def remove(path: Path) -> None:
+    """Delete a folder, a file or a link, never what a link points to."""
+    import shutil
+
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)  # which follows no links inside either

@@ -76,7 +76,7 @@ class Children:
         server, run, folder = self._server, self._run, self._run_folder
         external = isinstance(server, ExternalServers)
         if external and (key := server.servers()[0].key):
-            write_private(folder.servers_key, key)
+            write_private(folder.private.servers_key, key)
         return Replicas(
             server.servers() if external else self._own_replicas(server),
             self._run_folder,
@@ -94,7 +94,7 @@ class Children:
         cluster, hosts = self._run.cluster, self._hosts.replicas
         if not spans_hosts(cluster):
             return self._listening.replicas(server)
-        names, key = names_of(self._run.inference), self._run_folder.read_key()
+        names, key = names_of(self._run.inference), self._run_folder.private.read_key()
         if is_by_hand(cluster):
             return [Replica(name, NOWHERE_YET, key=key) for name in names]
         addresses = [Address(host=host.address, port=host.free_port()) for host in hosts]
@@ -117,7 +117,7 @@ class Children:
     def _start(
         self, name: str, command: list[str], env: dict[str, str], host: Host | None = None
     ) -> None:
-        env = {**self._run_folder.environment(), **env}
+        env = {**self._run_folder.private.environment(), **env}
         log = self._run_folder.log_of(name)
         host = host or self._hosts.here
         # Our own parts take a TERM for a scheduler's notice.

@@ -230,13 +230,13 @@ def _execute(
     run.save(run_folder.config)
     run_folder.versions.write_text(json.dumps(_versions(), indent=1))
     run_folder.clear_processes()
-    run_folder.make_sockets_folder(shared=spans_hosts(run.cluster))
+    run_folder.private.make(shared=spans_hosts(run.cluster))
     if spans_hosts(run.cluster):
-        run_folder.make_key()
+        run_folder.private.make_key()
     run_folder.set_model(model, fingerprint(model))
     with ExitStack() as stack:
         # What was registered last ends first: the children, then the sockets they listen on.
-        stack.callback(run_folder.clear_sockets)
+        stack.callback(run_folder.private.clear)
         cluster = build(run.cluster)()
         hosts = stack.enter_context(cluster.hosts(run_folder, reaper, demand_of(run, plan)))
         children = Children(run, run_folder, reaper, on_hosts(plan, hosts), hosts)

@@ -74,7 +74,7 @@ class TrainingRun:
         if self.settings.num_threads:
             torch.set_num_threads(self.settings.num_threads)
         # Whoever waits for another rank waits longer than that one does: its sentence comes first.
-        meeting = run_folder.rendezvous
+        meeting = run_folder.private.rendezvous
         if spans_hosts(self.run.cluster):
             bind_collectives(self.run.cluster["interface"])
             meeting = None

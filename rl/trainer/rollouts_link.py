@@ -43,8 +43,9 @@ class RolloutsLink:
         """Return a connection to the port that it reported, else to its socket on this host."""
         listening = Endpoint.read(self._run_folder, "rollouts")
         if listening is None:
-            return Address(path=self._run_folder.rollouts_socket).connect(timeout)
-        connection, key = listening.address.connect(timeout), self._run_folder.key.read_bytes()
+            return Address(path=self._run_folder.private.rollouts_socket).connect(timeout)
+        connection = listening.address.connect(timeout)
+        key = self._run_folder.private.key.read_bytes()
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a batch may take long
         connection.sendall(HEADER.pack(len(key)) + key)
         return connection

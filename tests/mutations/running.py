@@ -120,9 +120,9 @@ RUNNING = (
     ),
     mutation(
         "folder: sockets for everybody",
-        "rl/run/folder.py",
-        "self.sockets.mkdir(mode=0o700)",
-        "self.sockets.mkdir(mode=0o755)",
+        "rl/run/private_folder.py",
+        "self.path.mkdir(mode=0o700)",
+        "self.path.mkdir(mode=0o755)",
         "rl/run/test_mutants.py",
     ),
     mutation(

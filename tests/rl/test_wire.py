@@ -82,13 +82,13 @@ def test_what_cannot_be_sent_is_named():
 @pytest.fixture
 def folder(tmp_path_factory) -> RunFolder:
     run_folder = RunFolder(tmp_path_factory.mktemp("r"))
-    run_folder.make_sockets_folder()
+    run_folder.private.make()
     return run_folder
 
 
 @pytest.fixture
 def path(folder):
-    return folder.rollouts_socket
+    return folder.private.rollouts_socket
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ def test_parts_that_are_started_by_hand_train_together_and_end_with_the_run(tmp_
     assert statuses == [0, 0, 0, 0], logs
     assert [line["step"] for line in read_metrics(folder)] == [0, 1]
     assert folder.num_saved_steps() == 2
-    assert not folder.key.exists()  # it goes with the run
+    assert not folder.private.key.exists()  # it goes with the run
     said = " ".join((tmp_path / "train.log").read_text().split())
     assert str(folder) in said
     assert "OMP_NUM_THREADS where there is no GPU; LOCAL_RANK counts the ranks of one host:" in said

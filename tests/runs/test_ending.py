@@ -66,7 +66,7 @@ def test_term_to_every_process_saves_what_was_learned_and_says_how_to_go_on(laun
     assert run_folder.num_saved_steps() == len(read_metrics(run_folder)) > 0
     assert "ended before max_steps=500: stopped, as asked" in screen
     assert "run_name=preempted resume=true" in screen
-    assert not run_folder.sockets.exists()
+    assert not run_folder.private.path.exists()
 
 
 def test_a_second_term_ends_at_once_and_says_what_is_lost(launcher):

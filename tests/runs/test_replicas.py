@@ -76,9 +76,9 @@ def every_port_asks_for_the_key(supervisor: int, folder: RunFolder) -> None:
         assert port in addresses or any(name in command for name in PRIVATE), (port, command)
     for name in NAMES:
         address = Endpoint.read(folder, name).address
-        for key, right in ((folder.read_key(), True), ("x" * 43, False), (None, False)):
+        for key, right in ((folder.private.read_key(), True), ("x" * 43, False), (None, False)):
             with http_client(Replica(name, address, key=key), 20.0) as http:
-                for method, path in routes_of(address, folder.read_key()):
+                for method, path in routes_of(address, folder.private.read_key()):
                     if right and method == "POST":  # it would do what it says
                         continue
                     status = http.request(method, path).status_code

@@ -52,7 +52,7 @@ def test_two_jobs_share_the_cores_and_a_killed_sweep_runs_only_what_is_missing(l
     assert {run.name for run in runs()} == set(saved)
     for run in runs():
         assert [row["step"] for row in read_metrics(run)] == list(range(6))
-        assert not run.sockets.exists()
+        assert not run.private.path.exists()
         log = next(sweep.log_of(n) for n, r in sweep.records().items() if r.run_name == run.name)
         assert log.read_text().count("6/6 steps") == 1
     assert [record.state for record in sweep.records().values()] == ["done", "done"]

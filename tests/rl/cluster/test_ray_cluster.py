@@ -58,8 +58,8 @@ def ray_cluster():
 @pytest.fixture
 def folder(tmp_path):
     run_folder = RunFolder(tmp_path)
-    run_folder.make_sockets_folder()
-    run_folder.make_key()
+    run_folder.private.make()
+    run_folder.private.make_key()
     return run_folder
 
 

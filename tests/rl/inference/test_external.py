@@ -53,13 +53,13 @@ def test_each_url_is_a_replica_with_the_key_of_the_variable(monkeypatch):
 def test_servers_that_ask_for_no_key_are_not_told_that_of_the_run(tmp_path):
     """Which one over several hosts has for its own parts."""
     folder = RunFolder(tmp_path)
-    folder.make_sockets_folder()
-    folder.make_key()
+    folder.private.make()
+    folder.private.make_key()
     Endpoint(Address(host="a", port=1), 0, 0).write(folder, "inference")
     node = {"urls": ["http://a:1"], "api_key_variable": None}
     assert [replica.headers for replica in started_replicas(folder, node)] == [{}]
     ours = {"replicas": 1}
-    assert started_replicas(folder, ours)[0].key == folder.read_key() is not None
+    assert started_replicas(folder, ours)[0].key == folder.private.read_key() is not None
 
 
 @pytest.mark.parametrize("url", ["a:1", "https://a:1", "http://a", "http://a:1/v1", "unix:s", ""])
@@ -87,12 +87,12 @@ def test_the_other_parts_know_them_by_the_same_configuration(tmp_path, monkeypat
     )
     config = changed(config, {"inference.api_key_variable": "MY_KEY"})
     monkeypatch.setenv("MY_KEY", "secret")
-    folder.make_sockets_folder()
+    folder.private.make()
     plan = placement(config, [Host()])
     with Reaper() as reaper, LocalCluster().hosts(folder, reaper, Demand(0, 1, 1)) as hosts:
         Children(Run(**config), folder, reaper, plan, hosts)
     monkeypatch.delenv("MY_KEY")  # as on the hosts of a cluster
-    assert folder.servers_key.stat().st_mode & 0o77 == 0
+    assert folder.private.servers_key.stat().st_mode & 0o77 == 0
     node = config["inference"]
     assert names_of(node) == ["inference0", "inference1"]
     Endpoint(Address(host="b", port=1), 2).write(folder, "inference1")

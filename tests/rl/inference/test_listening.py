@@ -19,7 +19,7 @@ def bound(port: int) -> socket.socket:
 
 def test_a_port_that_is_given_back_stays_with_the_vllm_that_listens_on_it(tmp_path):
     folder = RunFolder(tmp_path)
-    folder.make_sockets_folder()
+    folder.private.make()
     kept = Listening(folder)
     server = ScriptedVLLM(replicas=1, listen="tcp", startup_timeout=1.0, args={})
     (replica,) = kept.replicas(server)

@@ -136,9 +136,11 @@ async def test_requests_retried_since_the_last_batch_are_logged_with_this_one(tm
 
 async def test_a_rank_is_answered_over_its_socket(tmp_path):
     served = service(tmp_path, [group(1.0)])
-    RunFolder(tmp_path).make_sockets_folder()
+    RunFolder(tmp_path).private.make()
     async with served.listening():
-        reader, writer = await asyncio.open_unix_connection(RunFolder(tmp_path).rollouts_socket)
+        reader, writer = await asyncio.open_unix_connection(
+            RunFolder(tmp_path).private.rollouts_socket
+        )
         data = pack(Call(what="next_batch", step=0))
         writer.write(HEADER.pack(len(data)) + data)
         size = HEADER.unpack(await reader.readexactly(HEADER.size))[0]
@@ -149,9 +151,9 @@ async def test_a_rank_is_answered_over_its_socket(tmp_path):
 
 async def test_over_tcp_only_who_begins_with_the_key_is_answered(tmp_path):
     folder = RunFolder(tmp_path)
-    folder.make_sockets_folder()
-    folder.make_key()
-    key, call = folder.key.read_bytes(), pack(Call(what="next_batch", step=0))
+    folder.private.make()
+    folder.private.make_key()
+    key, call = folder.private.key.read_bytes(), pack(Call(what="next_batch", step=0))
     question = HEADER.pack(len(call)) + call
     async with service(tmp_path, [group(1.0)]).listening("127.0.0.1"):
         address = Endpoint.read(folder, "rollouts").address
@@ -181,10 +183,12 @@ async def test_this_process_ends_although_a_rank_is_still_connected(tmp_path, mo
         await asyncio.Event().wait()
 
     monkeypatch.setattr(asyncio.Server, "wait_closed", for_ever)
-    RunFolder(tmp_path).make_sockets_folder()
+    RunFolder(tmp_path).private.make()
     async with asyncio.timeout(5):
         async with service(tmp_path, [group(1.0)]).listening():
-            _, writer = await asyncio.open_unix_connection(RunFolder(tmp_path).rollouts_socket)
+            _, writer = await asyncio.open_unix_connection(
+                RunFolder(tmp_path).private.rollouts_socket
+            )
     writer.close()
 
 

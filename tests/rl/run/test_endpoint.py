@@ -66,10 +66,10 @@ def test_each_part_says_where_it_listens_and_since_which_start(tmp_path):
 def test_the_key_is_ours_alone_and_another_one_each_time(tmp_path):
     folder, keys = RunFolder(tmp_path), set()
     for _ in range(2):
-        folder.make_sockets_folder()
-        assert folder.read_key() is None
-        folder.make_key()
-        assert stat.S_IMODE(folder.key.stat().st_mode) == 0o600
-        keys.add(folder.read_key())
+        folder.private.make()
+        assert folder.private.read_key() is None
+        folder.private.make_key()
+        assert stat.S_IMODE(folder.private.key.stat().st_mode) == 0o600
+        keys.add(folder.private.read_key())
     assert len(keys) == 2
     assert min(map(len, keys)) > 30

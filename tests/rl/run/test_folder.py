@@ -26,8 +26,8 @@ def test_sockets_can_be_bound_in_a_private_folder_however_deep_the_run_lies(
 ):
     run_folder = RunFolder(tmp_path / run)
     for _ in range(2):  # a resumed run finds the sockets of the last
-        run_folder.make_sockets_folder()
-        for path in (run_folder.vllm_socket, run_folder.rollouts_socket):
+        run_folder.private.make()
+        for path in (run_folder.private.vllm_socket, run_folder.private.rollouts_socket):
             with socket.socket(socket.AF_UNIX) as listener:
                 listener.bind(str(path))
             assert (run_folder.path / "sockets" / path.name).is_socket()
@@ -37,9 +37,9 @@ def test_sockets_can_be_bound_in_a_private_folder_however_deep_the_run_lies(
 
 def test_a_short_run_folder_holds_its_sockets_itself(tmp_path_factory):
     run_folder = RunFolder(tmp_path_factory.mktemp("s"))
-    run_folder.make_sockets_folder()
+    run_folder.private.make()
 
-    assert run_folder.vllm_socket == run_folder.path.resolve() / "sockets" / "vllm.sock"
+    assert run_folder.private.vllm_socket == run_folder.path.resolve() / "sockets" / "vllm.sock"
 
 
 def test_the_model_is_remembered(tmp_path):
@@ -105,7 +105,7 @@ def test_clean_up_does_not_follow_links_to_what_is_not_ours(tmp_path, name):
 
 def test_clean_up_of_a_link_that_points_to_a_file_or_nowhere(tmp_path):
     run_folder = RunFolder(tmp_path)
-    run_folder.sockets.symlink_to(tmp_path / "nowhere")
+    run_folder.private.path.symlink_to(tmp_path / "nowhere")
     run_folder.statuses.write_text("a file")
     run_folder.clear_processes()
     assert list(tmp_path.iterdir()) == []
@@ -115,8 +115,8 @@ def test_clean_up_of_a_link_that_points_to_a_file_or_nowhere(tmp_path):
 def test_the_private_folder_of_temporary_files_goes_with_the_sockets(tmp_path, run):
     before = {*Path(tempfile.gettempdir()).glob("offbyone-*")}
     run_folder = RunFolder(tmp_path / run)
-    run_folder.make_sockets_folder()
-    scratch = Path(run_folder.environment()["TMPDIR"])
+    run_folder.private.make()
+    scratch = Path(run_folder.private.environment()["TMPDIR"])
     assert stat.S_IMODE(scratch.stat().st_mode) == 0o700
     with socket.socket(socket.AF_UNIX) as listener:  # as vLLM names its own
         listener.bind(str(scratch / str(uuid.uuid4())))

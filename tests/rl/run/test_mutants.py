@@ -11,9 +11,9 @@ from rl.run.folder import RunFolder
 def test_nobody_else_can_reach_the_sockets():
     with tempfile.TemporaryDirectory() as short:
         folder = RunFolder(Path(short) / "run")
-        folder.make_sockets_folder()
-        assert folder.vllm_socket.parent.stat().st_mode & 0o077 == 0
-        folder.clear_sockets()
+        folder.private.make()
+        assert folder.private.vllm_socket.parent.stat().st_mode & 0o077 == 0
+        folder.private.clear()
 
 
 def test_a_group_that_has_ended_is_no_longer_the_reaper_s(tmp_path):

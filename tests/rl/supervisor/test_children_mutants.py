@@ -40,7 +40,7 @@ def watched(tmp_path):
         config = changed(config, {"inference.startup_timeout": startup_timeout})
         folder = RunFolder(tmp_path / "r")
         folder.path.mkdir(parents=True, exist_ok=True)
-        folder.make_sockets_folder()
+        folder.private.make()
         deadline = time.monotonic() + seconds
 
         def tick() -> None:
@@ -204,7 +204,12 @@ time.sleep(600)
 
 
 def test_a_server_that_closed_its_socket_is_not_waited_for(watched, tmp_path):
-    server = [sys.executable, "-c", SHUTTING_DOWN, str(RunFolder(tmp_path / "r").vllm_socket)]
+    server = [
+        sys.executable,
+        "-c",
+        SHUTTING_DOWN,
+        str(RunFolder(tmp_path / "r").private.vllm_socket),
+    ]
     with pytest.raises(RunFailed, match=r"inference ended with status -\d+"):
         watched(
             "model.warm_start=null",

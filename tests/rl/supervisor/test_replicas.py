@@ -90,7 +90,7 @@ def started(tmp_path, monkeypatch) -> Iterator[Callable[..., Run]]:
     monkeypatch.setattr(module, "_HEALTH_EVERY_S", 0.05)
     folder, runs = RunFolder(tmp_path / "r"), []
     folder.path.mkdir()
-    folder.make_sockets_folder()
+    folder.private.make()
     folder.set_model(tiny_model(tmp_path))
     with Reaper() as reaper:
 
@@ -118,7 +118,7 @@ def test_one_that_dies_is_started_again_at_its_address_with_its_log_kept(started
     after = Endpoint.read(run.folder, "inference1")
     assert (after.address, after.incarnation) == (before.address, 1)
     assert after.pid != before.pid
-    assert healthy(Replica("inference1", after.address, key=run.folder.read_key()))
+    assert healthy(Replica("inference1", after.address, key=run.folder.private.read_key()))
     assert run.folder.log_of("inference1").read_text().startswith("what it said before\n")
     assert run.warnings() == (
         "ended with status -9; it is started again, and the other one goes on\n"
@@ -216,7 +216,7 @@ def test_on_ports_every_replica_has_its_own_and_the_key_is_in_no_command(started
     addresses = [Endpoint.read(run.folder, name).address for name in NAMES]
     assert len({address.port for address in addresses}) == 2
     assert {address.host for address in addresses} == {"127.0.0.1"}
-    key = run.folder.read_key()
+    key = run.folder.private.read_key()
     for child in run.replicas.children:
         assert key not in " ".join(child.command)
         assert key not in Path(f"/proc/{child.group}/environ").read_text()

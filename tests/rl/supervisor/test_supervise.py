@@ -20,8 +20,8 @@ def a_run(folder: Path, *overrides: str) -> RunFolder:
     names = [f"output_dir={folder.parent}", f"run_name={folder.name}"]
     Run(**composed(*names, *overrides)).save(run_folder.config)
     run_folder.metrics.write_text('{"step": 0}\n{"step": 1}\n')
-    run_folder.make_sockets_folder()
-    run_folder.vllm_socket.touch()
+    run_folder.private.make()
+    run_folder.private.vllm_socket.touch()
     return run_folder
 
 

@@ -99,8 +99,10 @@ class KilledRun(TrainingRun):
 
 def test_no_line_is_lost_between_a_step_and_its_checkpoint(tmp_path):
     folder = RunFolder(tmp_path)
-    folder.rollouts_socket.parent.mkdir(parents=True, exist_ok=True)
-    with socketserver.ThreadingUnixStreamServer(str(folder.rollouts_socket), RolloutsProcess) as s:
+    folder.private.rollouts_socket.parent.mkdir(parents=True, exist_ok=True)
+    with socketserver.ThreadingUnixStreamServer(
+        str(folder.private.rollouts_socket), RolloutsProcess
+    ) as s:
         s.daemon_threads = True
         threading.Thread(target=s.serve_forever, args=(0.01,), daemon=True).start()
         run = KilledRun(folder)

@@ -83,7 +83,7 @@ class Rehearsal(loop.TrainingRun):
 def folder(tmp_path):
     made = RunFolder(tmp_path / "r")
     made.path.mkdir()
-    made.make_sockets_folder()
+    made.private.make()
     made.set_model(tmp_path)
     return made
 
@@ -99,7 +99,7 @@ def calls(folder, answers):
     """What the rollouts process is asked; it answers at once."""
     asked: list[Call] = []
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(folder.rollouts_socket))
+    listener.bind(str(folder.private.rollouts_socket))
     listener.listen()
 
     def serve():
