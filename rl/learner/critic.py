@@ -38,6 +38,7 @@ from rl.learner.optim import AdamW
 from rl.learner.ranks import Ranks
 from rl.learner.token_table import TokenTable
 from rl.learner.value_credit import Estimator, ValueCredit, ValueTargets, at_tokens, credit
+from rl.learner.weight_gradients import linear
 from rl.model.lora import has_adapter
 from rl.records import RankBatch
 
@@ -106,8 +107,7 @@ class ValueModule(nn.Module):
         before = hidden[:, :-1][mask[:, 1:]]  # [N, H] what each token is chosen from
         # In float32: in bfloat16 two values near 1 are the same unless 0.4 % apart.
         exact = torch.promote_types(before.dtype, torch.float32)
-        weight, bias = self.head.weight.to(exact), self.head.bias.to(exact)
-        return nn.functional.linear(before.to(exact), weight, bias).squeeze(-1)
+        return linear(before.to(exact), self.head.weight, self.head.bias).squeeze(-1)
 
 
 class Critic:

@@ -42,13 +42,20 @@ def weight_gradient(slopes: Tensor, inputs: Tensor, total: Tensor | None = None)
     return torch.addmm(total, *factors, **how, out=total)
 
 
+def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return inputs [..., I] times weight [O, I] transposed, in the dtype of the inputs."""
+    return _LinearFunction.apply(inputs, weight, bias)
+
+
 class _LinearFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         of_inputs, of_weight, _ = ctx.needs_input_grad
         # As torch's own layer: inputs of frozen weights (LoRA) would be memory for nothing.
         ctx.save_for_backward(inputs if of_weight else None, weight if of_inputs else None)
-        return nn.functional.linear(inputs, weight, bias)
+        # Cast in here: the way back through a cast of autograd's would round the gradient.
+        bias = None if bias is None else bias.to(inputs.dtype)
+        return nn.functional.linear(inputs, weight.to(inputs.dtype), bias)
 
     @staticmethod
     @once_differentiable
@@ -59,7 +66,7 @@ class _LinearFunction(torch.autograd.Function):
         of_inputs, of_weight, of_bias = ctx.needs_input_grad
         flat = slopes.flatten(0, -2)  # [N, O]
         return (
-            slopes @ weight if of_inputs else None,
+            slopes @ weight.to(slopes.dtype) if of_inputs else None,
             weight_gradient(flat, inputs.flatten(0, -2)) if of_weight else None,
             flat.sum(0, dtype=torch.promote_types(flat.dtype, torch.float32)) if of_bias else None,
         )
@@ -85,7 +92,7 @@ class _EmbeddingFunction(torch.autograd.Function):
 
 class _Linear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
-        return _LinearFunction.apply(input, self.weight, self.bias)
+        return linear(input, self.weight, self.bias)
 
 
 class _Embedding(nn.Embedding):

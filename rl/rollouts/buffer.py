@@ -79,7 +79,8 @@ class DifficultyBuffer(FifoBuffer):
     """Rejects groups that teach little (conf/buffer/difficulty).
 
     Attributes:
-        min_spread: smallest difference of the best and the worst reward, shaped as it is trained.
+        min_spread: smallest difference of the best and the worst reward, shaped as it is trained;
+            of the best and the worst advantage of one of the turns, where each has its own.
         min_reward_variance: smallest mean square of what such a reward differs from their mean.
         min_reward: a group whose mean lies below is too hard, by the environment's own rewards.
         max_reward: a group whose mean lies above is too easy, likewise.
@@ -105,6 +106,8 @@ class DifficultyBuffer(FifoBuffer):
         """Return the first of the reasons that applies."""
         if reason := _useless(group):
             return reason
+        if not any(credit.trains for credit in group.credits):
+            return "untrained"  # all were cut off, and truncation masks that
         rewards = _rewards(group)
         mean = sum(rewards) / len(rewards)
         if self.min_reward is not None and mean < self.min_reward:
@@ -113,8 +116,7 @@ class DifficultyBuffer(FifoBuffer):
             return "too_easy"
         # A gradient comes of what advantages are made from: after truncation, penalties and all.
         shaped = [credit.reward for credit in group.credits if credit.reward is not None]
-        spread = max(shaped) - min(shaped) if shaped else 0.0
-        if spread < self.min_spread:
+        if max(map(_spread, _compared(group, shaped))) < self.min_spread:
             return "zero_spread"
         least = self.min_reward_variance
         return "low_variance" if least is not None and _variance(shaped) < least else ""
@@ -125,6 +127,20 @@ def _useless(group: Group) -> str:
         return "unscorable"
     # Scored, but its prompt left no room: it would fill a batch with nothing to train on.
     return "" if any(rollout.sequences for rollout in group.rollouts) else "without_tokens"
+
+
+def _compared(group: Group, shaped: Sequence[float]) -> list[Sequence[float]]:
+    """The numbers by which the group's rollouts are told apart: rewards, or those of each turn."""
+    by_turn = [credit.advantages for credit in group.credits if credit.reward is not None]
+    longest = max(map(len, by_turn), default=0)
+    if longest < 2:
+        return [shaped]
+    # What turns earned may differ where rewards do not, and then it teaches.
+    return [[numbers[t] for numbers in by_turn if t < len(numbers)] for t in range(longest)]
+
+
+def _spread(numbers: Sequence[float]) -> float:
+    return max(numbers) - min(numbers) if numbers else 0.0
 
 
 def _variance(rewards: Sequence[float]) -> float:

@@ -163,6 +163,33 @@ def test_variance_is_that_of_what_advantages_are_made_from_over_all_of_the_group
     assert buffer.why_useless(replace(played, credits=credits)) == why
 
 
+@pytest.mark.parametrize(
+    ("rewards", "advantages", "why"),
+    [
+        ((1.0, 1.0), ((0.0, -1.0), (0.0, 1.0)), ""),  # as much in all, by other turns
+        ((1.0, 1.0), ((0.0, 0.0), (0.0, 0.0)), "zero_spread"),
+        ((1.0, 1.0, 1.0), ((0.0,), (0.0, 0.25), (0.0, -0.25)), ""),  # of one turn and of two
+        ((1.0, 0.0), ((0.0, 0.0), (0.0,)), "zero_spread"),  # nobody else has that turn
+        ((1.0, None), ((0.0, 1.0), (0.0,)), "zero_spread"),  # one alone compares nothing
+        ((1.0, 0.0), ((0.25, 0.0), (-0.125, 0.0)), "zero_spread"),  # less than is wanted
+    ],
+)
+def test_with_credit_by_turn_spread_is_that_of_the_turns(rewards, advantages, why):
+    credits = tuple(Credit(r, a) for r, a in zip(rewards, advantages, strict=True))
+    buffer = difficulty_buffer(min_spread=0.5)
+
+    assert buffer.why_useless(replace(group(0, 0, rewards), credits=credits)) == why
+
+
+def test_a_group_that_was_all_cut_off_and_masked_teaches_nothing():
+    cut, whole = Credit(1.0, (1.0,), trains=False), Credit(0.0, (-1.0,))
+    buffer = difficulty_buffer(min_spread=1e-6)
+
+    assert buffer.why_useless(replace(group(0, 0), credits=(cut, whole))) == ""
+    assert buffer.why_useless(replace(group(0, 0), credits=(cut, cut))) == "untrained"
+    assert FifoBuffer().why_useless(replace(group(0, 0), credits=(cut, cut))) == ""
+
+
 def test_a_group_too_old_to_train_is_a_broken_promise():
     with pytest.raises(AssertionError):
         filled((0, 0)).draw(5, 1, 1, running=[])
