@@ -22,7 +22,7 @@ from envs.turn_rewards import by_name
 from rl.config.build import build
 from rl.config.facts import takes_turns
 from rl.config.schema import Run
-from rl.inference.client import Completion
+from rl.inference.completion import Completion
 from rl.learner.learner import Learner
 from rl.learner.ranks import Ranks
 from rl.model.tokenizer import load_renderer

@@ -31,7 +31,7 @@ from envs.wiki.facts import shipped
 from envs.wiki.index import WikiIndex
 from rl.config.build import build
 from rl.config.schema import Run
-from rl.inference.client import Completion
+from rl.inference.completion import Completion
 from rl.inference.live_version import LiveVersion
 from rl.model.tokenizer import load_renderer
 from rl.sampling.demonstrations import tokenize

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
@@ -12,9 +12,15 @@ from uuid import uuid4
 import aiohttp
 import msgspec
 
+from rl.inference.completion import (
+    AttemptFailed,
+    Completion,
+    GenerationError,
+    RequestFailed,
+    completion_of,
+)
 from rl.inference.replica import closed
 from rl.inference.router import Group, Route, Router
-from rl.run.failure import RunFailed
 from rl.run.http_status import may_pass
 from rl.run.open_files import open_files
 
@@ -24,24 +30,6 @@ _FIRST_PAUSE_S = 0.5  # before the first retry; then twice as long each time
 _KEEP_ALIVE_S = 2.0  # vLLM closes idle connections after 5 s, and a request must not meet that
 _MOST_FAILED_IN_A_ROW = 32  # requests, each with its retries
 _CONNECT_S = 10.0  # to another host; one that has vanished refuses nothing
-_BROKEN_OFF = ("abort", "error")  # finish reasons that are vLLM's, not the policy's
-
-
-class GenerationError(RunFailed):
-    """The server cannot be used; the message is for the user."""
-
-
-class RequestFailed(GenerationError):
-    """One request failed in spite of its retries: that costs its rollout, not the run."""
-
-
-class _Failed(Exception):
-    """One attempt at a request failed; `passing`: the next one may do better."""
-
-    def __init__(self, message: str, *, passing: bool = True, broken: bool = False) -> None:
-        """`broken`: there was no answer, so perhaps there is nobody who could give one."""
-        super().__init__(message)
-        self.passing, self.broken = passing, broken
 
 
 @dataclass
@@ -51,19 +39,6 @@ class RequestTally:
     num_retried: int = 0
     num_moved: int = 0  # asked again of another replica, for theirs was lost
     num_failed_in_a_row: int = 0
-
-
-@dataclass(frozen=True)
-class Completion:
-    """What the server sampled after one prompt. P tokens of the prompt, N sampled ones."""
-
-    token_ids: list[int]  # [N] the stop token included
-    logprobs: list[float]  # [N] under the distribution that was sampled from
-    versions: list[int]  # [N] policy version that sampled each token
-    cut_off: bool  # ended by max_tokens instead of by the policy
-    prompt_ids: list[int] = field(default_factory=list)  # [P]
-    num_untracked_tokens: int = 0  # sampled by a server that gives no ids away
-    stop: str | None = None  # the text of sampler.stop that ended it, whose tokens are included
 
 
 class Client(Protocol):
@@ -152,7 +127,7 @@ class VLLMClient:
             route.num_flying += n
             try:
                 answer = await self._post(route, path, body, read)
-            except _Failed as failure:
+            except AttemptFailed as failure:
                 if await self._is_lost(route, failure):
                     self._tally.num_moved += 1
                     continue
@@ -176,7 +151,7 @@ class VLLMClient:
             route.num_failed_in_a_row = self._tally.num_failed_in_a_row = 0
             return answer
 
-    async def _is_lost(self, route: Route, failure: _Failed) -> bool:
+    async def _is_lost(self, route: Route, failure: AttemptFailed) -> bool:
         """Whether there is a point in asking another replica."""
         if route.lost:
             return True
@@ -195,28 +170,34 @@ class VLLMClient:
                 status, content = response.status, await response.read()
         except aiohttp.ConnectionTimeoutError as error:  # which its host did not even refuse
             why = f"no connection to {address} within {_CONNECT_S:g} s"
-            raise _Failed(why, broken=True) from error
+            raise AttemptFailed(why, broken=True) from error
         except TimeoutError as error:  # another attempt would take as long
-            raise _Failed(
+            raise AttemptFailed(
                 f"vLLM was silent for {self._timeout:g} s", passing=False, broken=True
             ) from error
         except aiohttp.ClientError as error:
-            raise _Failed(f"vLLM is out of reach at {address} ({error!r})", broken=True) from error
+            raise AttemptFailed(
+                f"vLLM is out of reach at {address} ({error!r})", broken=True
+            ) from error
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if not route.lost or task is None or task.cancelling():
                 raise
             # It was waiting for a connection of the session that we closed.
-            raise _Failed(f"{route.replica.name} was lost") from error
+            raise AttemptFailed(f"{route.replica.name} was lost") from error
         text = content[:500].decode(errors="replace")
         if status == HTTPStatus.BAD_REQUEST and path == "/tokenize":
             raise ValueError(f"the chat template refuses it: {text}")
         if status != HTTPStatus.OK:
-            raise _Failed(f"vLLM answered {status} to {path}: {text}", passing=may_pass(status))
+            raise AttemptFailed(
+                f"vLLM answered {status} to {path}: {text}", passing=may_pass(status)
+            )
         try:
             return read(msgspec.json.decode(content))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise _Failed(f"vLLM's answer to {path} makes no sense ({error!r}): {text}") from error
+            raise AttemptFailed(
+                f"vLLM's answer to {path} makes no sense ({error!r}): {text}"
+            ) from error
 
     def _session(self, route: Route) -> aiohttp.ClientSession:
         """Connections to a replica; opened with the first request to it."""
@@ -276,7 +257,7 @@ class GroupClient:
         }
 
         def read(answer: Any) -> list[Completion]:
-            return [_completion(choice, list(prompt_ids)) for choice in answer["choices"]]
+            return [completion_of(choice, list(prompt_ids)) for choice in answer["choices"]]
 
         completions = await self.client.ask("/inference/v1/generate", body, read, self.stays, n)
         route = self.stays.route()
@@ -304,28 +285,3 @@ class GroupClient:
     def group(self) -> Iterator["GroupClient"]:
         """Return itself: it is one already."""
         yield self
-
-
-def _completion(choice: dict[str, Any], prompt_ids: list[int]) -> Completion:
-    token_ids: list[int] = choice["token_ids"] or []
-    content: list[dict[str, Any]] = (choice["logprobs"] or {}).get("content") or []
-    if choice["finish_reason"] in _BROKEN_OFF:
-        # vLLM's fault: to train on it would blame the policy for where it was cut.
-        raise _Failed(f"vLLM ended a completion with finish_reason={choice['finish_reason']}")
-    versions = [-1] * len(token_ids)
-    for span in choice["weight_versions"] or []:
-        count = span["end"] - span["start"]
-        versions[span["start"] : span["end"]] = [int(span["version"])] * count
-    if len(content) != len(token_ids) or -1 in versions:
-        raise _Failed(
-            f"vLLM returned {len(token_ids)} tokens with {len(content)} logprobs and weight "
-            f"versions {choice['weight_versions']}: every token needs both"
-        )
-    return Completion(
-        token_ids=token_ids,
-        logprobs=[entry["logprob"] for entry in content],
-        versions=versions,
-        cut_off=choice["finish_reason"] == "length",
-        prompt_ids=prompt_ids,
-        stop=stop if isinstance(stop := choice.get("stop_reason"), str) else None,
-    )

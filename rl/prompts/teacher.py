@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from rl.inference.client import Completion
+from rl.inference.completion import Completion
 from rl.prompts.journal import Journal
 from rl.run.failure import RunFailed
 from rl.sampling.chat import Chat, Prompt

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from envs.messages import Message
-from rl.inference.client import Completion, RequestTally
+from rl.inference.client import RequestTally
+from rl.inference.completion import Completion
 from rl.inference.live_version import LiveVersion
 from rl.inference.router import Router
 from rl.sampling.clock import Seats

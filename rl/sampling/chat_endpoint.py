@@ -15,7 +15,8 @@ from typing import Any
 import aiohttp
 
 from envs.messages import parse_json
-from rl.inference.client import GenerationError, may_pass
+from rl.inference.client import may_pass
+from rl.inference.completion import GenerationError
 
 _LONGEST_PAUSE_S = 60.0
 _LARGEST_ANSWER = 32 << 20  # bytes

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from envs.protocol import Environment
-from rl.inference.client import GenerationError
+from rl.inference.completion import GenerationError
 
 _LONGEST = 300  # characters of the error itself
 

@@ -15,7 +15,7 @@ import aiohttp
 import msgspec
 
 from envs.messages import Message, assistant
-from rl.inference.client import Completion, GenerationError
+from rl.inference.completion import Completion, GenerationError
 from rl.sampling.chat import ChatSetting, Prompt, ToolSpecs
 from rl.sampling.chat_endpoint import ChatEndpoint
 from rl.sampling.clock import Seats

@@ -25,7 +25,7 @@ from envs import threads
 from envs.episode import Episode, Example, StopReason
 from envs.protocol import ContextFull, Environment
 from envs.turn_rewards import by_name
-from rl.inference.client import Completion, RequestFailed
+from rl.inference.completion import Completion, RequestFailed
 from rl.records import Rollout
 from rl.sampling.chat import Chat, Prompt
 from rl.sampling.clock import Clock

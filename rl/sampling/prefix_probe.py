@@ -10,7 +10,7 @@ from typing import Any
 from renderers import Renderer
 
 from envs.messages import assistant, user
-from rl.inference.client import Completion
+from rl.inference.completion import Completion
 from rl.model.tokenizer import PlainParser
 from rl.sampling.chat import Chat
 

@@ -17,7 +17,8 @@ from typing import Any, ClassVar, Literal, Self, cast
 from renderers import ParsedToolCall, Renderer
 
 from envs.messages import Message, assistant, well_formed
-from rl.inference.client import Client, Completion, VLLMClient
+from rl.inference.client import Client, VLLMClient
+from rl.inference.completion import Completion
 from rl.inference.live_version import LiveVersion
 from rl.model.tokenizer import decoded, load_renderer
 from rl.sampling.chat import ChatSetting, Prompt, ToolSpecs

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rl.inference.client import Completion
+from rl.inference.completion import Completion
 from rl.records import Sequence
 from rl.sampling.chat import Prompt
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from envs.episode import Episode, StopReason
 from envs.messages import Message, parse_json
 from envs.protocol import ContextFull, Spoken
-from rl.inference.client import Completion, GenerationError
+from rl.inference.completion import Completion, GenerationError
 from rl.sampling.chat import Chat, Prompt, ToolSpecs
 from rl.sampling.rows import Rows
 from rl.sampling.seeds import RequestSeeds

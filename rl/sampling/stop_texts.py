@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from renderers import Renderer
 
-from rl.inference.client import Completion
+from rl.inference.completion import Completion
 from rl.model.tokenizer import Tokenizer
 
 

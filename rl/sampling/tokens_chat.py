@@ -16,7 +16,8 @@ from typing import ClassVar, Literal
 from renderers import Renderer
 
 from envs.messages import Message, assistant, well_formed
-from rl.inference.client import Completion, GroupClient, VLLMClient
+from rl.inference.client import GroupClient, VLLMClient
+from rl.inference.completion import Completion
 from rl.model.tokenizer import decoded, parser
 from rl.sampling.chat import ChatSetting, Prompt, ToolSpecs
 from rl.sampling.clock import Seats

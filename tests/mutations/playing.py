@@ -258,7 +258,7 @@ PLAYING = (
     ),
     mutation(
         "client: every token has the last span's version",
-        "rl/inference/client.py",
+        "rl/inference/completion.py",
         'versions[span["start"] : span["end"]] = [int(span["version"])] * count',
         'versions = [int(span["version"])] * len(token_ids)',
         "rl/inference/test_client.py",
@@ -272,7 +272,7 @@ PLAYING = (
     ),
     mutation(
         "client: cut off where it stopped",
-        "rl/inference/client.py",
+        "rl/inference/completion.py",
         'choice["finish_reason"] == "length"',
         'choice["finish_reason"] == "stop"',
         "rl/inference/test_client.py",

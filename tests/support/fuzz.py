@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from random import Random
 
-from rl.inference.client import Completion
+from rl.inference.completion import Completion
 from tests.support.scripted import IM_END, tiny_tokenizer
 
 MARKUP = (

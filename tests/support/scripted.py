@@ -12,7 +12,7 @@ from renderers import Renderer
 
 from envs.episode import Example
 from envs.protocol import Environment
-from rl.inference.client import Completion
+from rl.inference.completion import Completion
 from rl.inference.live_version import LiveVersion
 from rl.model.tiny import TinyModel
 from rl.model.tokenizer import Tokenizer, load_renderer

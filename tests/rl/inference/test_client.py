@@ -13,7 +13,8 @@ import pytest
 from aiohttp import web
 
 from rl.inference import client as module
-from rl.inference.client import GenerationError, RequestFailed, RequestTally, VLLMClient
+from rl.inference.client import RequestTally, VLLMClient
+from rl.inference.completion import GenerationError, RequestFailed
 from rl.sampling.renderer_chat import render
 from tests.support.engine_faults import (
     Abort,

@@ -10,7 +10,8 @@ import pytest
 from aiohttp import web
 
 from rl.inference import client as module
-from rl.inference.client import RequestFailed, RequestTally, VLLMClient
+from rl.inference.client import RequestTally, VLLMClient
+from rl.inference.completion import RequestFailed
 from rl.inference.replica import Replica
 from rl.inference.router import Router
 from rl.run.address import Address

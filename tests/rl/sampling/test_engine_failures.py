@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from envs.episode import StopReason
-from rl.inference.client import RequestFailed
+from rl.inference.completion import RequestFailed
 from tests.support.scripted import SAMPLER, ScriptedClient, ScriptedEnv, play
 
 FAILED = RequestFailed("vLLM answered 500 to /inference/v1/generate")

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from envs.episode import Example, StopReason
 from envs.protocol import Environment
-from rl.inference.client import GenerationError
+from rl.inference.completion import GenerationError
 from rl.inference.live_version import LiveVersion
 from rl.inference.router import Router
 from rl.sampling.chat import ChatSetting

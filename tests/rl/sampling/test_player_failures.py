@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from envs.episode import Example, StopReason
-from rl.inference.client import GenerationError
+from rl.inference.completion import GenerationError
 from rl.inference.live_version import LiveVersion
 from rl.sampling.clock import Seats
 from rl.sampling.player import Player

@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from rl.inference.client import Completion
+from rl.inference.completion import Completion
 from rl.sampling.rows import Rows
 
 

@@ -5,7 +5,7 @@ import pytest
 from envs.episode import StopReason
 from envs.messages import user
 from envs.protocol import ContextFull, Environment
-from rl.inference.client import GenerationError
+from rl.inference.completion import GenerationError
 from tests.support.scripted import HI, ScriptedClient, play
 
 

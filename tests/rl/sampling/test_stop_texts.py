@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rl.inference.client import Completion
+from rl.inference.completion import Completion
 from rl.inference.live_version import LiveVersion
 from rl.model.tokenizer import Tokenizer, load_renderer, parser
 from rl.sampling.renderer_chat import RendererChat

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from envs.verifiers.environment import Verifiers
-from rl.inference.client import Completion
+from rl.inference.completion import Completion
 from rl.inference.live_version import LiveVersion
 from rl.records import Rollout
 from rl.sampling.player import Player
