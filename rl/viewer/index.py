@@ -10,7 +10,6 @@ another generation, and a page starts over.
 
 import gc
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -23,56 +22,19 @@ import pyarrow as pa
 
 from rl.run.folder import RunFolder, step_of
 from rl.viewer.rollout_lines import BrokenLine, rows_of
+from rl.viewer.tables import (
+    ARROW,
+    FILES,
+    FORMAT,
+    PUSHES,
+    SCALES,
+    TABLES,
+    new_generation,
+    prepared,
+)
 
-FORMAT = 1  # of the index; another one is thrown away
 _BATCH = 20_000  # rows inserted at once
 _TAIL = 64  # bytes by which a file that grew is told from one that was written anew
-
-Schema = dict[str, str]
-_ROLLOUTS: Schema = {
-    **{"n": "BIGINT", "file": "INTEGER", "start": "BIGINT", "size": "BIGINT"},
-    **{"step": "INTEGER", "group_id": "BIGINT", "place": "INTEGER", "id": "VARCHAR"},
-    **{"example": "VARCHAR", "env": "VARCHAR", "reward": "DOUBLE", "advantage": "DOUBLE"},
-    **{"length": "INTEGER", "turns": "INTEGER", "staleness": "INTEGER", "stop": "VARCHAR"},
-    **{"used": "BOOLEAN", "error": "BOOLEAN", "question": "BIGINT", "title": "VARCHAR"},
-    "text": "VARCHAR",
-}
-_FILES: Schema = {
-    **{"file": "INTEGER", "path": "VARCHAR", "source": "VARCHAR", "modified": "BIGINT"},
-    **{"size": "BIGINT", "complete": "BIGINT", "lines": "INTEGER", "tail": "BLOB"},
-}
-_BROKEN: Schema = {"path": "VARCHAR", "number": "INTEGER", "why": "VARCHAR"}
-_RECORDS: Schema = {"path": "VARCHAR", "step": "INTEGER", "modified": "BIGINT"}
-_TABLES: dict[str, Schema] = {
-    "facts": {"format": "INTEGER", "generation": "BIGINT"},
-    "files": _FILES,
-    "rollouts": _ROLLOUTS,
-    "broken": _BROKEN,
-    "records": _RECORDS,
-    "pushes": {"step": "INTEGER", "id": "VARCHAR", "push": "DOUBLE"},
-    "scales": {"step": "INTEGER", "slope": "DOUBLE"},
-}
-_ARROW = {
-    **{"BIGINT": pa.int64(), "INTEGER": pa.int32(), "DOUBLE": pa.float64()},
-    **{"BOOLEAN": pa.bool_(), "VARCHAR": pa.string(), "BLOB": pa.binary()},
-}
-# A rollout's push: the sum of its tokens' |slope|. A step's scale: the |slope| of a strong token.
-_PUSHES = """
-INSERT INTO pushes SELECT step, id, sum(list_sum([abs(x) for x in slope]))
-FROM read_parquet(?, union_by_name = true) JOIN records r ON r.path = filename GROUP BY ALL
-"""
-_SCALES = """
-INSERT INTO scales SELECT step, quantile_cont(slope, 0.98) FROM (
-    SELECT step, abs(unnest(slope)) slope
-    FROM read_parquet(?, union_by_name = true) JOIN records r ON r.path = filename
-) WHERE slope > 0 GROUP BY step
-"""
-_VIEW = """
-CREATE VIEW viewed AS
-    SELECT r.* EXCLUDE (file, start, size), f.source, p.push
-    FROM rollouts r JOIN files f USING (file)
-    LEFT JOIN pushes p ON f.source = 'training' AND p.step = r.step AND p.id = r.id AND p.id != ''
-"""
 
 
 def _silently(read: int, total: int) -> None:
@@ -118,18 +80,18 @@ class RunIndex:
         try:
             path.parent.mkdir(exist_ok=True)
             try:
-                return _prepared(path)
+                return prepared(path)
             except duckdb.Error as error:
                 if _is_locked(error):  # another viewer has it
                     raise
                 path.unlink()  # broken, or another version's
-                return _prepared(path)
+                return prepared(path)
         except OSError as error:
             self.not_kept = f"{path.parent}: {error.strerror}"
         except duckdb.Error as error:
             why = str(error).splitlines()[0]
             self.not_kept = "another viewer has it" if _is_locked(error) else why
-        return _prepared(":memory:")
+        return prepared(":memory:")
 
     def close(self) -> None:
         """Let others have the file."""
@@ -157,7 +119,7 @@ class RunIndex:
             self._refresh_records()
 
     def _refresh_rollouts(self, progress: Callable[[int, int], None]) -> None:
-        names = list(_FILES)
+        names = list(FILES)
         known = {row[1]: dict(zip(names, row, strict=True)) for row in self.rows("FROM files")}
         present = source_files(self.run_folder)
         if known.keys() - {str(file.path) for file in present}:
@@ -234,8 +196,8 @@ class RunIndex:
                     wanted = f"DELETE FROM {table} WHERE list_contains(?, step)"
                     self._db.execute(wanted, [sorted(steps)])
                 self._insert("records", chosen)
-                self._db.execute(_PUSHES, [paths])
-                self._db.execute(_SCALES, [paths])
+                self._db.execute(PUSHES, [paths])
+                self._db.execute(SCALES, [paths])
             self.records_problem = ""
         except duckdb.Error as error:
             self.records_problem = f"the token record cannot be read: {str(error).splitlines()[0]}"
@@ -244,9 +206,9 @@ class RunIndex:
         """Write rows and forget them."""
         if not rows:
             return
-        schema = _TABLES[table]
+        schema = TABLES[table]
         columns = [
-            pa.array(values, _ARROW[kind])
+            pa.array(values, ARROW[kind])
             for values, kind in zip(zip(*rows, strict=True), schema.values(), strict=True)
         ]
         self._db.register("news", pa.table(columns, names=list(schema)))
@@ -256,9 +218,9 @@ class RunIndex:
 
     def _clear(self) -> None:
         with self._transaction():
-            for table in _TABLES:
+            for table in TABLES:
                 self._db.execute(f"DELETE FROM {table}")
-            self._db.execute("INSERT INTO facts VALUES (?, ?)", [FORMAT, _new_generation()])
+            self._db.execute("INSERT INTO facts VALUES (?, ?)", [FORMAT, new_generation()])
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -286,29 +248,6 @@ def _no_garbage() -> Iterator[None]:
 
 def _is_locked(error: duckdb.Error) -> bool:
     return "Could not set lock" in str(error)  # a broken file has its "block" named
-
-
-def _new_generation() -> int:
-    return time.time_ns() // 1000  # a browser keeps 53 bits
-
-
-def _prepared(path: Path | str) -> duckdb.DuckDBPyConnection:
-    """A connection whose tables are there. duckdb.Error: they are another format's."""
-    db = duckdb.connect(str(path))
-    try:
-        if not db.execute("SELECT 1 FROM duckdb_tables() WHERE table_name = 'facts'").fetchall():
-            for table, schema in _TABLES.items():
-                columns = ", ".join(f"{name} {kind}" for name, kind in schema.items())
-                db.execute(f"CREATE TABLE {table} ({columns})")
-            db.execute(_VIEW)
-            # Two indexes of one run never share a generation: a page tells them apart by it.
-            db.execute("INSERT INTO facts VALUES (?, ?)", [FORMAT, _new_generation()])
-        if db.execute("SELECT format FROM facts").fetchall() != [(FORMAT,)]:
-            raise duckdb.InvalidInputException("an index of another format")
-    except duckdb.Error:
-        db.close()
-        raise
-    return db
 
 
 def source_files(run_folder: RunFolder) -> list[SourceFile]:
