@@ -55,6 +55,7 @@ class Rollout:
     retries: int = 0  # earlier attempts that the environment broke
     blocked_time: float = 0.0  # seconds for which its environment's code held up all rollouts
     num_untracked_tokens: int = 0  # sampled by a remote server that counts them and gives no ids
+    turn_limit: int | None = None  # tokens that one of its turns could have; None: nobody's limit
     turn_rewards: dict[str, tuple[float, ...]] = field(default_factory=dict)
     """Of the rewards that were given by turn: each turn's part, `turns` of them."""
 

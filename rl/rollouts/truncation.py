@@ -5,7 +5,7 @@
     zero_reward    reward 0
     mask_zero      both: no token counts, and the baseline knows it as 0
     penalty        reward - weight * (length - onset) / (limit - onset), onset <= length <= limit,
-                   length being that of the longest turn
+                   length being that of the longest turn, limit what the sampler gave a turn
     drop           no token counts, and the group's baseline does not know of it
 
 Which rollouts those are is decided by the typed stop reason (a turn reached its token limit, or the
@@ -51,20 +51,23 @@ def mask_zero(rollout: Rollout) -> Standing:
     return replace(mask(rollout), reward=zero_reward(rollout).reward)
 
 
-def penalty(rollout: Rollout, *, limit: int, start: float, weight: float) -> Standing:
+def penalty(rollout: Rollout, *, limit: int | None, start: float, weight: float) -> Standing:
     """Soft overlong punishment. DAPO, arXiv:2503.14476, eq. 13.
 
     Args:
         rollout: any.
-        limit: tokens of a single turn at which the penalty is full.
-        start: share of `limit` up to which there is none, below 1.
+        limit: tokens of a single turn at which the penalty is full; None: those that it could have,
+            of which each environment of a mixture may say another number.
+        start: share of the limit up to which there is none, below 1.
         weight: the full penalty.
 
     """
     if rollout.reward is None:
         return Standing(None)
-    onset = start * limit
-    over = (max(rollout.turn_lengths, default=0) - onset) / (limit - onset)
+    most = rollout.turn_limit if limit is None else limit
+    assert most, "what is sampled has a limit, and nothing else is penalised"
+    onset = start * most
+    over = (max(rollout.turn_lengths, default=0) - onset) / (most - onset)
     return Standing(rollout.reward - weight * min(max(over, 0.0), 1.0))
 
 

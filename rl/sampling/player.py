@@ -191,6 +191,7 @@ class Player:
             tool_errors=episode.tool_errors,
             error=error,
             num_untracked_tokens=rows.num_untracked_tokens,
+            turn_limit=self.sampler.max_tokens,
             blocked_time=self.watchdog.blocked() if self.watchdog else 0.0,
         )
 

@@ -23,7 +23,7 @@ from rl.rollouts.plan import plan, rewards_of, weigh
 from rl.rollouts.service import RolloutService
 from rl.rollouts.truncation import Standing
 from rl.run.folder import RunFolder
-from tests.support.composing import chosen, composed
+from tests.support.composing import chosen
 
 zscore = partial(group_zscore, epsilon=0.0)
 soft = partial(truncation.penalty, limit=10, start=0.5, weight=2.0)
@@ -101,16 +101,13 @@ def test_each_turn_of_one_row_has_the_limit_for_itself():
     assert soft(played).reward == pytest.approx(0.75 - 2 * 0.2)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "limit"),
-    [
-        ([], 32),
-        (["sampler.max_tokens=11"], 11),
-        (["sampler=demonstrations", "loss=sft"], 32),  # no sampler with a limit: the model's
-    ],
-)
-def test_the_limit_is_that_of_a_turn_wherever_that_is_set(overrides, limit):
-    assert composed("truncation=penalty", *overrides)["truncation"]["limit"] == limit
+@pytest.mark.parametrize(("own", "reward"), [(12, 0.75), (8, 0.75 - 2 * 0.5), (6, 0.75 - 2)])
+def test_the_limit_is_what_the_turn_could_have_unless_told_otherwise(own, reward):
+    assert chosen("truncation", "penalty")["limit"] is None
+    played = replace(rollout(0.75, lengths=(6, 2)), turn_limit=own)  # of a mixture's environment
+    found = truncation.penalty(played, limit=None, start=0.5, weight=2.0)
+    assert found.reward == pytest.approx(reward)
+    assert soft(played).reward == pytest.approx(0.75 - 2 * 0.2)
 
 
 def test_the_length_penalty_is_taken_off_per_completion_token_after_truncation():

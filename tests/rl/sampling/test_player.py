@@ -38,6 +38,14 @@ def test_a_single_turn_group_shares_one_request():
         assert rollout.messages[-1] == {"role": "assistant", "content": said}
 
 
+def test_a_rollout_knows_the_limit_of_its_turns_which_an_environment_may_have_for_itself():
+    env = ScriptedEnv()
+    assert play(env, ScriptedClient("good"))[0].turn_limit == SAMPLER.max_tokens == 32
+    env.sampling = {"max_tokens": 6}
+    client = ScriptedClient("good")
+    assert play(env, client)[0].turn_limit == client.requests[0][1]["max_tokens"] == 6
+
+
 def test_named_rewards_are_kept_unweighted_and_a_name_without_weight_does_not_count():
     (rollout,) = play(ScriptedEnv(), ScriptedClient("good"))
 
