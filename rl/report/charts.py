@@ -1,6 +1,7 @@
 """The charts of a report, in Vega-Lite by Altair: verdicts, times, questions.
 
 Charts have no colours of their own for ink and paper: the page and the figures give them (`theme`).
+Each is drawn `narrow`, too, for a window of a phone's width: what stands side by side is stacked.
 """
 
 from pathlib import Path
@@ -27,6 +28,8 @@ PALETTE = (
 )
 TIMES = ("#3b7dd8", "#c8a02b", "#b5539c", "#2a9d8f", "#e07b39", "#6a5acd", "#7d8ba1")
 ROW = 26  # pixels of an arm
+NAME, NARROW_NAME = 260, 100  # the most that its name may take
+NARROW = 220  # pixels beside a name in a narrow window
 
 # Only where there is one: Vega would follow a null.
 LINK = alt.when("isValid(datum.link)").then(alt.Href("link:N"))
@@ -40,17 +43,16 @@ class Datasets:
     def __init__(self, place: Path) -> None:
         """`place` is the folder of the page, from where its links go."""
         self.place = place
-        self._rows: dict[str, Rows] = {}
+        self.rows: dict[str, Rows] = {}
 
     def __call__(self, rows: Rows) -> alt.NamedData:
-        """What stands for these rows in a chart."""
-        name = f"rows-{len(self._rows)}"
-        self._rows[name] = rows
+        """What stands for these rows in a chart; the same in both widths are kept once."""
+        for name, known in self.rows.items():
+            if known == rows:
+                return alt.NamedData(name=name)
+        name = f"rows-{len(self.rows)}"
+        self.rows[name] = rows
         return alt.NamedData(name=name)
-
-    def drawing(self, chart: Chart) -> dict[str, Any]:
-        """The chart with its rows, as Vega-Lite."""
-        return chart.to_dict(validate=False) | {"datasets": self._rows}
 
 
 def theme(ink: str, quiet: str, line: str) -> dict[str, Any]:
@@ -84,13 +86,18 @@ def colours(comparison: Comparison) -> alt.Scale:
     return alt.Scale(domain=names, range=[by_name[name] for name in names])
 
 
-def forest(comparison: Comparison, data: Datasets) -> Chart:
+def arm_axis(*, narrow: bool) -> alt.Axis:
+    """The names of arms beside their rows."""
+    return alt.Axis(labelFontSize=11 if narrow else 13, ticks=False, domain=False, labelPadding=8,
+                    labelLimit=NARROW_NAME if narrow else NAME)  # fmt: skip
+
+
+def forest(comparison: Comparison, data: Datasets, *, narrow: bool = False) -> Chart:
     """An arm a row: seeds, interval, difference to the baseline, and the verdict."""
     rows = forest_rows(comparison)
     order = [row["arm"] for row in rows]
     base = alt.Chart(data(rows))
-    y = alt.Y("arm:N", sort=order, title=None, axis=alt.Axis(labelFontSize=13, ticks=False,
-              domain=False, labelPadding=8, labelLimit=260))  # fmt: skip
+    y = alt.Y("arm:N", sort=order, title=None, axis=arm_axis(narrow=narrow))
     hidden = alt.Y("arm:N", sort=order, axis=None)
     verdict = alt.Color("verdict:N", legend=None, scale=alt.Scale(
         domain=list(VERDICTS), range=list(VERDICTS.values())))  # fmt: skip
@@ -104,10 +111,17 @@ def forest(comparison: Comparison, data: Datasets) -> Chart:
         tooltip=["arm:N", "seed:N", "score:Q", "run:N", "view:N"],
     )  # fmt: skip
     layers = [*_intervals(rows, y, verdict, data), seeds, means]
-    left = alt.layer(*layers).properties(width=300, height=height, title=_score_title(comparison))
+    left = alt.layer(*layers).properties(
+        width=NARROW if narrow else 300, height=height, title=_score_title(comparison)
+    )
     panels = [left]
+    if comparison.others and narrow:
+        # The other numbers are in the table below the chart.
+        word = _text(base, hidden, "verdict", "verdict", 76, "left", height, verdict)
+        differences = _differences(base, y, verdict, rows, comparison, data, width=NARROW - 86)
+        return alt.vconcat(left, alt.hconcat(differences, word, spacing=10), spacing=16)
     if comparison.others:
-        panels += [_differences(base, hidden, verdict, rows, comparison, data)]
+        panels += [_differences(base, hidden, verdict, rows, comparison, data, width=230)]
         texts = [
             ("difference_text", "difference", 62, "right"),
             ("interval_text", "95 % interval", 112, "left"),
@@ -116,7 +130,8 @@ def forest(comparison: Comparison, data: Datasets) -> Chart:
         ]
         known = [one for one in texts if any(row[one[0]] for row in rows)]
         panels += [_text(base, hidden, *one, height, verdict) for one in known]
-    panels.append(_text(base, hidden, "minutes_text", "minutes", 52, "right", height, verdict))
+    if not narrow:
+        panels.append(_text(base, hidden, "minutes_text", "minutes", 52, "right", height, verdict))
     return alt.hconcat(*panels, spacing=10).resolve_scale(y="shared")
 
 
@@ -135,11 +150,11 @@ def _intervals(rows: Rows, y: alt.Y, verdict: alt.Color, data: Datasets) -> list
 
 def _differences(
     base: alt.Chart, y: alt.Y, verdict: alt.Color, rows: Rows, comparison: Comparison,
-    data: Datasets,
+    data: Datasets, *, width: int,
 ) -> Chart:  # fmt: skip
     zero = alt.Chart(data([{"at": 0}])).mark_rule(strokeDash=[3, 3]).encode(x="at:Q")
     # No number of digits: as many as tell the ticks apart.
-    x = alt.X("difference:Q", axis=alt.Axis(tickCount=5, title=None, format="+~f"))
+    x = alt.X("difference:Q", axis=alt.Axis(tickCount=width // 46, title=None, format="+~f"))
     points = base.mark_point(filled=True, size=46, opacity=1).encode(
         x=x, y=y, color=verdict, stroke=alt.value("white"), strokeWidth=alt.value(1)
     )
@@ -151,7 +166,7 @@ def _differences(
         )  # fmt: skip
         layers.insert(1, bars)
     return alt.layer(*layers).properties(
-        width=230,
+        width=width,
         height=ROW * len(comparison.results),
         title=f"difference to {comparison.baseline.arm.name}",
     )
@@ -177,12 +192,11 @@ def _score_title(comparison: Comparison) -> str:
     return f"{of}, {comparison.judged}"
 
 
-def times(comparison: Comparison, data: Datasets) -> Chart:
+def times(comparison: Comparison, data: Datasets, *, narrow: bool = False) -> Chart:
     """Seconds of a step by activity, and tokens per second."""
     rows, speeds = time_rows(comparison)
     names = names_of(comparison)
-    y = alt.Y("arm:N", sort=names, title=None, axis=alt.Axis(labelFontSize=13, ticks=False,
-              domain=False, labelPadding=8, labelLimit=260))  # fmt: skip
+    y = alt.Y("arm:N", sort=names, title=None, axis=arm_axis(narrow=narrow))
     totals: dict[str, float] = {}
     for row in rows:
         totals[row["activity"]] = totals.get(row["activity"], 0) + row["seconds"]
@@ -190,37 +204,40 @@ def times(comparison: Comparison, data: Datasets) -> Chart:
     scale = alt.Scale(domain=activities, range=list(TIMES))
     place = {name: index for index, name in enumerate(activities)}
     rows = [{**row, "place": place[row["activity"]]} for row in rows]
+    legend = alt.Legend(orient="top", columns=4 if narrow else len(activities))
     bars = alt.Chart(data(rows)).mark_bar(height=14).encode(
-        x=alt.X("seconds:Q", title="seconds per step", axis=alt.Axis(tickCount=6)),
+        x=alt.X("seconds:Q", title="seconds per step", axis=alt.Axis(tickCount=3 if narrow else 6)),
         y=y, order="place:Q", tooltip=["arm:N", "activity:N", "seconds:Q"],
-        color=alt.Color("activity:N", scale=scale, title=None, legend=alt.Legend(orient="top")),
+        color=alt.Color("activity:N", scale=scale, title=None, legend=legend),
     )  # fmt: skip
     text = alt.Chart(data(speeds)).mark_text(align="left", dx=6, fontSize=11).encode(
         x="total:Q", y=y, text="speed:N"
     )  # fmt: skip
-    return alt.layer(bars, text).properties(width=760, height=ROW * len(names))
+    # The speeds stand beyond the longest bar.
+    width = NARROW - 80 if narrow else 760
+    return alt.layer(bars, text).properties(width=width, height=ROW * len(names))
 
 
-def questions(comparison: Comparison, data: Datasets) -> Chart:
+def questions(comparison: Comparison, data: Datasets, *, narrow: bool = False) -> Chart:
     """A column a question, a row an arm; where arms differ most comes first."""
     rows = question_rows(comparison, data.place)
     has_first = any(row["arm"] == AT_FIRST for row in rows)
     names = [AT_FIRST] * has_first + [result.arm.name for result in comparison.by_score]
     most = max(row["place"] for row in rows)
+    width = NARROW if narrow else max(320, min(900, 14 * most))
     return (
         alt.Chart(data(rows))
         .mark_rect()
         .encode(
             x=alt.X("place:O", axis=None),
-            y=alt.Y("arm:N", sort=names, title=None, axis=alt.Axis(
-                labelFontSize=13, ticks=False, domain=False, labelPadding=8, labelLimit=260)),
+            y=alt.Y("arm:N", sort=names, title=None, axis=arm_axis(narrow=narrow)),
             color=alt.Color("score:Q", title="score", scale=alt.Scale(scheme="viridis"),
                             legend=alt.Legend(orient="top", gradientLength=160,
                                               gradientThickness=8, titleOrient="left")),
             href=LINK,
             tooltip=["question:N", "arm:N", "score:Q", "example:N", "view:N"],
         )
-        .properties(width=max(320, min(900, 14 * most)), height=22 * len(names))
+        .properties(width=width, height=22 * len(names))
     )  # fmt: skip
 
 

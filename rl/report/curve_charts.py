@@ -8,6 +8,8 @@ from rl.report.chart_data import Rows, alarm_rows, curve_rows, health_rows
 from rl.report.charts import (
     BASELINE_COLOUR,
     LINK,
+    NARROW,
+    NARROW_NAME,
     PALETTE,
     ROW,
     VERDICTS,
@@ -23,11 +25,12 @@ from rl.report.statistics import WORSE
 
 OVERLAID = 4  # arms that one panel can hold
 FACET_COLUMNS = 4
+NARROW_COLUMNS = 2  # of the health of runs
 # In Vega's own language: a command for each of thousands of points would be half of the page.
 _VIEW = "'python view.py ' + datum.run + ' where=\"{}step = ' + datum.steps + '\"'"
 
 
-def curves(comparison: Comparison, data: Datasets) -> Chart:
+def curves(comparison: Comparison, data: Datasets, *, narrow: bool = False) -> Chart:
     """Score over steps, seconds or tokens; few arms in one panel, many in one each.
 
     A panel each has the baseline's median in grey behind it.
@@ -40,8 +43,12 @@ def curves(comparison: Comparison, data: Datasets) -> Chart:
     if not few:
         behind = [row for row in bands if row["arm"] == comparison.baseline.arm.name]
         rows += [{**row, "arm": name, "layer": "baseline"} for name in names for row in behind]
-    legend = alt.Legend(orient="top", labelFontSize=13) if few else None
-    colour = alt.Color("arm:N", scale=colours(comparison), title=None, legend=legend)
+    legend = alt.Legend(
+        orient="top", labelFontSize=13, symbolOpacity=1, columns=2 if narrow else OVERLAID
+    )
+    colour = alt.Color(
+        "arm:N", scale=colours(comparison), title=None, legend=legend if few else None
+    )
     has_unfinished = any(row["ended"] != "finished" for row in points)
     layers = alt.layer(*_layers(comparison, colour, few, has_unfinished), data=data(rows))
     progress = alt.param(
@@ -50,11 +57,13 @@ def curves(comparison: Comparison, data: Datasets) -> Chart:
         bind=alt.binding_radio(options=["steps", "seconds", "tokens"], name="over "),
     )
     if few:
-        return layers.properties(width=940, height=300).add_params(progress)
+        width, height = (NARROW_NAME + NARROW - 50, 200) if narrow else (940, 300)
+        return layers.properties(width=width, height=height).add_params(progress)
     header = alt.Header(labelFontWeight=600, labelAnchor="start", labelPadding=4)
     facet = alt.Facet("arm:N", sort=names, title=None, header=header)
-    panels = layers.properties(width=235, height=120)
-    return panels.facet(facet, columns=FACET_COLUMNS, spacing=14).add_params(progress)
+    panels = layers.properties(width=NARROW_NAME + NARROW - 50 if narrow else 235, height=120)
+    columns = 1 if narrow else FACET_COLUMNS
+    return panels.facet(facet, columns=columns, spacing=14).add_params(progress)
 
 
 def _layers(
@@ -92,23 +101,27 @@ def _layers(
     return layers
 
 
-def health(comparison: Comparison, data: Datasets) -> Chart:
+def health(comparison: Comparison, data: Datasets, *, narrow: bool = False) -> Chart:
     """A column a metric, a strip an arm; the last column has a tick for every alarm."""
     rows, alarms = health_rows(comparison), alarm_rows(comparison)
     names = names_of(comparison)
     place = {name: len(names) - 1 - index for index, name in enumerate(names)}
     labels = [{"arm": name, "at": place[name] + 0.5} for name in names]
-    text = alt.Chart(data(labels)).mark_text(align="right", fontSize=13, limit=200)
+    size, limit = (11, NARROW_NAME) if narrow else (13, 200)
+    text = alt.Chart(data(labels)).mark_text(align="right", fontSize=size, limit=limit)
     y = alt.Y("at:Q", axis=None, scale=alt.Scale(domain=[0, len(names)]))
     named = text.encode(x=alt.value(110), y=y, text="arm:N")
-    columns = [named.properties(width=110, height=ROW * len(names))]
+    named = named.properties(width=110, height=ROW * len(names))
+    columns = []
     known = {row["metric"] for row in rows}
     for metric in (metric for metric in HEALTH if metric in known):
         of_metric = [row for row in rows if row["metric"] == metric]
         columns.append(_strips(data, of_metric, metric, place, comparison.most_steps))
     if alarms:
         columns.append(_alarms(comparison, data, alarms, place))
-    return alt.hconcat(*columns, spacing=12)
+    across = NARROW_COLUMNS if narrow else len(columns)
+    lines = [columns[at : at + across] for at in range(0, len(columns), across)]
+    return alt.vconcat(*(alt.hconcat(named, *line, spacing=12) for line in lines), spacing=16)
 
 
 def _strips(

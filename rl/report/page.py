@@ -7,6 +7,7 @@ are variables of the page's style, so that it is light, dark or on paper without
 import json
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
@@ -16,7 +17,7 @@ import jinja2
 
 from envs.cache import cache_folder
 from rl.report import charts, curve_charts, page_facts
-from rl.report.chart_data import MOST_QUESTIONS, health_rows
+from rl.report.chart_data import MOST_QUESTIONS, Rows, health_rows
 from rl.report.comparison import Comparison
 from rl.report.evidence import LAST_STEPS
 from rl.report.judging import TRAINING
@@ -47,9 +48,18 @@ def write_page(comparison: Comparison, path: Path, *, command: str = "") -> Path
     return path
 
 
-def drawings(comparison: Comparison, place: Path) -> dict[str, dict[str, Any]]:
-    """The charts that there is something to draw in, as Vega-Lite, for a page in `place`."""
-    made: dict[str, Callable[[Comparison, charts.Datasets], Any]] = {
+@dataclass(frozen=True)
+class Drawing:
+    """A chart as Vega-Lite, for a wide and a narrow window, and the rows of both."""
+
+    wide: dict[str, Any]
+    narrow: dict[str, Any]
+    rows: dict[str, Rows]
+
+
+def drawings(comparison: Comparison, place: Path) -> dict[str, Drawing]:
+    """The charts that there is something to draw in, for a page in `place`."""
+    made: dict[str, Callable[..., Any]] = {
         "forest": charts.forest,
         "curves": curve_charts.curves,
         "health": curve_charts.health,
@@ -60,7 +70,11 @@ def drawings(comparison: Comparison, place: Path) -> dict[str, dict[str, Any]]:
     for name, make in made.items():
         if _has_data(name, comparison):
             data = charts.Datasets(place)
-            drawn[name] = data.drawing(make(comparison, data))
+            wide, narrow = (
+                make(comparison, data, narrow=narrow).to_dict(validate=False)
+                for narrow in (False, True)
+            )
+            drawn[name] = Drawing(wide, narrow, data.rows)
     return drawn
 
 
@@ -74,11 +88,17 @@ def _has_data(name: str, comparison: Comparison) -> bool:
     return True
 
 
-def render(comparison: Comparison, drawn: dict[str, Any], command: str) -> str:
+def render(comparison: Comparison, drawn: dict[str, Drawing], command: str) -> str:
     """The page as text."""
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(files("rl.report").joinpath("page.html").read_text())
-    specs = {name: spec | {"config": charts.theme(*ON_PAGE)} for name, spec in drawn.items()}
+    specs = {
+        name: {
+            **{"wide": drawing.wide, "narrow": drawing.narrow},
+            "both": {"datasets": drawing.rows, "config": charts.theme(*ON_PAGE)},
+        }
+        for name, drawing in drawn.items()
+    }
     return template.render(
         comparison=comparison,
         title=comparison.question or sentence(comparison),
@@ -111,13 +131,14 @@ def vega_script() -> str:
     return script
 
 
-def _write_figures(drawn: dict[str, Any], folder: Path) -> None:
+def _write_figures(drawn: dict[str, Drawing], folder: Path) -> None:
     """Each chart as PNG and SVG on white, for a paper or a message."""
     import vl_convert
 
     folder.mkdir(parents=True, exist_ok=True)
-    for name, spec in drawn.items():
-        printed = spec | {"config": charts.theme(*ON_PAPER) | {"background": "white"}}
-        drawing = vl_convert.vegalite_to_svg(printed)
-        (folder / f"{name}.svg").write_text(drawing)
-        (folder / f"{name}.png").write_bytes(vl_convert.svg_to_png(drawing, scale=SCALE))
+    config = charts.theme(*ON_PAPER) | {"background": "white"}
+    for name, drawing in drawn.items():
+        printed = drawing.wide | {"datasets": drawing.rows, "config": config}
+        svg = vl_convert.vegalite_to_svg(printed)
+        (folder / f"{name}.svg").write_text(svg)
+        (folder / f"{name}.png").write_bytes(vl_convert.svg_to_png(svg, scale=SCALE))

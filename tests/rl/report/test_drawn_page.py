@@ -11,6 +11,7 @@ from tests.support.finished_runs import made_arm, made_run
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or ""
+WIDTHS = "[...document.querySelectorAll('.wide')].map(e => [e.clientWidth, e.scrollWidth])"
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="needs Chromium: make browser")
 
 
@@ -41,7 +42,16 @@ def test_all_charts_are_drawn_light_and_dark_and_a_point_names_its_rollouts(tmp_
         light = background(page)
         page.emulate_media(color_scheme="dark")
         assert background(page) < 120 < 600 < light
+        wide = page.evaluate(WIDTHS)
+        page.set_viewport_size({"width": 420, "height": 900})
+        page.wait_for_function(f"({WIDTHS})[0][1] < {wide[0][1]}")
+        page.wait_for_function(f"({WIDTHS}).every(([room, needed]) => needed <= room)")
+        # A table has no line of heads there: each number stands behind its own.
+        number = "getComputedStyle(document.querySelector('td + td'), '::before').content"
+        assert page.evaluate(number) == '"seeds"'
         assert (problems, len(fetched)) == ([], 1)
+        page.set_viewport_size({"width": 1280, "height": 900})
+        page.wait_for_function(f"({WIDTHS})[0][1] == {wide[0][1]}")
         # A dot leads to the page that view.py exported into the run's folder, where there is one.
         dot = "#forest path[aria-roledescription=circle][aria-label*='loss-cispo-s{}']"
         page.locator(dot.format(1)).first.dispatch_event("click")
