@@ -11,7 +11,8 @@ from a proximal policy, the one before the update, and corrects for mu by the we
 logprobs would take a pass of their own; on the way from mu to pi, `staleness` of the
 `staleness + 1` steps lie before it, and a line through the logprobs stands in for it: A-3PO,
 arXiv:2512.06547. With staleness 0 this is PPO's clip. Where a batch is updated several times the
-proximal policy's logprobs are there, and taken.
+proximal policy's logprobs are there, and taken. AReaL's code leaves out a token whose weight is
+above its cap; here it counts by the cap, as under truncated importance sampling.
 """
 
 import torch

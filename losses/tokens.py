@@ -80,7 +80,7 @@ class TokenLoss:
     """What a token loss returns: nothing is reduced, weighted or logged yet."""
 
     loss: Tensor  # [N] to be minimised
-    metrics: dict[str, Tensor]  # name: [N], without gradient
+    metrics: dict[str, Tensor]  # name: [N], or one number for all of them; without gradient
 
 
 def log_ratio(anchor: Tensor, logprobs: Tensor) -> Tensor:

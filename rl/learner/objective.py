@@ -9,7 +9,7 @@ they were split.
 B: rows, T: padded length, N: completion tokens of the micro-batch.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -133,7 +133,9 @@ class Objective:
         beta: float,
         candidate_logprobs: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return what each token adds, before its weight [N], and metrics [N] without gradient.
+        """Return what each token adds, before its weight [N], and metrics without gradient.
+
+        A metric has one number per token [N], or a single one for all of them.
 
         Args:
             batch: the micro-batch.
@@ -144,7 +146,8 @@ class Objective:
                 the token loss reads them.
 
         Raises:
-            ValueError: the token loss is not one number per token, or has no gradient.
+            ValueError: the token loss or a metric is not one number per token, or the loss has no
+                gradient.
 
         """
         tokens = Tokens(
@@ -166,7 +169,7 @@ class Objective:
         _check(result.loss, logprobs)
         gap = log_ratio(tokens.rollout_logprobs, logprobs.detach())  # [N] log(pi / mu)
         metrics = {
-            **result.metrics,
+            **_checked(result.metrics, logprobs),
             "entropy": entropies.detach(),
             "ratio_clamped": tokens.ratio_clamped,
             "kl_to_rollout": gap.expm1() - gap,  # k3 estimate of KL(mu || pi)
@@ -180,7 +183,7 @@ class Objective:
                 tokens.num_sequences,
             )
             loss = corrected.weights * loss
-            metrics |= {"correction": corrected.weights, **corrected.metrics}
+            metrics |= {"correction": corrected.weights, **_checked(corrected.metrics, logprobs)}
         if self.kl and tokens.ref_logprobs is not None:
             divergence = self.kl.estimator(logprobs, tokens.ref_logprobs)  # [N]
             # Measured wherever there is a reference, even where nothing pulls towards it.
@@ -190,6 +193,16 @@ class Objective:
         if self.entropy_bonus:
             loss = loss - self.entropy_bonus * entropies
         return loss, metrics
+
+
+def _checked(metrics: Mapping[str, Tensor], logprobs: Tensor) -> dict[str, Tensor]:
+    for name, values in metrics.items():
+        if values.numel() != 1 and values.shape != logprobs.shape:
+            raise ValueError(
+                f"the metric {name!r} has the shape {list(values.shape)} for {len(logprobs)} "
+                "tokens: return one number per token, or a single one for all of them"
+            )
+    return {name: values.detach() for name, values in metrics.items()}
 
 
 def _check(loss: Tensor, logprobs: Tensor) -> None:

@@ -154,7 +154,7 @@ class Policy:
             metrics["zero_gradient_fraction"] = torch.full_like(logprobs, float(idle))
             fresh = batch.staleness == 0
             sums.add(value, logprobs, batch.rollout_logprobs, fresh, metrics)
-        return {**sums.means(self.ranks.device), **self._step(rate)}
+        return {**sums.means(), **self._step(rate)}
 
     def _step(self, rate: float) -> dict[str, float]:
         norm = take_step(self.engine, rate)

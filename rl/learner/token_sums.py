@@ -10,7 +10,9 @@ How far vLLM is off is told by tokens that the very weights in training have sam
     mismatch/sampled_effective_sample_size      (sum w)^2 / (n * sum w^2); 1: all count alike
 """
 
+from collections import defaultdict
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -41,13 +43,15 @@ class TokenSums:
             logprobs: [N] the trainer's.
             rollout_logprobs: [N] vLLM's.
             fresh: [N] True where the very weights that are training sampled the token.
-            metrics: [N] each.
+            metrics: [N] each, or a single number.
 
         """
         self._add("loss", value.detach())
         self._add("tokens", torch.tensor(float(len(logprobs))))
         for name, values in metrics.items():
-            self._add(f"mean/{name}", values.sum())
+            # A single number is that of every token: the split decides nothing, and of no token
+            # (whose mean would be NaN) it says nothing.
+            self._add(f"mean/{name}", values.flatten().expand(len(logprobs)).sum())
         pi, mu = (each.detach()[fresh].double() for each in (logprobs, rollout_logprobs))
         gap, log_w = (pi - mu).abs(), log_ratio(mu, pi)
         w = log_w.exp()
@@ -62,21 +66,25 @@ class TokenSums:
     def _add(self, name: str, value: Tensor) -> None:
         self._sums[name] = self._sums[name] + value if name in self._sums else value
 
-    def means(self, device: torch.device) -> dict[str, float]:
+    def means(self) -> dict[str, float]:
         """Return the metrics of the global batch, the same on every rank. Collective."""
-        names = sorted(self._sums)
-        values = torch.stack([self._sums[name].double().cpu() for name in names]).to(device)
-        largest = self._largest.to(device)
-        dist.all_reduce(values)
-        dist.all_reduce(largest, dist.ReduceOp.MAX)
-        totals = dict(zip(names, values.tolist(), strict=True))
+        own = {name: float(value.double()) for name, value in self._sums.items()}
+        # By name: a loss may measure something in some micro-batches only, and one rank has none.
+        ranks: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(ranks, (own, float(self._largest)))
+        totals: dict[str, float] = defaultdict(float)
+        for sums, _ in ranks:
+            for name, value in sums.items():
+                totals[name] += value
         tokens = max(totals["tokens"], 1.0)
         metrics = {
             f"train/{name.removeprefix('mean/')}": total / tokens
             for name, total in totals.items()
             if name.startswith("mean/")
         }
-        return {**metrics, "train/loss": totals["loss"], **_mismatch(totals, float(largest))}
+        # torch's maximum: a NaN on any rank is one.
+        largest = float(torch.tensor([each for _, each in ranks], dtype=torch.float64).max())
+        return {**metrics, "train/loss": totals["loss"], **_mismatch(totals, largest)}
 
 
 def _mismatch(totals: Mapping[str, float], largest: float) -> dict[str, float]:

@@ -79,7 +79,9 @@ def distilled(cases: Any, policy: Any) -> dict[str, float]:
 
     def loss(tokens: Any) -> Any:
         parts = (forward_kl_topk, reverse_kl_topk, partial(jsd_topk, mix=0.25))
-        return TokenLoss(FACTOR * sum(part(tokens).loss for part in parts), {})
+        ones = torch.ones_like(tokens.logprobs)
+        measured = {f"of_rank_{cases.ranks.rank}": ones, "two": torch.tensor(2.0)}
+        return TokenLoss(FACTOR * sum(part(tokens).loss for part in parts), measured)
 
     # Of the same size and other weights.
     teacher = InitialPolicy(refresh_every=0, refresh_mix=1.0, top_k=3, sees_hint=False)
@@ -99,6 +101,8 @@ def distilled(cases: Any, policy: Any) -> dict[str, float]:
         "value": value,
         "loss": stats["train/loss"],
         "without": sum(b.candidates is not None for b in alone),
+        "shares": [stats[f"train/of_rank_{rank}"] for rank in range(cases.ranks.world)],
+        "two": stats["train/two"],
     }
 
 

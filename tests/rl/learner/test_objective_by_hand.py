@@ -180,6 +180,13 @@ def test_without_reference_logprobs_there_is_no_divergence():
     assert "kl_divergence" not in metrics
 
 
+def test_a_metric_of_sequences_is_refused():
+    with pytest.raises(ValueError, match=r"'ratio' has the shape \[2\] for 3 tokens: .* per token"):
+        Objective(lambda tokens: TokenLoss(tokens.logprobs, {"ratio": torch.ones(2)}))(
+            batch(), own(), torch.zeros(3)
+        )
+
+
 @pytest.mark.parametrize(
     ("mistaken", "message"),
     [

@@ -196,6 +196,16 @@ def test_a_step_towards_a_teacher_s_candidates_is_that_of_plain_torch(ranks, mod
 
 
 @around
+def test_what_one_rank_alone_measured_is_a_mean_over_all_tokens_and_shifts_no_other_metric(
+    ranks, mode
+):
+    found = measurements(ranks)[f"around {mode}"]["distilled"]
+    assert min(found["shares"]) > 0
+    assert sum(found["shares"]) == pytest.approx(1)
+    assert found["two"] == pytest.approx(2)
+
+
+@around
 @pytest.mark.parametrize("loss", LOSSES)
 def test_recorded_slopes_of_all_ranks_are_autograd_s_of_the_whole_objective(ranks, mode, loss):
     found = measurements(ranks)[f"around {mode}"]["recorded"][loss]

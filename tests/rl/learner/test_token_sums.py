@@ -18,7 +18,6 @@ def alone():
     dist.destroy_process_group()
 
 
-CPU = torch.device("cpu")
 # log(pi / mu) of four fresh tokens and a stale one in the middle.
 RATIOS = [2.0, 0.5, 1.0, 4.0]
 PI = torch.tensor([2.0, 0.5, 999.0, 1.0, 4.0]).log() - 3
@@ -38,7 +37,7 @@ def means(*parts):
     sums = TokenSums()
     for part in parts:
         sums.add(torch.tensor(0.5), PI[part], MU[part], FRESH[part], {"entropy": PI[part]})
-    return sums.means(CPU)
+    return sums.means()
 
 
 @pytest.mark.parametrize(
@@ -57,6 +56,14 @@ def test_however_the_batch_is_split_the_mismatch_is_that_of_its_fresh_tokens(par
     assert found["train/entropy"] == pytest.approx(float(PI.mean()), rel=1e-6)
 
 
+def test_a_number_for_a_whole_micro_batch_weighs_as_its_tokens_and_that_of_none_nothing():
+    sums = TokenSums()
+    for part in (slice(0, 3), slice(3, 5), slice(0, 0)):
+        metrics = {"log_pi": PI[part].mean()}
+        sums.add(torch.tensor(0.0), PI[part], MU[part], FRESH[part], metrics)
+    assert sums.means()["train/log_pi"] == pytest.approx(float(PI.mean()), rel=1e-6)
+
+
 def test_of_stale_tokens_alone_nothing_is_said():
     assert not [name for name in means(slice(2, 3)) if name.startswith("mismatch/")]
 
@@ -64,7 +71,7 @@ def test_of_stale_tokens_alone_nothing_is_said():
 def test_equal_logprobs_are_a_perfect_match():
     sums = TokenSums()
     sums.add(torch.tensor(0.0), MU, MU, FRESH, {})
-    found = sums.means(CPU)
+    found = sums.means()
     assert found["mismatch/sampled_effective_sample_size"] == 1
     assert {found[f"mismatch/sampled_{n}"] for n in BY_HAND if n[0] != "e"} == {0}
 
@@ -74,7 +81,7 @@ def test_one_broken_token_shows_in_the_maximum_and_makes_nothing_infinite():
     sums = TokenSums()
     mu = torch.tensor([-800.0, -1.0])
     sums.add(torch.tensor(0.0), torch.tensor([0.0, -1.0]), mu, torch.ones(2, dtype=torch.bool), {})
-    found = sums.means(CPU)
+    found = sums.means()
     assert found["mismatch/sampled_max_abs"] == 800
     clamped = math.exp(MAX_LOG_RATIO)
     assert found["mismatch/sampled_kl"] == pytest.approx((clamped - 1 - MAX_LOG_RATIO) / 2)
