@@ -154,7 +154,10 @@ def _differences(
 ) -> Chart:  # fmt: skip
     zero = alt.Chart(data([{"at": 0}])).mark_rule(strokeDash=[3, 3]).encode(x="at:Q")
     # No number of digits: as many as tell the ticks apart.
-    x = alt.X("difference:Q", axis=alt.Axis(tickCount=width // 46, title=None, format="+~f"))
+    x = alt.X(
+        "difference:Q",
+        axis=alt.Axis(tickCount=width // 46, title=None, format="+~f", labelSeparation=6),
+    )
     points = base.mark_point(filled=True, size=46, opacity=1).encode(
         x=x, y=y, color=verdict, stroke=alt.value("white"), strokeWidth=alt.value(1)
     )
