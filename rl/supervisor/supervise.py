@@ -184,8 +184,8 @@ def _say_what_is_done_again(run_folder: RunFolder) -> None:
     saved, num_steps = run_folder.num_saved_steps(), steps_done(read_metrics(run_folder))
     if saved < num_steps:
         say(
-            f"going on after step {saved}: the {num_steps - saved} later ones are in no checkpoint "
-            f"and are done again (their numbers: {run_folder.dropped_metrics})"
+            f"going on after {saved} steps: the {num_steps - saved} later ones are in no "
+            f"checkpoint and are done again (their numbers: {run_folder.dropped_metrics})"
         )
 
 
