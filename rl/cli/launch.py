@@ -206,6 +206,15 @@ def command_of(typed: list[str], arguments: list[str], hydra: Sequence[str]) -> 
     return [*start, *chosen, *mode, *own]
 
 
+def options_first(arguments: list[str]) -> list[str]:
+    """The arguments with all overrides at the end: Hydra takes them in one place only."""
+    overrides = get_args_parser().parse_intermixed_args(arguments).overrides
+    rest = list(arguments)
+    for override in overrides:
+        rest.remove(override)
+    return [*rest, *overrides]
+
+
 def launch(main: Callable[[], object], primary: str = "train", added: Sequence[str] = ()) -> None:
     """Call what @hydra.main made, and say in a few lines what Hydra itself found wrong.
 
@@ -218,6 +227,7 @@ def launch(main: Callable[[], object], primary: str = "train", added: Sequence[s
     wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # then Hydra raises instead of printing
     sys.path.append(os.getcwd())  # a user's modules: our `python -m` children find them there too
+    sys.argv[1:] = options_first(sys.argv[1:])
     try:
         main()
         sys.stdout.flush()

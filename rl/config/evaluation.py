@@ -4,7 +4,6 @@
 optimisation has them, too (rl/config/prompt_optimization.py).
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from rl.config.annotations import Node
 from rl.config.check import check
 from rl.config.facts import fact, is_external, is_imitator
 from rl.config.limits import range_problems
+from rl.config.positions import ADAPTER, base_of
 from rl.config.rules import (
     data_files,
     lengths,
@@ -28,7 +28,6 @@ from rl.config.signatures import read
 from rl.config.vllm_flags import flag_problems
 
 Config = Mapping[str, Any]
-_ADAPTER = "adapter_config.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +82,7 @@ def of_played_policy(config: Config) -> Config:
     client, model = config.get("client"), config.get("model")
     if isinstance(client, Mapping) and not _needs_vllm(client):
         config |= {"model": None, "inference": None, "adapter_path": None}
-    elif isinstance(model, Mapping) and (base := _base_of(model.get("path"))):
+    elif isinstance(model, Mapping) and (base := base_of(model.get("path"))):
         config |= {"model": {**model, "path": base}, "adapter_path": model["path"]}
     return config
 
@@ -95,14 +94,6 @@ def _needs_vllm(client: Config) -> bool:
     except LookupError:
         return True
     return fact(client["_target_"], "needs_vllm", True)
-
-
-def _base_of(path: Any) -> str | None:
-    """The model that the adapter in a folder belongs to; None where there is no adapter."""
-    described = Path(str(path)).expanduser() / _ADAPTER
-    if not described.is_file() or (described.parent / "config.json").exists():
-        return None
-    return json.loads(described.read_text())["base_model_name_or_path"]
 
 
 def _problems(config: Config) -> list[str]:
@@ -139,8 +130,8 @@ def _one_server(config: Config) -> Iterator[str]:
 def _adapters(config: Config) -> Iterator[str]:
     """An adapter lies in a folder of its own."""
     path = config["adapter_path"]
-    if path is not None and not (Path(path).expanduser() / _ADAPTER).is_file():
-        yield f"adapter_path={path} holds no {_ADAPTER}, so it is no LoRA adapter in peft's form"
+    if path is not None and not (Path(path).expanduser() / ADAPTER).is_file():
+        yield f"adapter_path={path} holds no {ADAPTER}, so it is no LoRA adapter in peft's form"
 
 
 def evaluation_folder_problems(config: Config) -> Iterator[str]:

@@ -1,5 +1,7 @@
 """What a run is asked for: the top level of its configuration."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,17 @@ class ConfigError(ValueError):
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(f"- {problem}" for problem in problems))
         self.problems = problems
+
+
+@contextmanager
+def refused() -> Iterator[None]:
+    """What cannot be read, found or written in the block is a mistake in the configuration."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (ValueError, OSError) as error:
+        raise ConfigError([str(error)]) from error
 
 
 @dataclass(frozen=True, kw_only=True)

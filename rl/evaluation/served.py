@@ -9,7 +9,7 @@ from typing import Any
 from envs.protocol import Environment
 from rl.config.build import build
 from rl.config.evaluation import PlayedPolicy
-from rl.config.schema import ConfigError
+from rl.config.schema import ConfigError, refused
 from rl.config.transport import Transport
 from rl.inference.live_version import LiveVersion
 from rl.inference.router import Router
@@ -37,13 +37,18 @@ def failing() -> Iterator[None]:
         raise
 
 
+def prepare_model(policy: PlayedPolicy, run_folder: RunFolder) -> None:
+    """Have the model in a local folder, and note where. ConfigError if it cannot be had."""
+    assert policy.model is not None
+    with refused():
+        run_folder.set_model(build(policy.model)().prepare(run_folder.built_model))
+
+
 @contextmanager
 def serving_policy(policy: PlayedPolicy, run_folder: RunFolder) -> Iterator[None]:
-    """Serve the model for as long as the block lasts."""
+    """Serve the model, once it is prepared, for as long as the block lasts."""
     assert policy.model is not None
-    source = build(policy.model)()
     server = build(policy.inference or {})()
-    run_folder.set_model(source.prepare(run_folder.built_model))
     described = _adapter(policy.adapter_path)
     room = None
     if described:

@@ -21,7 +21,7 @@ from rl.config.evaluation import Evaluation, checked, evaluation_folder_problems
 from rl.config.schema import ConfigError
 from rl.evaluation.page import page
 from rl.evaluation.play import choose, play, write_rollouts
-from rl.evaluation.served import chat_setting, failing, serving_policy
+from rl.evaluation.served import chat_setting, failing, prepare_model, serving_policy
 from rl.evaluation.summary import Played, Summary, summarise
 from rl.evaluation.table import Progress, report
 from rl.placement.settings import settled_inference
@@ -58,7 +58,8 @@ def evaluate(config: dict[str, Any], *, overrides: list[str], choices: dict[str,
     raise_open_files()  # a connection for every rollout in flight
     console = Console()
     env: Environment = build(evaluation.env)()
-    with stopped_by_signals(), locked(run_folder), failing(), ExitStack() as stack:
+    ours = locked(run_folder, undone_by=ConfigError)
+    with stopped_by_signals(), ours, failing(), ExitStack() as stack:
         if problems := list(evaluation_folder_problems(config)):  # another came and went meanwhile
             raise ConfigError(problems)
         examples = choose(env, evaluation.split, evaluation.num_examples)
@@ -66,6 +67,7 @@ def evaluate(config: dict[str, Any], *, overrides: list[str], choices: dict[str,
         record = {"overrides": overrides, "choices": choices}
         run_folder.overrides.write_text(yaml.safe_dump(record, sort_keys=False))
         if evaluation.model is not None:
+            prepare_model(evaluation, run_folder)
             console.print("starting vLLM (logs/inference.log)", highlight=False)
             stack.enter_context(serving_policy(evaluation, run_folder))
         played = asyncio.run(_play(evaluation, run_folder, env, examples, console))

@@ -20,6 +20,7 @@ from huggingface_hub.errors import (
 from rl.config.annotations import Node
 from rl.config.positions import too_long
 from rl.model.folder import damaged_weights, leads_out, missing_weights
+from rl.model.hub import hub_problem
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 ALLOW = ["*.safetensors", "*.json", "*.jinja", "tokenizer*"]
@@ -86,9 +87,14 @@ def local_folder(path: str, revision: str | None, group: str) -> Path:
 
 def _download(path: str, revision: str | None, group: str) -> Path:
     name = path if revision is None else f"{path} at revision {revision}"
+    out_of_reach = hub_problem()
     try:
         snapshot = snapshot_download(
-            path, revision=revision, allow_patterns=ALLOW, ignore_patterns=IGNORE
+            path,
+            revision=revision,
+            allow_patterns=ALLOW,
+            ignore_patterns=IGNORE,
+            local_files_only=out_of_reach is not None,
         )
     except GatedRepoError as error:
         raise ValueError(
@@ -99,12 +105,12 @@ def _download(path: str, revision: str | None, group: str) -> Path:
             f"the hub has no model {name}, nor is there such a folder here: check {group}.path "
             f"and {group}.revision (a private model needs HF_TOKEN)"
         ) from error
-    except OSError as error:  # no network, HF_HUB_OFFLINE=1, or a full disk
-        reason = str(error).strip().split("\n")[0]
+    except OSError as error:  # out of reach, or a full disk
+        reason = out_of_reach or f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
         raise ValueError(
-            f"cannot get {name} from the hub ({type(error).__name__}: {reason}): go online "
-            "once, or point HF_HOME at a cache that holds it (HF_HUB_OFFLINE=1 then works "
-            f"offline), or use {group}.path=<local folder>"
+            f"cannot get {name} from the hub ({reason}): use {group}.path=<local folder>, or go "
+            "online once, or point HF_ENDPOINT at a mirror or HF_HOME at a cache that holds it "
+            "(HF_HUB_OFFLINE=1 then asks nobody)"
         ) from error
     return Path(str(snapshot))
 

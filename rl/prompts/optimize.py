@@ -17,7 +17,7 @@ from envs.protocol import Environment
 from rl.config.build import build, construct
 from rl.config.prompt_optimization import PromptOptimization, checked
 from rl.config.resume_rules import run_folder_problems
-from rl.config.schema import ConfigError
+from rl.config.schema import ConfigError, refused
 from rl.evaluation.play import choose
 from rl.evaluation.served import failing
 from rl.model.pretrained import check_length, local_folder
@@ -66,7 +66,7 @@ def optimize_prompt(
     raise_open_files()  # a connection for every rollout in flight
     console = Console()
     env: Environment = build(settings.env)()
-    with stopped_by_signals(), locked(run_folder):
+    with stopped_by_signals(), locked(run_folder, undone_by=ConfigError):
         if problems := list(run_folder_problems(asdict(settings))):  # another came meanwhile
             raise ConfigError(problems)
         with refused():
@@ -83,15 +83,6 @@ def optimize_prompt(
     lines = closing_lines(candidates, ended_by, whole.failures, run_folder, overrides, choices)
     console.print(lines, soft_wrap=True)  # commands are there to be copied
     return candidates.means[candidates.best]
-
-
-@contextmanager
-def refused() -> Iterator[None]:
-    """What is wrong with examples or the first prompt is wrong with the configuration."""
-    try:
-        yield
-    except ValueError as error:
-        raise ConfigError([str(error)]) from error
 
 
 @contextmanager

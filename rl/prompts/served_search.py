@@ -12,7 +12,7 @@ from rich.console import Console
 from envs.protocol import Environment
 from rl.config.build import build
 from rl.config.prompt_optimization import PromptOptimization
-from rl.evaluation.served import chat_setting, serving_policy
+from rl.evaluation.served import chat_setting, prepare_model, serving_policy
 from rl.inference.live_version import LiveVersion
 from rl.inference.router import Router
 from rl.inference.server import SERVED_AS, VLLMServer, only_replica, serving
@@ -93,6 +93,7 @@ class ServedSearch:
         """Start what is ours to serve."""
         settings, reflection = self.settings, self.reflection
         if settings.model is not None:
+            prepare_model(settings, self.run_folder)
             self._say("starting vLLM (logs/inference.log)")
             stack.enter_context(serving_policy(settings, self.run_folder))
         if reflection.path is not None:

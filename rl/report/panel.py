@@ -115,8 +115,9 @@ def heading(view: RunView, now: float) -> RenderableType:
 def reward_chart(view: RunView) -> RenderableType:
     """Reward now, recent and best, and of the last evaluation, beside its course over the run."""
     rewards = list(view.rewards.values())
-    labels, evaluated = "reward\nlast 10\nbest", view.rows[-1].get("eval/reward")
-    values = [rewards[-1], fmean(rewards[-10:]), max(rewards)] if rewards else [None] * 3
+    last, evaluated = rewards[-10:], view.rows[-1].get("eval/reward")
+    labels = f"reward\nlast {len(last) or 10}\nbest"
+    values = [last[-1], fmean(last), max(rewards)] if last else [None] * 3
     if evaluated is not None:
         labels, values = f"{labels}\nevaluation", [*values, evaluated]
     numbers = Text("\n".join(number(value) for value in values))

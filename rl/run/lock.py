@@ -7,9 +7,11 @@ says (the holder's process id) means something only while it is locked.
 import errno
 import fcntl
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import IO
 
 from rl.run.folder import RunFolder
@@ -42,13 +44,20 @@ def ensure_free(run_folder: RunFolder, patience_s: float = _PATIENCE_S) -> None:
 
 
 @contextmanager
-def locked(run_folder: RunFolder) -> Iterator[None]:
+def locked(run_folder: RunFolder, undone_by: type[Exception] | tuple[()] = ()) -> Iterator[None]:
     """Have the folder to ourselves for as long as the block lasts; it is made if need be.
+
+    Args:
+        run_folder: of the run.
+        undone_by: the error that means that nothing was started: a folder that we made then goes
+            again, with what is in it.
 
     Raises:
         FolderUnusable: another process has it, or nothing can be written there.
 
     """
+    above = run_folder.path.parents
+    made = [path for path in (run_folder.path, *above) if not path.exists()]
     try:
         run_folder.path.mkdir(parents=True, exist_ok=True)
         # "w" would empty what its holder has written; a buffer would write once more at the end.
@@ -62,7 +71,20 @@ def locked(run_folder: RunFolder) -> Iterator[None]:
             file.write(f"{os.getpid()}\n".encode())
         except OSError as error:
             raise _unwritable(run_folder, error) from error
-        yield
+        try:
+            yield
+        except undone_by:
+            _remove(made)
+            raise
+
+
+def _remove(made: list[Path]) -> None:
+    """Remove a folder of ours, and those above it that nobody else has put anything into."""
+    if made:
+        shutil.rmtree(made[0], ignore_errors=True)
+        with suppress(OSError):
+            for path in made[1:]:
+                path.rmdir()
 
 
 def _unwritable(run_folder: RunFolder, error: OSError) -> FolderUnusable:

@@ -4,27 +4,15 @@ And the models that it reads besides.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
 from rl.config.facts import needs_reference
-from rl.config.schema import ConfigError
+from rl.config.schema import ConfigError, refused
 from rl.model.folder import fingerprint
 from rl.model.pretrained import local_folder
 from rl.run.folder import RunFolder
-
-
-@contextmanager
-def refused() -> Iterator[None]:
-    """What cannot be read, found or written in the block is a mistake in the configuration."""
-    try:
-        yield
-    except ConfigError:
-        raise
-    except (ValueError, OSError) as error:
-        raise ConfigError([str(error)]) from error
 
 
 def model_of(run_folder: RunFolder, prepare: Callable[[], Path]) -> Path:

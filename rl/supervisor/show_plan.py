@@ -11,11 +11,12 @@ from huggingface_hub import hf_hub_download
 from rl.config.build import build
 from rl.config.check import check
 from rl.config.facts import spans_hosts
+from rl.config.schema import refused
+from rl.model.hub import hub_problem
 from rl.model.shape import GIB, Shape, shape, shape_of
 from rl.placement.settings import settled
 from rl.placement.sized import sized
 from rl.run.devices import Host
-from rl.supervisor.base_model import refused
 from rl.supervisor.remote_plan import planned
 
 PRETENDED = {"hosts": 1, "gpus": 0, "gpu_gib": None, "host_gib": None, "cores": 16}
@@ -68,12 +69,18 @@ def _sizes(model: Mapping[str, Any]) -> Shape | None:
             return shape_of(build(model)().prepare(Path(folder, "model")))
     if (local := Path(path).expanduser()).exists():
         return shape_of(local)
+    out_of_reach = hub_problem()
     try:
-        file = hf_hub_download(path, "config.json", revision=model.get("revision"))
+        file = hf_hub_download(
+            path,
+            "config.json",
+            revision=model.get("revision"),
+            local_files_only=out_of_reach is not None,
+        )
     except (OSError, ValueError) as error:  # no network, no such model, one that is gated
-        reason = str(error).strip().split("\n")[0]
+        reason = out_of_reach or f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
         raise ValueError(
-            f"cannot get the sizes of {path} from the hub ({type(error).__name__}: {reason}): "
+            f"cannot get the sizes of {path} from the hub ({reason}): "
             "check the name, go online, or use model.path=<local folder>"
         ) from error
     return shape(json.loads(Path(file).read_text(encoding="utf-8")))

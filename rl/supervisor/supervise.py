@@ -26,7 +26,7 @@ from rl.config.build import build, construct
 from rl.config.check import check
 from rl.config.facts import spans_hosts
 from rl.config.resume_rules import has_steps, run_folder_problems
-from rl.config.schema import ConfigError, Run
+from rl.config.schema import ConfigError, Run, refused
 from rl.model.folder import fingerprint
 from rl.model.shape import shape_of
 from rl.model.trainable import check_trainable
@@ -45,7 +45,7 @@ from rl.run.status import STOPPED, progress_of, read_statuses, training_is_done
 from rl.run.stop_request import Stopped, StopRequest, stopped_by_signals
 from rl.run.terminal import say
 from rl.run.typed import key_of
-from rl.supervisor.base_model import fetch_references, make_cache, model_of, refused
+from rl.supervisor.base_model import fetch_references, make_cache, model_of
 from rl.supervisor.children import Children
 from rl.supervisor.remote_plan import demand_of, on_hosts, planned
 from rl.supervisor.sources import check_imports
@@ -95,7 +95,8 @@ def supervise(
         say(f"already at max_steps={run.max_steps} of {run_folder}: raise max_steps to go on")
         say(final_summary(run_folder))
         return _result(run_folder)
-    with stopped_by_signals() as stop, locked(run_folder), Reaper() as reaper:
+    ours = locked(run_folder, undone_by=ConfigError)
+    with stopped_by_signals() as stop, ours, Reaper() as reaper:
         _check_folder(config)
         # A start of ours that did not get as far as a step; anything else there is the user's.
         if run_folder.overrides.is_file() and not has_steps(run_folder.path):
@@ -181,8 +182,8 @@ def _say_what_is_done_again(run_folder: RunFolder) -> None:
     saved, num_steps = run_folder.num_saved_steps(), steps_done(read_metrics(run_folder))
     if saved < num_steps:
         say(
-            f"going on after step {saved}: the {num_steps - saved} later ones are in no checkpoint "
-            f"and are done again (their numbers: {run_folder.dropped_metrics})"
+            f"going on after {saved} steps: the {num_steps - saved} later ones are in no "
+            f"checkpoint and are done again (their numbers: {run_folder.dropped_metrics})"
         )
 
 

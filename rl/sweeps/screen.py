@@ -29,7 +29,7 @@ _FRAME = 6  # lines around the jobs
 _STYLES = {DONE: "green", RUNNING: "", WAITING: "dim", FAILED: "red"}
 _SHOWN_FIRST = (FAILED, RUNNING, DONE, WAITING)  # where not all of them have room
 
-NAMES = ("step", "reward", "eval", "")  # of a job's cells
+NAMES = ("steps", "reward", "eval", "")  # of a job's cells
 
 log = logging.getLogger(__name__)
 

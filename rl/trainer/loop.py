@@ -122,7 +122,7 @@ class TrainingRun:
             # After its line: a resumed run goes on behind the checkpoint and writes no line again.
             # The time it takes is the next step's.
             began, watch = time.monotonic(), Stopwatch(self.status)
-            with watch.phase("checkpoint", f"writing the checkpoint of step {step + 1}"):
+            with watch.phase("checkpoint", f"writing {self._named(step + 1)}"):
                 self._checkpoint(step + 1, rollouts)
         self._evaluate_last(run.max_steps, rollouts)
         if self.ranks.first:
@@ -210,6 +210,10 @@ class TrainingRun:
             keep=self.settings.keep_checkpoints,
         )
 
+    def _named(self, num_steps: int) -> str:
+        """The checkpoint after so many steps, by its folder: steps themselves count from 0."""
+        return f"checkpoints/{self.run_folder.checkpoint(num_steps).name}"
+
     def _end_early(self, step: int, end: NoMoreBatches, rollouts: RolloutsLink) -> None:
         """Keep what was learned; a task that is solved is a good end, one that teaches nothing not.
 
@@ -218,7 +222,7 @@ class TrainingRun:
 
         """
         if step > self.start and not self.run_folder.checkpoint(step).exists():
-            self.status.set(f"writing the checkpoint of step {step}")
+            self.status.set(f"writing {self._named(step)}")
             self._save(step, rollouts)
         if not end.solved:
             raise RunFailed(str(end))

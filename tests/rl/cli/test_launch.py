@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from rl.cli.hydra_errors import explain
-from rl.cli.launch import command_of
+from rl.cli.launch import command_of, options_first
 from rl.run.sweep_folder import SweepFolder
 from tests.support.composing import REPO, composed
 from tests.support.launching import train
@@ -314,3 +314,21 @@ def test_a_place_that_hydra_cannot_write_is_named() -> None:
     assert explain(error, []).problems == [
         "/read/only cannot be written (Permission denied): choose another output_dir"
     ]
+
+
+def test_overrides_may_stand_on_both_sides_of_options():
+    typed = [
+        "output_dir=x",
+        "--config-dir",
+        "sweeps",
+        "-m",
+        "--config-name=losses",
+        "seed=1",
+        "~logger",
+        "seed=1",
+    ]
+    assert options_first(typed) == [
+        *("--config-dir", "sweeps", "-m", "--config-name=losses"),
+        *("output_dir=x", "seed=1", "~logger", "seed=1"),
+    ]
+    assert options_first(["--help"]) == ["--help"]

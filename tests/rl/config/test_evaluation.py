@@ -161,3 +161,9 @@ def test_rows_are_no_longer_than_the_model_was_built_for(short_model: Path) -> N
     with pytest.raises(ConfigError, match=r"2048 positions: use model\.max_seq_len=2048 or less"):
         evaluation(at, "model.max_seq_len=4096", output_dir=short_model.parent)
     assert evaluation(*HUB, output_dir=short_model.parent).max_seq_len == 4096
+    adapter = short_model.parent / "adapter"
+    adapter.mkdir()
+    form = json.dumps({"base_model_name_or_path": str(short_model)})
+    (adapter / "adapter_config.json").write_text(form)
+    of_adapter = evaluation(f"model.path={adapter}", output_dir=short_model.parent)
+    assert (of_adapter.max_seq_len, of_adapter.adapter_path) == (2048, str(adapter))

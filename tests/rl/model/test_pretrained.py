@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,6 @@ from pathlib import Path
 import httpx
 import pytest
 import yaml
-from huggingface_hub import snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
     RepositoryNotFoundError,
@@ -117,13 +117,28 @@ def test_a_cached_download_is_used_without_a_network(folder, tmp_path, monkeypat
     (repo / "refs" / "main").write_text("0123abc")
     folder.rename(repo / "snapshots" / "0123abc")
 
-    def from_cache(*args, **options):
-        return snapshot_download(
-            *args, **options, cache_dir=tmp_path / "cache", local_files_only=True
-        )
-
-    monkeypatch.setattr("rl.model.pretrained.snapshot_download", from_cache)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", tmp_path / "cache")
     assert model("some/model").prepare(tmp_path) == repo / "snapshots" / "0123abc"
+
+
+@pytest.mark.parametrize("revision", [None, "0" * 40])
+def test_a_hub_that_hangs_is_asked_once_and_named_with_the_ways_out(
+    revision, tmp_path, monkeypatch
+):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", endpoint)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_ETAG_TIMEOUT", 0.2)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", tmp_path / "cache")
+        with pytest.raises(ValueError, match=f"{endpoint} does not answer: timed out") as caught:
+            model("some/model", revision=revision).prepare(tmp_path)
+        silent.accept()[0].close()
+        silent.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            silent.accept()
+    ways_out = ("model.path=<local folder>", "HF_ENDPOINT", "HF_HOME", "HF_HUB_OFFLINE")
+    assert all(word in str(caught.value) for word in ways_out)
 
 
 def test_only_the_files_that_are_used_are_fetched():

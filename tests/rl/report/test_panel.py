@@ -36,6 +36,7 @@ def test_the_panel_shows_the_last_numbers():
     text = "\n".join(drawn(a_view()))
     for shown in ("30 of 100 steps", "0.290", "12,345", "3.0e-04", "0.00123", "0.4%", "4.00 s"):
         assert shown in text
+    assert "last 10 " in text
     assert "wait 25%" in text
     assert "update 75%" in text
 
@@ -50,6 +51,12 @@ def test_before_the_first_step_the_panel_shows_who_waits_for_whom():
     assert "starting vLLM" in text
     assert "38 s" in text
     assert "reward" not in text
+
+
+def test_a_mean_of_fewer_steps_than_ten_says_of_how_many():
+    text = "\n".join(drawn(a_view(3)))
+    assert "3 of 100 steps" in text
+    assert "last 3 " in text
 
 
 def test_a_panel_needs_no_metric():

@@ -83,6 +83,20 @@ def test_of_many_that_start_at_once_one_goes_on(tmp_path):
     assert all("is running (pid" in error for error in errors)
 
 
+def test_what_was_made_for_a_run_that_never_started_goes_again(tmp_path):
+    for before in ([], ["outputs/other"], ["outputs/run"]):
+        for folder in before:
+            (tmp_path / folder).mkdir(parents=True)
+        run_folder = RunFolder(tmp_path / "outputs" / "run")
+        with pytest.raises(LookupError), locked(run_folder, undone_by=LookupError):
+            raise LookupError
+        assert run_folder.path.exists() == ("outputs/run" in before)
+        assert (tmp_path / "outputs").exists() == bool(before)
+    with pytest.raises(KeyError), locked(RunFolder(tmp_path / "failed"), undone_by=ValueError):
+        raise KeyError  # what failed is kept, to be looked into
+    assert (tmp_path / "failed").exists()
+
+
 def test_a_place_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").touch()
     run_folder = RunFolder(tmp_path / "file" / "outputs" / "run")

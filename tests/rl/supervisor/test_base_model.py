@@ -6,10 +6,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from rl.config.schema import ConfigError
+from rl.config.schema import ConfigError, refused
 from rl.model.folder import fingerprint
 from rl.run.folder import RunFolder
-from rl.supervisor.base_model import fetch_references, model_of, refused
+from rl.supervisor.base_model import fetch_references, model_of
 from tests.support.composing import composed
 
 

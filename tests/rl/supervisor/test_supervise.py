@@ -64,6 +64,17 @@ def test_an_evaluation_leaves_a_living_one_alone(tmp_path):
     assert result.returncode == 2
 
 
+@pytest.mark.parametrize("program", ["train.py", "evaluate.py"])
+def test_a_model_that_cannot_be_had_is_refused_and_leaves_nothing(program, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    arguments = ["run_name=r", "model=hf", "model.path=nobody/nothing"]
+    result = train(*arguments, output_dir=tmp_path, program=program)
+    assert result.stderr.startswith("this run cannot start:\n- cannot get nobody/nothing")
+    assert "starting" not in result.stdout
+    assert result.returncode == 2
+    assert not list(tmp_path.iterdir())
+
+
 MODEL = ["model=hf", "adapter=none", "model.max_seq_len=64", "model.max_tokens=32"]
 BROKEN_LOSS = """
 import a_package_of_nobodys

@@ -69,7 +69,7 @@ def test_the_picture_has_every_job_with_step_reward_and_time(sweep):
     # The running job has 10 steps of 6 s left, and a job took 60 s so far.
     assert " ".join(title.split()) == "sweep x 1 m 40 s, about 2 m 00 s left"
     assert bar.endswith("1 done, 1 running, 1 waiting, 1 failed")
-    assert names.split() == ["step", "reward", "eval"]
+    assert names.split() == ["steps", "reward", "eval"]
     assert done.split() == [
         "done",
         "loss=a",
@@ -135,7 +135,7 @@ def test_without_a_terminal_what_changes_is_a_line_and_each_minute_is(sweep):
     assert "vLLM ended (" in said[2]
     assert said[2].endswith("logs/00002.log)")
     assert said[3].startswith("1 done, 1 running, 1 waiting, 1 failed; 4 m 21 s")
-    assert said[4].startswith("running loss=a seed=1  step 10/20  reward 0.450  eval 0.750")
+    assert said[4].startswith("running loss=a seed=1  steps 10/20  reward 0.450  eval 0.750")
     assert said[5].startswith("done    loss=a seed=1")
     assert len(said) == 6
 
@@ -151,7 +151,7 @@ def test_a_job_that_broke_off_waits_and_says_how_far_it_came_and_why(sweep):
     painter.paint(view, NOW)
     words = file.getvalue().splitlines()[-1].split()[1:]
     assert " ".join(words) == (
-        "waiting loss=a seed=1 step 10/20 reward 0.450 eval 0.750 1 m 40 s max_time=2h is over "
+        "waiting loss=a seed=1 steps 10/20 reward 0.450 eval 0.750 1 m 40 s max_time=2h is over "
         f"({as_typed(sweep.log_of(number))})"
     )
     (line,) = [line for line in drawn(view) if "max_time" in line]
