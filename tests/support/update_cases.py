@@ -67,7 +67,7 @@ def pulled(cases: Any, policy: Any, before: Any) -> dict[str, float]:
     }
 
 
-def distilled(cases: Any, policy: Any) -> dict[str, float]:
+def distilled(cases: Any, policy: Any) -> dict[str, Any]:
     """A step towards a teacher's candidates by all divergences, and the same by plain torch."""
     from losses.forward_kl_topk import forward_kl_topk
     from losses.jsd_topk import jsd_topk
