@@ -163,6 +163,7 @@ def play(
             logprobs,
             step,
             tokens[-1] not in stops,
+            run.sampler["max_tokens"],
         )
         for i, (tokens, logprobs) in enumerate(completions)
     ]
@@ -213,6 +214,7 @@ def _rollout(
     logprobs: list[float],
     version: int,
     cut_off: bool,
+    turn_limit: int,
 ) -> Rollout:
     reason = StopReason.MAX_TOKENS if cut_off else StopReason.STOP
     message = {"role": "assistant", "content": renderer.parse_response(tokens).content}
@@ -222,4 +224,5 @@ def _rollout(
     rows = Rows()
     rows.turn(Completion(tokens, logprobs, [version] * len(tokens), cut_off, prompt))
     total = sum(w * rewards.get(name, 0.0) for name, w in env.reward_weights.items())
-    return Rollout(rows.freeze(), messages, total, rewards, reason, 1, 0.0)
+    played = Rollout(rows.freeze(), messages, total, rewards, reason, 1, 0.0)
+    return replace(played, turn_limit=turn_limit)

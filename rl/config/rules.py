@@ -54,6 +54,11 @@ def batches(config: Config) -> Iterator[str]:
             f"group_size=1 with {advantage} makes every advantage 0, for it compares the rollouts "
             "of a group: use group_size=8 or so, or advantage=none"
         )
+    if group == 1 and is_sampled and (value_of(config, "buffer.min_spread") or 0) > 0:
+        yield (
+            "group_size=1 has no spread, so the buffer would reject every group: use group_size=8 "
+            "or so, buffer.min_spread=0, or buffer=fifo"
+        )
 
 
 def lengths(config: Config) -> Iterator[str]:

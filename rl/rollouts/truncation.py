@@ -57,15 +57,15 @@ def penalty(rollout: Rollout, *, limit: int | None, start: float, weight: float)
     Args:
         rollout: any.
         limit: tokens of a single turn at which the penalty is full; None: those that it could have,
-            of which each environment of a mixture may say another number.
+            of which each environment of a mixture may say another number. Without any limit
+            nothing is too long.
         start: share of the limit up to which there is none, below 1.
         weight: the full penalty.
 
     """
-    if rollout.reward is None:
-        return Standing(None)
     most = rollout.turn_limit if limit is None else limit
-    assert most, "what is sampled has a limit, and nothing else is penalised"
+    if rollout.reward is None or most is None:
+        return Standing(rollout.reward)
     onset = start * most
     over = (max(rollout.turn_lengths, default=0) - onset) / (most - onset)
     return Standing(rollout.reward - weight * min(max(over, 0.0), 1.0))

@@ -46,6 +46,14 @@ REFUSED: dict[str, tuple[Changes, str]] = {
         {"model.head_dtype": "float32", "inference.args": {"hf-overrides": "{}"}},
         "model.head_dtype=float32 and inference.args.hf_overrides exclude each other",
     ),
+    "no spread": (
+        {
+            "group_size": 1,
+            "buffer": chosen("buffer", "difficulty"),
+            "advantage": chosen("advantage", "none"),
+        },
+        "group_size=1 has no spread, so the buffer would reject every group",
+    ),
     "group of one": ({"group_size": 1}, "group_size=1 with losses.advantages.group_mean makes"),
     "negative seed": ({"seed": -1}, "seed=-1, but it must be >= 0"),
     "no steps": ({"max_steps": 0, "optim.warmup_steps": 0}, "max_steps=0, but it must be >= 1"),

@@ -101,7 +101,9 @@ def test_each_turn_of_one_row_has_the_limit_for_itself():
     assert soft(played).reward == pytest.approx(0.75 - 2 * 0.2)
 
 
-@pytest.mark.parametrize(("own", "reward"), [(12, 0.75), (8, 0.75 - 2 * 0.5), (6, 0.75 - 2)])
+@pytest.mark.parametrize(
+    ("own", "reward"), [(12, 0.75), (8, 0.75 - 2 * 0.5), (6, 0.75 - 2), (None, 0.75)]
+)
 def test_the_limit_is_what_the_turn_could_have_unless_told_otherwise(own, reward):
     assert chosen("truncation", "penalty")["limit"] is None
     played = replace(rollout(0.75, lengths=(6, 2)), turn_limit=own)  # of a mixture's environment
