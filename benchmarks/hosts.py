@@ -8,7 +8,8 @@ a file, gloo instead of shared memory. One JSON line each, medians in seconds:
 
     {"hosts": 2, "start": ..., "step": ..., "wait": ..., "update": ..., "push": ..., "of_one": ...}
 
-`start` goes from the command to the first batch (with the warm start the first time), `of_one` is a step as a part of that on one host.
+`start` goes from the command to the first batch, the first time with the warm start; `of_one` is a
+step as a part of that on one host.
 """
 
 import argparse
