@@ -224,5 +224,5 @@ def _rollout(
     rows = Rows()
     rows.turn(Completion(tokens, logprobs, [version] * len(tokens), cut_off, prompt))
     total = sum(w * rewards.get(name, 0.0) for name, w in env.reward_weights.items())
-    played = Rollout(rows.freeze(), messages, total, rewards, reason, 1, 0.0)
-    return replace(played, turn_limit=turn_limit)
+    sequences = rows.freeze()
+    return Rollout(sequences, messages, total, rewards, reason, 1, 0.0, turn_limit=turn_limit)

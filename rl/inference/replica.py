@@ -56,10 +56,9 @@ def names_of(inference: Mapping[str, Any]) -> list[str]:
 
 def started_replicas(run_folder: RunFolder, inference: Mapping[str, Any]) -> list[Replica]:
     """Return those vLLMs of a configuration that were started, each since its newest start."""
-    path = run_folder.private.key
-    if inference.get("urls") is not None:  # somebody else's, who must not see that of the run
-        path = run_folder.private.servers_key
-    key = path.read_text() if path.exists() else None
+    private = run_folder.private
+    # Somebody else's must not see the run's own.
+    key = private.read_key() if inference.get("urls") is None else private.read_servers_key()
     endpoints = {name: Endpoint.read(run_folder, name) for name in names_of(inference)}
     return [
         Replica(name, endpoint.address, endpoint.incarnation, key)

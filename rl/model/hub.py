@@ -16,3 +16,8 @@ def hub_problem() -> str | None:
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         return f"{constants.ENDPOINT} does not answer: {str(error) or type(error).__name__}"
     return None
+
+
+def reason_of(error: Exception, problem: str | None) -> str:
+    """Why nothing came: what `hub_problem` had found, else what the hub's client says."""
+    return problem or f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"

@@ -20,7 +20,7 @@ from huggingface_hub.errors import (
 from rl.config.annotations import Node
 from rl.config.positions import too_long
 from rl.model.folder import damaged_weights, leads_out, missing_weights
-from rl.model.hub import hub_problem
+from rl.model.hub import hub_problem, reason_of
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 ALLOW = ["*.safetensors", "*.json", "*.jinja", "tokenizer*"]
@@ -106,7 +106,7 @@ def _download(path: str, revision: str | None, group: str) -> Path:
             f"and {group}.revision (a private model needs HF_TOKEN)"
         ) from error
     except OSError as error:  # out of reach, or a full disk
-        reason = out_of_reach or f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+        reason = reason_of(error, out_of_reach)
         raise ValueError(
             f"cannot get {name} from the hub ({reason}): use {group}.path=<local folder>, or go "
             "online once, or point HF_ENDPOINT at a mirror or HF_HOME at a cache that holds it "

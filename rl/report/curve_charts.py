@@ -26,6 +26,7 @@ from rl.report.statistics import WORSE
 OVERLAID = 4  # arms that one panel can hold
 FACET_COLUMNS = 4
 NARROW_COLUMNS = 2  # of the health of runs
+NARROW_PANEL = NARROW_NAME + NARROW - 50  # pixels beside the labels of an axis
 # In Vega's own language: a command for each of thousands of points would be half of the page.
 _VIEW = "'python view.py ' + datum.run + ' where=\"{}step = ' + datum.steps + '\"'"
 
@@ -57,11 +58,11 @@ def curves(comparison: Comparison, data: Datasets, *, narrow: bool = False) -> C
         bind=alt.binding_radio(options=["steps", "seconds", "tokens"], name="over "),
     )
     if few:
-        width, height = (NARROW_NAME + NARROW - 50, 200) if narrow else (940, 300)
+        width, height = (NARROW_PANEL, 200) if narrow else (940, 300)
         return layers.properties(width=width, height=height).add_params(progress)
     header = alt.Header(labelFontWeight=600, labelAnchor="start", labelPadding=4)
     facet = alt.Facet("arm:N", sort=names, title=None, header=header)
-    panels = layers.properties(width=NARROW_NAME + NARROW - 50 if narrow else 235, height=120)
+    panels = layers.properties(width=NARROW_PANEL if narrow else 235, height=120)
     columns = 1 if narrow else FACET_COLUMNS
     return panels.facet(facet, columns=columns, spacing=14).add_params(progress)
 

@@ -7,7 +7,6 @@ says (the holder's process id) means something only while it is locked.
 import errno
 import fcntl
 import os
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from rl.run.folder import RunFolder
+from rl.run.whole_files import remove
 
 # What a full disk answers, a user's full share, a limit for one file (ulimit -f).
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -81,7 +81,7 @@ def locked(run_folder: RunFolder, undone_by: type[Exception] | tuple[()] = ()) -
 def _remove(made: list[Path]) -> None:
     """Remove a folder of ours, and those above it that nobody else has put anything into."""
     if made:
-        shutil.rmtree(made[0], ignore_errors=True)
+        remove(made[0])
         with suppress(OSError):
             for path in made[1:]:
                 path.rmdir()

@@ -59,12 +59,20 @@ class PrivateFolder:
 
     def read_key(self) -> str | None:
         """Return the key of this run, None where no route asks for it."""
-        return self.key.read_text() if self.key.exists() else None
+        return _read(self.key)
 
     @property
     def servers_key(self) -> Path:
         """What somebody else's vLLMs ask for, if anything: other hosts have no variable of ours."""
         return self._inside / "servers_key"
+
+    def keep_servers_key(self, key: str) -> None:
+        """Tell every part what they ask for."""
+        write_private(self.servers_key, key)
+
+    def read_servers_key(self) -> str | None:
+        """Return what they ask for, None where they ask for nothing."""
+        return _read(self.servers_key)
 
     @property
     def vllm_socket(self) -> Path:
@@ -102,3 +110,7 @@ class PrivateFolder:
             "TMPDIR": str(self._inside / "tmp"),
             "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(compiled)),
         }
+
+
+def _read(path: Path) -> str | None:
+    return path.read_text() if path.exists() else None

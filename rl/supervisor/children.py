@@ -26,7 +26,6 @@ from rl.run.metrics import read_metrics
 from rl.run.status import read_statuses, training_is_done
 from rl.run.stop_request import StopRequest
 from rl.run.terminal import say
-from rl.run.whole_files import write_private
 from rl.supervisor.replicas import Replicas
 
 _TICK_S = 0.25
@@ -75,10 +74,11 @@ class Children:
         """Return the vLLMs of this run, not yet started."""
         server, run, folder = self._server, self._run, self._run_folder
         external = isinstance(server, ExternalServers)
-        if external and (key := server.servers()[0].key):
-            write_private(folder.private.servers_key, key)
+        replicas = server.servers() if external else self._own_replicas(server)
+        if external and (key := replicas[0].key):
+            folder.private.keep_servers_key(key)
         return Replicas(
-            server.servers() if external else self._own_replicas(server),
+            replicas,
             self._run_folder,
             self._vllm,
             startup_timeout=self._server.startup_timeout,
@@ -132,7 +132,8 @@ class Children:
             self._watch(tick, stop)
         except HeadLost as lost:
             if self._has_begun():
-                self._let_save(tick, lost.left_s)
+                # By what they write: nobody hears any more whether they end.
+                self._let_save(tick, lost.left_s, lambda: training_is_done(self._run_folder))
             raise
 
     def _watch(self, tick: Callable[[], None], stop: StopRequest) -> None:
@@ -188,20 +189,19 @@ class Children:
 
     def _all_is_saved(self, tick: Callable[[], None]) -> bool:
         """Let the ranks save: without vLLM no batch will come. Say whether nothing is lost."""
-        self._run_folder.stop_request.touch()
-        deadline = time.monotonic() + self._run.trainer["wait_timeout"]
         ranks = self._trainers()
-        while any(rank.returncode is None for rank in ranks) and time.monotonic() < deadline:
-            tick()
-            time.sleep(_TICK_S)
+        seconds = self._run.trainer["wait_timeout"]
+        self._let_save(tick, seconds, lambda: all(rank.returncode is not None for rank in ranks))
         saved, done = self._run_folder.num_saved_steps(), steps_done(read_metrics(self._run_folder))
         return saved == done and all(rank.returncode == 0 for rank in ranks)
 
-    def _let_save(self, tick: Callable[[], None], seconds: float) -> None:
-        """Have the ranks save, and wait for what they write: nobody hears whether they end."""
+    def _let_save(
+        self, tick: Callable[[], None], seconds: float, have_saved: Callable[[], bool]
+    ) -> None:
+        """Have the ranks save, and wait for it."""
         self._run_folder.stop_request.touch()
         deadline = time.monotonic() + seconds
-        while not training_is_done(self._run_folder) and time.monotonic() < deadline:
+        while not have_saved() and time.monotonic() < deadline:
             tick()
             time.sleep(_TICK_S)
 

@@ -12,7 +12,7 @@ from rl.config.build import build
 from rl.config.check import check
 from rl.config.facts import spans_hosts
 from rl.config.schema import refused
-from rl.model.hub import hub_problem
+from rl.model.hub import hub_problem, reason_of
 from rl.model.shape import GIB, Shape, shape, shape_of
 from rl.placement.settings import settled
 from rl.placement.sized import sized
@@ -78,7 +78,7 @@ def _sizes(model: Mapping[str, Any]) -> Shape | None:
             local_files_only=out_of_reach is not None,
         )
     except (OSError, ValueError) as error:  # no network, no such model, one that is gated
-        reason = out_of_reach or f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+        reason = reason_of(error, out_of_reach)
         raise ValueError(
             f"cannot get the sizes of {path} from the hub ({reason}): "
             "check the name, go online, or use model.path=<local folder>"
