@@ -55,7 +55,7 @@ SHARED = {
     "losses.tokens",
 }
 AT_HOME = {
-    "vllm": {"rl.weights.vllm_plugin", "rl.weights.vllm_proof", "rl.inference.fork"},
+    "vllm": {"rl.weights.vllm_plugin", "rl.weights.vllm_proof", "rl.inference.quick_start"},
     "deepspeed": {"rl.learner.deepspeed_engine", "rl.learner.ranks"},
     "ray": {"rl.cluster.ray_cluster"},
 }

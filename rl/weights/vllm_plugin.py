@@ -30,7 +30,7 @@ from vllm.model_executor.model_loader.reload import (
     initialize_layerwise_reload,
 )
 
-from rl.inference.fork import fork_engine
+from rl.inference.quick_start import start_quickly
 from rl.weights.adapter import AdapterReader
 from rl.weights.gloo import GlooReader
 from rl.weights.shm import FileReader
@@ -55,7 +55,7 @@ READERS: dict[str, Callable[..., Reader]] = {
 
 def register() -> None:
     """Entry point: make our transfer engines known; vLLM calls this in each of its processes."""
-    fork_engine()
+    start_quickly()
     WeightTransferEngineFactory.register_engine("whole", WholeWeightsEngine)
     WeightTransferEngineFactory.register_engine("adapter", AdapterEngine)
 

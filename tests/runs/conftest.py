@@ -7,4 +7,9 @@ from tests.support.launching import Launcher
 def launcher(tmp_path_factory) -> Launcher:
     cache = tmp_path_factory.mktemp("cache")
     output = tmp_path_factory.mktemp("runs")
-    return Launcher(output, {"OFFBYONE_CACHE": str(cache), "PYTHONPATH": str(output)})
+    environment = {
+        "OFFBYONE_CACHE": str(cache),
+        "PYTHONPATH": str(output),
+        "TORCHINDUCTOR_CACHE_DIR": str(cache / "compiled"),
+    }
+    return Launcher(output, environment)

@@ -1,6 +1,7 @@
 """Whole runs on the real stack: what the user asked for is what the metrics say happened."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -65,6 +66,11 @@ def test_on_a_cpu_vllm_has_an_engine_in_one_process_and_no_worker_beside_it(firs
     log = (first.folder / "logs" / "inference.log").read_text()
     assert "(EngineCore pid=" in log
     assert "(Worker pid=" not in log
+
+
+def test_a_start_on_a_cpu_compiles_nothing(first, launcher):
+    assert first.status == 0
+    assert not [*Path(launcher.environment["TORCHINDUCTOR_CACHE_DIR"]).rglob("*.so")]
 
 
 def test_a_resumed_run_goes_on_with_the_next_examples_and_the_same_optimizer(first, launcher):

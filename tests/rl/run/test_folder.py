@@ -1,8 +1,11 @@
 """Where everything of a run lies, sockets of deep folders included."""
 
 import json
+import os
 import socket
 import stat
+import subprocess
+import sys
 import tempfile
 import uuid
 from pathlib import Path
@@ -125,6 +128,22 @@ def test_the_private_folder_of_temporary_files_goes_with_the_sockets(tmp_path, r
 
     assert not scratch.exists()
     assert {*Path(tempfile.gettempdir()).glob("offbyone-*")} == before
+
+
+_COMPILES = (
+    "import torch; torch.compile(lambda x: (x >= 1).sum(-1), dynamic=True)(torch.ones(3, 4))"
+)
+
+
+def test_nothing_that_pytorch_compiles_is_lost_with_the_temporary_files(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
+    run_folder = RunFolder(tmp_path)
+    run_folder.private.make()
+    ours = run_folder.private.environment()
+    subprocess.run([sys.executable, "-c", _COMPILES], env={**os.environ, **ours}, check=True)
+    assert [*(tmp_path / "compiled").rglob("*.so")]
+    assert not [*Path(ours["TMPDIR"]).rglob("*.gch")]
+    run_folder.clear_processes()
 
 
 def test_what_a_failed_start_prepared_goes_but_never_the_model_that_was_asked_for(tmp_path):
