@@ -112,14 +112,17 @@ def as_csv(comparison: Comparison) -> str:
 
 
 def as_table(comparison: Comparison | None, arms: Sequence[Arm]) -> Table:
-    """The comparison for a terminal."""
+    """The comparison for a terminal; how many runs are unfinished only where some are."""
+    lines = arm_lines(comparison, arms)
+    columns = COLUMNS if any(line["failed"] for line in lines) else COLUMNS[:-1]
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
-    for name in COLUMNS:
+    for name in columns:
         justify = "left" if name in ("arm", "verdict") else "right"
         table.add_column(name, justify=justify, no_wrap=name != "arm", overflow="fold")
-    for line in arm_lines(comparison, arms):
+    for line in lines:
         style = {"better": "green", "worse": "red"}.get(line.get("verdict", ""), "")
-        table.add_row(*cells(line), style=style if line["reward"] is not None else "yellow")
+        shown = cells(line)[: len(columns)]
+        table.add_row(*shown, style=style if line["reward"] is not None else "yellow")
     return table
 
 

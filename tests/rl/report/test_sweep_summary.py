@@ -31,6 +31,7 @@ def test_a_sweep_ends_with_its_table_on_the_screen_and_on_disk(app, tmp_path):
     assert [group["seeds"] for group in groups] == [3, 3]
     assert all(Path(folder).is_dir() for group in groups for folder in group["folders"])
     assert "rate=0.7" in output
+    assert "unfinished" not in output  # a column of nothing
     assert "rate=0.7 cannot be told from rate=0.5" in output.replace("\n", " ")
     assert "by the training reward of the last 10 steps, 3 seeds each" in output
     (page,) = tmp_path.glob("outputs/sweeps/*/report.html")
@@ -47,6 +48,7 @@ def test_a_sweep_with_a_failed_job_runs_the_others_and_still_prints_its_table(ap
     assert (group["seeds"], group["failed"], group["reward"]) == (3, 1, pytest.approx(1.5))
     assert group["errors"] == ["vLLM is gone"]
     assert "vLLM is gone" in output
+    assert "unfinished" in output
     assert len(list(tmp_path.glob("outputs/sweeps/*/report.html"))) == 1
 
 
