@@ -1,5 +1,6 @@
 """Arms compared on what all of them were asked: scores, differences to the baseline, verdicts."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite, nan
@@ -14,6 +15,7 @@ from rl.report.evidence import RUNNING, Evidence
 from rl.report.judging import TRAINING, Judgement, curve_of, judge, questions_of
 
 SEED = 0  # of the draws: the same runs give the same page
+_CAUSES = 3  # that a terminal names of runs that do not count
 
 
 class NothingToCompare(ValueError):
@@ -273,12 +275,20 @@ def _notes(
     if " to " in judgement.judged:
         notes.append(f"Not all runs are judged at the same step: {judgement.judged}.")
     if left_out:
-        runs_do = "run does" if len(left_out) == 1 else "runs do"
-        notes.append(
-            f"{len(left_out)} {runs_do} not count: {left_out[0][0].name}: {left_out[0][1]}"
-        )
+        notes.append(_not_counting(left_out))
     broken = sum(run.num_broken for run in runs)
     broken += sum(evaluation.num_broken for run in runs for evaluation in run.evaluations.values())
     if broken:
         notes.append(f"{broken} lines of metrics or evaluations cannot be read and are left out.")
     return notes
+
+
+def _not_counting(left_out: Sequence[tuple[Evidence, str]]) -> str:
+    """How many runs, and the commonest causes, each with a run that it names."""
+    runs_do = "run does" if len(left_out) == 1 else "runs do"
+    causes = Counter(why for _, why in left_out).most_common(_CAUSES)
+    first = {why: run.name for run, why in reversed(left_out)}
+    said = [f"{first[why]}{f' and {n - 1} more' if n > 1 else ''}: {why}" for why, n in causes]
+    others = len(left_out) - sum(n for _, n in causes)
+    said += [f"{others} for other reasons, which the page names"] if others else []
+    return f"{len(left_out)} {runs_do} not count: {'; '.join(said)}"

@@ -238,6 +238,19 @@ def test_unfinished_runs_are_left_out_each_with_its_cause(three_arms):
     assert stopped.name in left
 
 
+def test_what_does_not_count_is_said_by_cause_the_commonest_first(three_arms):
+    for number in range(2):
+        made_run(three_arms / f"bare-{number}", "loss=gspo")
+    for step in (5, 6, 7):
+        made_run(three_arms / f"stopped-{step}", "loss=cispo", steps=step, max_steps=20)
+    (note,) = (note for note in compared(three_arms).notes if "not count" in note)
+    assert note == (
+        "5 runs do not count: bare-0 and 1 more: it has no evaluation; "
+        "stopped-5: stopped after step 5 of 20; stopped-6: stopped after step 6 of 20; "
+        "1 for other reasons, which the page names"
+    )
+
+
 @pytest.mark.parametrize(
     ("doing", "counts"),
     [
