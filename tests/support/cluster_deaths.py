@@ -174,6 +174,7 @@ def first_life(life: Life, who: str) -> dict[str, Any]:
         dying = life.of_run()
         os.kill(life.process.pid, signal.SIGTERM)
     screen = life.process.communicate(timeout=ENDS_S)[0]
+    assert "(raylet)" not in screen, screen  # Ray's log stays where it is
     seen |= {"status": life.process.returncode, "ended_s": round(time.monotonic() - began, 1)}
     seen["gone_s"] = until_gone(dying)
     return {**seen, "said": [line for line in screen.splitlines()[-60:] if not _USUAL.match(line)]}
