@@ -21,8 +21,9 @@ from rich.console import Console
 from rl.report.arms import Arm
 from rl.report.comparison import Comparison, NothingToCompare, compare
 from rl.report.conclude import show
+from rl.report.curve import Curve
 from rl.report.evaluations import Evaluation, Question
-from rl.report.evidence import FINISHED, KEPT, Curve, Evidence, evidence_of
+from rl.report.evidence import FINISHED, KEPT, Evidence, evidence_of
 from rl.report.run_sources import read_sources
 from rl.report.statistics import WORSE
 from rl.run.commit import REPO
@@ -98,9 +99,8 @@ def against(today: Sequence[Evidence], stored: StoredCurves) -> Comparison:
 def _until(run: Evidence, version: int) -> Evidence:
     """The run as if it had ended with this version."""
     kept = {v: evaluation for v, evaluation in run.evaluations.items() if v <= version}
-    curve, until = run.held_out, run.held_out.steps <= version
-    columns = (curve.steps, curve.seconds, curve.tokens, curve.scores)
-    return replace(run, evaluations=kept, held_out=Curve(*(column[until] for column in columns)))
+    until = run.held_out.steps <= version
+    return replace(run, evaluations=kept, held_out=run.held_out.at(until))
 
 
 def store(runs: Sequence[Evidence], file: Path) -> None:

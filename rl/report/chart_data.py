@@ -13,8 +13,9 @@ import numpy as np
 
 from rl.report.arms import Arm
 from rl.report.comparison import ArmResult, Comparison
+from rl.report.curve import Curve
 from rl.report.evaluations import Question
-from rl.report.evidence import HEALTH, Curve, Evidence
+from rl.report.evidence import HEALTH, Evidence
 from rl.report.judging import HELD_OUT, curve_of, judged_versions
 from rl.report.panel import ALARMS
 from rl.report.statistics import Floats
@@ -123,8 +124,7 @@ def _thinned(curve: Curve) -> Curve:
     if len(curve.steps) <= MOST_POINTS:
         return curve
     chosen = np.unique(np.linspace(0, len(curve.steps) - 1, MOST_POINTS).round().astype(int))
-    columns = (curve.steps, curve.seconds, curve.tokens, curve.scores)
-    return Curve(*(column[chosen] for column in columns))
+    return curve.at(chosen)
 
 
 def health_rows(comparison: Comparison) -> Rows:

@@ -229,14 +229,13 @@ def _final(runs: Sequence[Evidence], measure: str) -> float:
 
 
 def _area(run: Evidence, measure: str) -> float:
-    curve = curve_of(run, measure)
-    return st.area_under(curve.steps, curve.scores)
+    return curve_of(run, measure).mean_height
 
 
 def _efficiency(runs: Sequence[Evidence], measure: str, target: float) -> Efficiency:
     curves = [curve_of(run, measure) for run in runs]
     steps, seconds, tokens = (
-        [st.first_reach(getattr(curve, name), curve.scores, target) for curve in curves]
+        [curve.first_reach(getattr(curve, name), target) for curve in curves]
         for name in ("steps", "seconds", "tokens")
     )
     return Efficiency(

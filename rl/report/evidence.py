@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from rl.report.curve import Curve
 from rl.report.evaluations import Evaluation, evaluated_versions, read_evaluation
 from rl.report.finished_runs import RunResult, read_record, resume_command
 from rl.report.panel import ALARMS
@@ -32,16 +33,6 @@ HEALTH = {  # metrics that say whether training is well, by their names on the p
 }
 KEPT = ("step", *HEALTH.values(), *ALARMS)
 _LONGEST_CAUSE = 300  # characters
-
-
-@dataclass(frozen=True, eq=False)
-class Curve:
-    """A score over the run: where it was taken, by each measure of how far the run was."""
-
-    steps: Floats
-    seconds: Floats
-    tokens: Floats
-    scores: Floats
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -8,8 +8,9 @@ from math import isnan, nan
 import numpy as np
 
 from rl.report.arms import Arm
+from rl.report.curve import Curve
 from rl.report.evaluations import Question
-from rl.report.evidence import LAST_STEPS, Curve, Evidence
+from rl.report.evidence import LAST_STEPS, Evidence
 from rl.report.statistics import Scores
 
 HELD_OUT, TRAINING = "held-out questions", "training reward"
@@ -151,13 +152,4 @@ def _versions(runs: Sequence[Evidence], num_judged: int) -> str:
 
 def curve_of(run: Evidence, measure: str) -> Curve:
     """The run's scores over its course."""
-    return run.held_out if measure == HELD_OUT else smoothed(run.training)
-
-
-def smoothed(curve: Curve, window: int = LAST_STEPS) -> Curve:
-    """Each score as the mean of the last `window`, of fewer at the beginning."""
-    sums = np.concatenate([[0.0], curve.scores.cumsum()])
-    ends = np.arange(1, len(sums))
-    starts = np.maximum(ends - window, 0)
-    means = (sums[ends] - sums[starts]) / (ends - starts)
-    return Curve(curve.steps, curve.seconds, curve.tokens, means)
+    return run.held_out if measure == HELD_OUT else run.training.smoothed(LAST_STEPS)

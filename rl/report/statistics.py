@@ -288,16 +288,3 @@ def interquartile_interval(scores: Scores, rng: np.random.Generator) -> Interval
     drawn = np.take_along_axis(means[None], chosen, 2).reshape(NUM_DRAWS, -1)
     low, high = np.quantile(interquartile_mean(drawn), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Interval(value, float(low), float(high))
-
-
-def first_reach(position: Floats, scores: Floats, target: float) -> float:
-    """The position (steps, seconds, tokens) at which a curve first has the target; inf: never."""
-    reached = np.flatnonzero(scores >= target)
-    return float(position[reached[0]]) if len(reached) else float("inf")
-
-
-def area_under(position: Floats, scores: Floats) -> float:
-    """Mean height of a curve over its positions; NaN for fewer than two points."""
-    if len(position) < 2 or position[-1] <= position[0]:
-        return float("nan")
-    return float(np.trapezoid(scores, position) / (position[-1] - position[0]))

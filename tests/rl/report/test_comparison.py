@@ -14,7 +14,7 @@ from rl.report.arms import arms_of
 from rl.report.charts import Datasets, forest
 from rl.report.comparison import NothingToCompare, compare
 from rl.report.evidence import evidence_of
-from rl.report.judging import HELD_OUT, TRAINING, smoothed
+from rl.report.judging import HELD_OUT, TRAINING
 from rl.report.page_facts import efficiency
 from rl.report.run_sources import read_sources
 from rl.report.sentence import sentence
@@ -386,14 +386,9 @@ def test_of_training_rewards_the_last_steps_count(tmp_path):
     assert run.training_reward == 14.5
 
 
-def test_a_smoothed_curve_is_the_mean_of_the_last_steps(tmp_path):
+def test_a_step_is_where_it_began(tmp_path):
     run = evidence_of(read_sources([made_run(tmp_path / "a", reward=0.5)]).runs[0])
-    curve = run.training
-    curve.scores[:] = np.arange(20)
-    assert smoothed(curve, window=4).scores[[0, 1, 2, 3, 19]] == pytest.approx(
-        [0, 0.5, 1, 1.5, 17.5]
-    )
-    assert curve.seconds[2] == 6.0  # before the third step, of 3 s each
+    assert run.training.seconds[2] == 6.0  # before the third step, of 3 s each
 
 
 def test_a_setting_that_a_later_commit_added_makes_no_arm_of_its_own(tmp_path):

@@ -236,15 +236,6 @@ def test_the_interquartile_mean_is_scipys():
     assert ours.low < 6.5 < ours.high
 
 
-def test_efficiency_by_hand():
-    steps, heights = np.array([0.0, 10.0, 20.0, 40.0]), np.array([0.0, 0.4, 0.4, 0.8])
-    assert st.first_reach(steps, heights, 0.4) == 10
-    assert st.first_reach(steps, heights, 0.41) == 40
-    assert st.first_reach(steps, heights, 0.9) == float("inf")
-    assert st.area_under(steps, heights) == pytest.approx((2 + 4 + 12) / 40)
-    assert np.isnan(st.area_under(steps[:1], heights[:1]))
-
-
 def test_the_quantiles_are_scipys():
     assert st.student_quantile(4, 0.975) == pytest.approx(stats.t.ppf(0.975, 4))
     assert st.student_quantile(np.inf, 0.975) == pytest.approx(stats.norm.ppf(0.975))
