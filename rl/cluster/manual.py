@@ -21,8 +21,6 @@ from rl.run.status import phase_of, read_statuses
 from rl.run.terminal import say
 from rl.run.whole_files import write_whole
 
-# Each host has its own.
-_OURS = ("TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_VISIBLE_DEVICES")
 _SHARES = (
     "Parts that share a host share it by what you put before the command: CUDA_VISIBLE_DEVICES, or "
     "OMP_NUM_THREADS where there is no GPU; LOCAL_RANK counts the ranks of one host"
@@ -80,7 +78,8 @@ class ManualHost:
         ends_on_term: bool = True,  # noqa: ARG002 it ends by itself
     ) -> ManualPart:
         """Say with which command to start it."""
-        said = [f"{key}={value}" for key, value in env.items() if key not in _OURS]
+        each_has_its_own = {*self._run_folder.private.environment(), "CUDA_VISIBLE_DEVICES"}
+        said = [f"{key}={value}" for key, value in env.items() if key not in each_has_its_own]
         self._commands[name] = shlex.join([*said, *command])
         write_whole(self._run_folder.commands, "\n".join([*self._commands.values(), ""]))
         if len(self._commands) == 1:
