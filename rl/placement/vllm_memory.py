@@ -7,7 +7,7 @@ from rl.config.transport import transport
 from rl.model.shape import GIB, Shape
 from rl.placement.trainer_memory import Need, bytes_a_number
 
-_RUNTIME = 1.5 * GIB  # its three processes on CPU, libraries counted once
+_RUNTIME = 1.2 * GIB  # its two processes on CPU, libraries counted once
 _PER_WORKER = 0.6 * GIB  # of a tensor parallel group, which is not forked
 # On CPU a push leaves copies behind: what the kernels want, and what the allocator keeps.
 _WEIGHTS_ON_CPU = 1.3
