@@ -6,7 +6,7 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 
-FORMAT = 1  # of the index; another one is thrown away
+FORMAT = 2  # of the index; another one is thrown away
 
 Schema = dict[str, str]
 ROLLOUTS: Schema = {

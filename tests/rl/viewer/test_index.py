@@ -293,3 +293,16 @@ def test_an_evaluation_that_is_a_run_of_its_own_is_read(run: Path, tmp_path: Pat
     columns = answers.table(indexed(alone))["columns"]
     assert columns["source"] == ["evaluation"] * 16
     assert columns["step"] == [0] * 16
+
+
+def test_examples_that_ask_the_same_are_groups_of_their_own_in_an_evaluation(tmp_path: Path):
+    run = tmp_path / "run"
+    (run / "evaluations").mkdir(parents=True)
+    talk = [{"role": "user", "content": "open it"}, {"role": "assistant", "content": "3"}]
+    lines = [{"example": i // 2, "env": "lockers", "messages": talk} for i in range(6)]
+    path = run / "evaluations" / "version_000000.jsonl"
+    path.write_text("".join(map(json_line, lines)))
+    columns = answers.table(indexed(run))["columns"]
+    assert columns["place"] == [0, 1] * 3
+    assert len(set(columns["group_id"])) == 3
+    assert len(set(columns["question"])) == 1  # which other versions and runs know, too
