@@ -12,8 +12,10 @@ import pytest
 from rl.run.folder import RunFolder
 from rl.run.json_lines import json_line
 from rl.run.lock import locked
+from rl.run.token_files import Lines, write_lines
 from rl.viewer import answers
 from rl.viewer.index import RunIndex
+from rl.viewer.token_record import NOT_TRAINED
 from tests.support.viewed_run import Viewed
 
 
@@ -306,3 +308,14 @@ def test_examples_that_ask_the_same_are_groups_of_their_own_in_an_evaluation(tmp
     assert columns["place"] == [0, 1] * 3
     assert len(set(columns["group_id"])) == 3
     assert len(set(columns["question"])) == 1  # which other versions and runs know, too
+
+
+def test_a_step_of_which_nothing_was_trained_is_no_broken_record(tmp_path: Path):
+    run = RunFolder(Viewed(steps=1, evaluations=()).write(tmp_path / "run"))
+    for path in run.tokens.glob("step_000000.trainer*"):
+        write_lines(path, Lines([], [], [], {}))
+    index = indexed(run.path)
+    table = answers.table(index)
+    assert table["problems"] == []
+    assert table["columns"]["push"] == [None] * 12
+    assert answers.tokens(index, 0)["why"] == NOT_TRAINED
