@@ -92,7 +92,7 @@ def _row(
         "special": _special(tokenizer, ids),
         "mask": mask.tolist(),
         "turns": given["turns"].tolist(),
-        "version": [v if m else None for v, m in zip(given["version"].tolist(), mask, strict=True)],
+        "version": [v if v >= 0 else None for v in given["version"].tolist()],
         "mu": _listed(given["mu"], mask),
         **{name: _listed(values, mask) for name, values in numbers.items()},
         "metrics": {name: _listed(values, mask) for name, values in metrics.items()},
