@@ -164,7 +164,7 @@ def _info(
         "question": before.get("question") or question_of(config),
         "command": again,
         "config_name": name,
-        "started": before.get("started") or time.time(),
+        "started": time.time(),  # the last time
         "jobs": numbers,  # of the last start; a sweep that searches knows none beforehand
         "slots": [asdict(slot) for slot in slots],
         "process": this_process(),
