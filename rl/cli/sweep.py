@@ -42,6 +42,7 @@ from rl.sweeps.slots import Slot, slots_of
 # Hydra sends its callbacks to the launcher's processes, so what is open cannot lie in one of them.
 _OPEN = ExitStack()
 _DIR = "hydra.sweep.dir="
+_SEED = re.compile(r"seed=\d+")  # one as good as any other
 _OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@-]*=|~")
 
 
@@ -54,7 +55,7 @@ class SweepCheck(Callback):
         before = _runs_before(config)
         alike: dict[tuple[str, ...], list[list[str]]] = {}  # composing is slow: one of all seeds
         for job in jobs:
-            alike.setdefault(tuple(o for o in job if not o.startswith("seed=")), []).append(job)
+            alike.setdefault(tuple(o for o in job if not _SEED.fullmatch(o)), []).append(job)
         where: dict[str, list[str]] = {}
         for same in alike.values():
             first = next((job for job in same if identity(job) in before), same[0])
@@ -163,7 +164,7 @@ def _info(
         "question": before.get("question") or question_of(config),
         "command": again,
         "config_name": name,
-        "started": before.get("started") or time.time(),
+        "started": time.time(),  # the last time
         "jobs": numbers,  # of the last start; a sweep that searches knows none beforehand
         "slots": [asdict(slot) for slot in slots],
         "process": this_process(),

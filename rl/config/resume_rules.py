@@ -38,6 +38,12 @@ MAY_CHANGE = (
     *(f"reflection.{key}" for key in ("base_url", "api_key_variable", "timeout", "max_retries")),
 )
 LEARNED = ("trainer.max_grad_norm",)  # though it stands among these
+# What is so of one is so of each of several.
+_PARTS = {
+    r"^reference\.teachers\.[^.]+": "reference",
+    r"^env\.envs\.[^.]+": "env",
+    r"^env\.sampling\.[^.]+": "sampler",
+}
 # What a run did that is older than the group.
 IMPLIED = {"order._target_": "rl.rollouts.example_order.ShuffledOrder"}
 
@@ -120,7 +126,8 @@ def changes(config: Config, saved: Path) -> Iterator[str]:
 
 
 def _may_change(key: str) -> bool:
-    key = re.sub(r"^reference\.teachers\.[^.]+", "reference", key)
+    for part, alone in _PARTS.items():
+        key = re.sub(part, alone, key)
     return key not in LEARNED and any(f"{key}.".startswith(f"{free}.") for free in MAY_CHANGE)
 
 

@@ -75,17 +75,19 @@ def lengths(config: Config) -> Iterator[str]:
             f"sampler.max_prompt_len={prompt} leaves no room for an answer in max_seq_len="
             f"{longest}: lower the one, raise the other, or use null"
         )
-    client, env = config["client"]["_target_"], config["env"]["_target_"]
+    client = config["client"]["_target_"]
     if prompt is not None and not fact(client, "measures_prompts", True):
         yield (
             f"sampler.max_prompt_len={prompt} cannot be kept with {client}, for only the server "
             "knows how long its prompts are: use client=renderer, or null"
         )
-    if prompt is not None and fact(env, "holds_conversation", False):
-        yield (
-            f"sampler.max_prompt_len={prompt} cannot be kept with {env}, which writes its prompts "
-            "itself: use null"
-        )
+    parts = dict.fromkeys(node["_target_"] for _, node in _nodes(config["env"], "env"))
+    for env in parts:  # a mixture has several
+        if prompt is not None and fact(env, "holds_conversation", False):
+            yield (
+                f"sampler.max_prompt_len={prompt} cannot be kept with {env}, which writes its "
+                "prompts itself: use null"
+            )
     made_for = value_of(config, "model.max_seq_len")
     if made_for is not None and longest > made_for:
         yield f"max_seq_len={longest} exceeds model.max_seq_len={made_for}: raise that one instead"
@@ -115,10 +117,15 @@ def time_limit(config: Config) -> Iterator[str]:
 
 
 def limits_of_parts(config: Config) -> Iterator[str]:
-    """An environment of a mixture may take less time than the run allows, and not more."""
-    episode = value_of(config, "sampler.rollout_timeout")
+    """An environment of a mixture has no more time than the run allows, and no longer rows."""
+    episode, longest = value_of(config, "sampler.rollout_timeout"), config["max_seq_len"]
     for name, limits in (value_of(config, "env.sampling") or {}).items():
-        own = limits.get("rollout_timeout")
+        own, tokens = limits.get("rollout_timeout"), limits.get("max_tokens")
+        if isinstance(tokens, int) and tokens >= longest:
+            yield (
+                f"env.sampling.{name}.max_tokens={tokens} leaves no room for the prompt in "
+                f"max_seq_len={longest}: lower the one or raise the other"
+            )
         if episode is not None and isinstance(own, int | float) and own > episode:
             yield (
                 f"env.sampling.{name}.rollout_timeout={own} exceeds sampler.rollout_timeout="

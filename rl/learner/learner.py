@@ -130,6 +130,7 @@ class Learner:
             dtype=self._dtype,
             temperature=self._temperature,
             logprob_chunk=self._settings.logprob_chunk,
+            max_seq_len=self._run.max_seq_len,
             seed=self._run.seed,
             vocabulary=self.policy.vocabulary,
             reads_candidates=compares_distributions(self._run.loss["_target_"]),

@@ -66,7 +66,8 @@ class DispatcherState:
     next_index: int = 0
     pending: list[int] = field(default_factory=list)  # started, not yet trained on
     places: list[Place] = field(default_factory=list)  # what each of these plays
-    extremes: list[float] = field(default_factory=list)  # worst and best reward of the run
+    # Worst and best reward of the run, by environment.
+    reward_ranges: dict[str, list[float]] = field(default_factory=dict)
     buffer: dict[str, Any] = field(default_factory=dict)  # its own state
     order: dict[str, Any] = field(default_factory=dict)  # likewise
 
@@ -100,8 +101,8 @@ class Dispatcher:
         # As many as the batches so far hold: pending groups start, and count, once more.
         self._started = self.step * self.groups_per_step
         self._rejected = 0
-        self._rejected_in_a_row: list[list[float]] = []  # rewards of each of these groups
-        self._extremes = list(self.state.extremes)
+        self._rejected_in_a_row: list[tuple[str, list[float]]] = []  # environment, rewards of each
+        self._reward_ranges = dict(self.state.reward_ranges)
         self._over: NoMoreBatches | None = None
         self._stopped = False
         self.buffer.load(self.state.buffer)
@@ -151,13 +152,14 @@ class Dispatcher:
             self._note_failures(group)
             rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
             if rewards:
-                self._extremes = [f([*self._extremes, *rewards]) for f in (min, max)]
+                known = [*self._reward_ranges.get(example.env, ()), *rewards]
+                self._reward_ranges[example.env] = [min(known), max(known)]
             self.order.observe(place, group)
             if self.buffer.add(group):
                 self._rejected_in_a_row.clear()
                 self._rejected_before = Counter(self.buffer.rejected)
             else:
-                self._note_rejection(rewards)
+                self._note_rejection(example.env, rewards)
                 del self._untrained[index]  # a resumed run does not play it again
                 self.on_rejected(group)
             self._changed.notify_all()  # admission has room, the buffer perhaps a batch
@@ -172,20 +174,18 @@ class Dispatcher:
                 f"{count} of them: {error}"
             )
 
-    def _note_rejection(self, rewards: list[float]) -> None:
+    def _note_rejection(self, env: str, rewards: list[float]) -> None:
         self._rejected += 1
-        self._rejected_in_a_row.append(rewards)
+        self._rejected_in_a_row.append((env, rewards))
         count = len(self._rejected_in_a_row)
         # At least 64: a batch of one or two groups is rejected eight times by bad luck alone.
         if self._over is not None or count < _HOPELESS_BATCHES * max(self.groups_per_step, 8):
             return
         counts = ", ".join(f"{n} {why}" for why, n in self.buffer.rejected.items())
         rejected = f"the buffer rejected the last {count} groups (in all: {counts})"
-        known = [reward for group in self._rejected_in_a_row for reward in group]
-        mean = sum(known) / len(known) if known else 0.0
-        worst, best = self._extremes or (0.0, 0.0)
-        # Where no reward ever differed from another nobody knows whether it is a good one.
-        if best > worst and mean >= worst + _SOLVED * (best - worst):
+        known = [(name, reward) for name, group in self._rejected_in_a_row for reward in group]
+        if known and sum(self._share(*one) for one in known) / len(known) >= _SOLVED:
+            mean = sum(reward for _, reward in known) / len(known)
             message = f"the task is solved: {rejected}, whose mean reward is {mean:.3f}"
             self._over = NoMoreBatches(message, solved=True)
             return
@@ -197,6 +197,12 @@ class Dispatcher:
                 "fills max_seq_len: raise it, or use other examples"
             )
         self._over = NoMoreBatches(f"{rejected}: {why}", solved=False)
+
+    def _share(self, env: str, reward: float) -> float:
+        """How far a reward is on the way from the worst of its environment to the best."""
+        worst, best = self._reward_ranges[env]
+        # Where no reward ever differed from another nobody knows whether it is a good one.
+        return (reward - worst) / (best - worst) if best > worst else 0.0
 
     async def publish(self, version: int) -> None:
         """Weights `version` are live: more groups may start."""
@@ -253,7 +259,7 @@ class Dispatcher:
             next_index=self._next,
             pending=sorted(self._untrained),
             places=[place for _, place in sorted(self._untrained.items())],
-            extremes=self._extremes,
+            reward_ranges=self._reward_ranges,
             buffer=_stored(self.buffer, self.buffer.state()),
             order=_stored(self.order, self.order.state()),
         )

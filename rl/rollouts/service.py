@@ -216,7 +216,8 @@ def trained_line(group: Group, rollout: Rollout, credit: Credit, used: bool) -> 
         "turns": rollout.turns,
         "tool_calls": rollout.tool_calls,
         "tokens": sum(len(v) for v in versions),
-        "versions": sorted({int(v) for row in versions for v in row}),
+        # Text that no policy sampled has none.
+        "versions": sorted({int(v) for row in versions for v in row if v >= 0}),
         "used": used and credit.trains,
         "error": rollout.error,
     }

@@ -56,7 +56,8 @@ class TokenRecord:
         columns = {
             "token_ids": [row.token_ids for row in rows],
             "mask": [row.completion_mask for row in rows],
-            "mu": [np.where(row.completion_mask, row.rollout_logprobs, np.nan) for row in rows],
+            # Of demonstrations, too, there is none.
+            "mu": [np.where(row.token_versions >= 0, row.rollout_logprobs, np.nan) for row in rows],
             "version": [row.token_versions for row in rows],
             "turns": [row.turns for row in rows],
         }

@@ -5,8 +5,8 @@
         row         place of the row among the rollout's, from 0
         token_ids   [L] all tokens of the row
         mask        [L] True where the policy chose the token
-        mu          [L] log mu at sampling; NaN outside the mask
-        version     [L] policy version that sampled it; -1 outside the mask
+        mu          [L] log mu at sampling; NaN where no policy sampled
+        version     [L] policy version that sampled it; -1 where none did
         turns       [L] assistant turn, from 0; -1 outside the mask
 
     tokens/step_000012.trainer.rank0.parquet    a line for each row that this rank trained

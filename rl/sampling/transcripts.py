@@ -46,19 +46,23 @@ class TranscriptSampler(Imitator):
 
     def conversations(
         self,
-        env: Environment,  # noqa: ARG002 the text is there already
+        env: Environment,
         rng: Random,
     ) -> Iterator[list[Message]]:
-        """Conversations drawn with replacement."""
+        """Conversations drawn with replacement: the environment's own and those of nobody."""
         # The files were read and cached when the sampler was made.
         known = read_conversations(self.path, self.min_reward)
+        # Another's would get its prompt and tools. Unless there is no other: of another name's run.
+        own = [messages for name, messages in known if name in ("", env.name)] or [
+            messages for _, messages in known
+        ]
         while True:
-            yield rng.choices(known)[0]
+            yield rng.choices(own)[0]
 
 
 @cache
-def read_conversations(path: str, min_reward: float | None) -> list[list[Message]]:
-    """Return the conversations of all files that match, files by name and lines in order.
+def read_conversations(path: str, min_reward: float | None) -> list[tuple[str, list[Message]]]:
+    """Return environment ("" for none) and messages of each line, files by name, lines in order.
 
     A last turn that was cut off has `cut_off`: it ends without a stop token. One that was cut off
     in a thought or a tool call is left out, for no format can show it.
@@ -67,9 +71,12 @@ def read_conversations(path: str, min_reward: float | None) -> list[list[Message
         ValueError: a line is no JSON object with `messages`.
 
     """
-    conversations: list[list[Message]] = []
+    conversations: list[tuple[str, list[Message]]] = []
     for name in sorted(glob(str(Path(path).expanduser()))):
-        for number, line in enumerate(Path(name).read_text(encoding="utf-8").splitlines(), 1):
+        # Not splitlines(), which takes some characters of a text for the end of its line, too.
+        for number, line in enumerate(Path(name).read_text(encoding="utf-8").split("\n"), 1):
+            if not line.strip():
+                continue
             try:
                 record = json.loads(line)
                 messages, reward = record["messages"], record.get("reward")
@@ -77,13 +84,14 @@ def read_conversations(path: str, min_reward: float | None) -> list[list[Message
                 raise ValueError(
                     f"{name}, line {number}: no JSON object with `messages` ({error!r})"
                 ) from error
+            env = str(record.get("env") or "")
             good = min_reward is None or (reward is not None and reward >= min_reward)
             if not good or not messages or messages[-1].get("role") != "assistant":
                 continue
             if record.get("stop_reason") not in _CUT_OFF:
-                conversations.append(messages)
+                conversations.append((env, messages))
             elif _can_be_cut_off(messages[-1]):
-                conversations.append([*messages[:-1], {**messages[-1], "cut_off": True}])
+                conversations.append((env, [*messages[:-1], {**messages[-1], "cut_off": True}]))
     return conversations
 
 

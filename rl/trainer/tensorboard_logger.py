@@ -1,6 +1,7 @@
 """TensorBoard: `tensorboard --logdir outputs` shows every run, by the name of its folder."""
 
 import logging
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +30,8 @@ class TensorBoardLogger(Logger):
 
             run_folder = RunFolder(folder)
             start = run_folder.num_saved_steps()
+            if not start:  # it begins again, and TensorBoard forgets nothing before step 1
+                shutil.rmtree(run_folder.tensorboard, ignore_errors=True)
             self._writer = SummaryWriter(run_folder.tensorboard, purge_step=start or None)
             indented = yaml.safe_dump(dict(config), sort_keys=False).replace("\n", "\n    ")
             self._writer.add_text(run_name, f"    {indented}", start)  # as Markdown shows code

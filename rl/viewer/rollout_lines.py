@@ -93,7 +93,10 @@ def _row(line: RolloutLine, offset: int, size: int, step: int, places: Counter[i
     texts = [message_text(message) for message in line.messages]
     opening = _opening(line.messages, texts)
     question = _question(line.env, opening)
-    group = question if line.group is None else line.group
+    # Of an evaluation, which names examples alone: two of them may ask the same.
+    group = line.group
+    if group is None:
+        group = _question(line.env, [str(line.example), *opening])
     place = places[group]
     places[group] += 1
     advantage = line.advantage

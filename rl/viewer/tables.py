@@ -6,7 +6,7 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 
-FORMAT = 1  # of the index; another one is thrown away
+FORMAT = 2  # of the index; another one is thrown away
 
 Schema = dict[str, str]
 ROLLOUTS: Schema = {
@@ -36,15 +36,20 @@ ARROW = {
     **{"BIGINT": pa.int64(), "INTEGER": pa.int32(), "DOUBLE": pa.float64()},
     **{"BOOLEAN": pa.bool_(), "VARCHAR": pa.string(), "BLOB": pa.binary()},
 }
-# A rollout's push: the sum of its tokens' |slope|. A step's scale: the |slope| of a strong token.
-PUSHES = """
-INSERT INTO pushes SELECT step, id, sum(list_sum([abs(x) for x in slope]))
-FROM read_parquet(?, union_by_name = true) JOIN records r ON r.path = filename GROUP BY ALL
+# What ranks recorded. Where nothing of a step was trained, its files lack even the slope.
+_RECORDED = """(
+    FROM read_parquet(?, union_by_name = true, filename = true)
+    UNION ALL BY NAME SELECT NULL::FLOAT[] AS slope WHERE false
+) t JOIN records r ON r.path = t.filename
 """
-SCALES = """
+# A rollout's push: the sum of its tokens' |slope|. A step's scale: the |slope| of a strong token.
+PUSHES = f"""
+INSERT INTO pushes SELECT step, id, sum(list_sum([abs(x) for x in slope]))
+FROM {_RECORDED} GROUP BY ALL
+"""
+SCALES = f"""
 INSERT INTO scales SELECT step, quantile_cont(slope, 0.98) FROM (
-    SELECT step, abs(unnest(slope)) slope
-    FROM read_parquet(?, union_by_name = true) JOIN records r ON r.path = filename
+    SELECT step, abs(unnest(slope)) slope FROM {_RECORDED}
 ) WHERE slope > 0 GROUP BY step
 """
 VIEW = """

@@ -21,6 +21,7 @@ from rl.run.token_files import SAMPLED, RecordedRow, read_rows
 _MAX_LOG_RATIO = 20.0  # where losses clamp it, and a double still holds its exponential
 _METRIC = "metric_"
 NO_RECORD = "this step has no token record: train with record=all or record=sample"
+NOT_TRAINED = "no rank recorded anything of it: not yet, or nothing of this step was trained on"
 REJECTED = "the rollout was rejected or left out, so nothing of it was trained on"
 
 
@@ -49,7 +50,7 @@ def tokens_of(
     if not used:
         why = REJECTED
     elif not any(row.trained for row in recorded):
-        why = "the ranks have not written this step's record"
+        why = NOT_TRAINED
     tokenizer, problem = _tokenizer(run_folder)
     rows = [_row(row, tokenizer, used, knobs) for row in recorded]
     return {"rows": rows, "why": "; ".join(filter(None, [why, problem]))}
@@ -91,7 +92,7 @@ def _row(
         "special": _special(tokenizer, ids),
         "mask": mask.tolist(),
         "turns": given["turns"].tolist(),
-        "version": [v if m else None for v, m in zip(given["version"].tolist(), mask, strict=True)],
+        "version": [v if v >= 0 else None for v in given["version"].tolist()],
         "mu": _listed(given["mu"], mask),
         **{name: _listed(values, mask) for name, values in numbers.items()},
         "metrics": {name: _listed(values, mask) for name, values in metrics.items()},

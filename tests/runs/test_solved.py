@@ -35,5 +35,5 @@ def test_it_says_so_saves_and_exits_as_it_should(later, status, sentence, launch
     (saved,) = (result.folder / "checkpoints").iterdir()  # checkpoint_every is 50
     assert saved.name == "step_000003"
     rollouts = json.loads((saved / "state.json").read_text())["rollouts"]
-    assert rollouts["extremes"] == [0.0, 1.0]
+    assert list(rollouts["reward_ranges"].values()) == [[0.0, 1.0]]
     assert rollouts["buffer"]["rejected"]["zero_spread"] >= 64

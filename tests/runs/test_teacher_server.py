@@ -64,6 +64,7 @@ def setting(folder):
         dtype=torch.float32,
         temperature=1.0,
         logprob_chunk=7,
+        max_seq_len=63,
         seed=0,
         vocabulary=320,
         reads_candidates=True,

@@ -261,6 +261,7 @@ def setting(cases: Any, policy: Any, *, reads_candidates: bool = False) -> Any:
         dtype=torch.float32,
         temperature=TEMPERATURE,
         logprob_chunk=7,
+        max_seq_len=64,
         seed=0,
         vocabulary=policy.vocabulary,
         reads_candidates=reads_candidates,

@@ -55,11 +55,11 @@ class Endpoint:
     sees_hint: bool
 
     def start(self, setting: ReferenceSetting) -> Reference:
-        """Ask for the server's tokens; what else is wrong shows at the first batch."""
+        """Ask what tokens the server knows; what else is wrong shows at the first batch."""
         assert setting.temperature == 1, "refused by rl/config/reference_rules.py"
         top_k = setting.num_candidates(self.top_k)
         remote = _Remote(self, top_k, setting.vocabulary, setting.policy.ranks)
-        remote.require_same_tokens(setting.model)
+        remote.require_fit(setting.model, setting.max_seq_len)
         return remote
 
 
@@ -72,16 +72,18 @@ class _Remote(Unchanging):
         self._http = httpx.Client(timeout=endpoint.timeout)
         self._retries: list[str] = []  # what went wrong, of the last call; appending is atomic
 
-    def require_same_tokens(self, student: Path) -> None:
+    def require_fit(self, student: Path, max_seq_len: int) -> None:
         """Refuse a server that cuts a text into other tokens than the policy in folder `student`.
 
-        One that does not say how it cuts is taken at its word, one that is not up yet as well.
+        Or that has no room for a row of `max_seq_len` of them. One that says neither is taken at
+        its word, one that is not up yet as well.
         """
         root = self._endpoint.url.rstrip("/").removesuffix("/v1")
         body = {"model": self._endpoint.model, "prompt": _SAMPLE, "add_special_tokens": False}
         try:
             answer = self._http.post(f"{root}/tokenize", json=body)
-            tokens = answer.json().get("tokens") if answer.status_code == httpx.codes.OK else None
+            known = answer.json() if answer.status_code == httpx.codes.OK else {}
+            tokens, longest = known.get("tokens"), known.get("max_model_len")
         except (httpx.HTTPError, ValueError, AttributeError):
             return
         if tokens is not None and tokens != Tokenizer(student).encode(_SAMPLE):
@@ -89,6 +91,13 @@ class _Remote(Unchanging):
                 f"{self._where} has another tokenizer than the policy, so it cannot score its "
                 "tokens: choose a teacher of the same family, or use its text instead (loss=sft "
                 "sampler=transcripts)"
+            )
+
+        if isinstance(longest, int) and longest <= max_seq_len:
+            raise RunFailed(
+                f"{self._where} takes {longest} tokens, one of them behind those that it scores, "
+                f"and a row may have max_seq_len={max_seq_len}: start it with --max-model-len "
+                f"{max_seq_len + 1} or more, or lower max_seq_len"
             )
 
     def metrics(self) -> dict[str, float]:

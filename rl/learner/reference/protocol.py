@@ -45,6 +45,7 @@ class ReferenceSetting:
     dtype: torch.dtype
     temperature: float
     logprob_chunk: int
+    max_seq_len: int  # tokens of the longest row
     seed: int
     vocabulary: int  # tokens that the policy knows
     reads_candidates: bool = False  # the loss compares distributions

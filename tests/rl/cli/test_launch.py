@@ -233,13 +233,14 @@ def test_all_runs_of_a_sweep_are_checked_before_the_first_starts(tmp_path: Path)
         "--multirun",
         "loss=gspo,cispo",
         "aggregation=token_mean",
-        "seed=0,1",
+        "seed=0,1,-1",
         output_dir=tmp_path,
     )
     assert result.returncode == 2
     # In this order nothing is trained should the check be missing.
     assert result.stderr.startswith("this sweep cannot start:\n- loss=gspo gives")
-    assert "(2 of 4 runs, first: loss=gspo aggregation=token_mean seed=0 " in result.stderr
+    assert "(3 of 6 runs, first: loss=gspo aggregation=token_mean seed=0 " in result.stderr
+    assert "- seed=-1, but it must be >= 0 (2 of 6 runs, first: loss=gspo agg" in result.stderr
 
 
 def test_a_sweep_goes_on_with_the_settings_that_it_began_with_or_not_at_all(tmp_path: Path) -> None:

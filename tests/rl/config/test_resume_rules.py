@@ -135,6 +135,21 @@ def test_resuming_may_change_what_is_no_learning(changes: Changes, config: dict[
     check(changed(config, {"resume": True, **changes}))
 
 
+def test_resuming_may_change_of_a_part_of_a_mixture_what_it_may_of_one_alone(
+    config: dict[str, Any],
+) -> None:
+    words = {**chosen("env", "reverse-text"), "max_concurrent": 4, "tool_timeout": 9.0}
+    limits = {"words": {"max_tokens": 8, "rollout_timeout": 30.0}}
+    mixture = {"_target_": "envs.mixture.Mixture", "weights": {"words": 1.0}, "sampling": limits}
+    config = changed(config, {"env": {**mixture, "envs": {"words": words}}})
+    Folder(config)
+    slower = {"env.envs.words.max_concurrent": 2, "env.envs.words.tool_timeout": 99.0}
+    patient = {"env.sampling.words.rollout_timeout": 60.0}
+    check(changed(config, {"resume": True, **slower, **patient}))
+    for key, value in (("env.sampling.words.max_tokens", 9), ("env.envs.words.max_length", 4)):
+        assert f"{key} was " in only_problem(changed(config, {"resume": True, key: value}))
+
+
 def test_resuming_may_change_where_a_teacher_is_and_how_often_it_is_asked(
     config: dict[str, Any],
 ) -> None:

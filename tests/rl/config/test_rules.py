@@ -84,6 +84,17 @@ REFUSED: dict[str, tuple[Changes, str]] = {
         {"env": MIXTURE | {"sampling": {"words": {"rollout_timeout": 900.0}}}},
         "env.sampling.words.rollout_timeout=900.0 exceeds sampler.rollout_timeout=300.0",
     ),
+    "a part whose turn is as long as the row": (
+        {"env": MIXTURE | {"sampling": {"words": {"max_tokens": 256}}}},
+        "env.sampling.words.max_tokens=256 leaves no room for the prompt in max_seq_len=256",
+    ),
+    "prompts of a library's own, in a mixture": (
+        {
+            "sampler.max_prompt_len": 200,
+            "env": MIXTURE | {"envs": {"words": {**chosen("env", "verifiers"), "id": "x"}}},
+        },
+        "cannot be kept with envs.verifiers.environment.Verifiers, which writes its prompts itself",
+    ),
     "row longer than the model": (
         {"max_seq_len": 512},
         "max_seq_len=512 exceeds model.max_seq_len=256: raise that one instead",

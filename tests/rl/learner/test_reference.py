@@ -70,6 +70,7 @@ def setting(folder, temperature=1.0, *, reads_candidates=False):
         dtype=torch.float32,
         temperature=temperature,
         logprob_chunk=7,
+        max_seq_len=64,
         seed=0,
         vocabulary=VOCABULARY,
         reads_candidates=reads_candidates,
@@ -136,6 +137,7 @@ class Teacher(BaseHTTPRequestHandler):
 
     status, has_logprobs, failures = 200, True, 0
     message = "broken"
+    max_model_len = 65
     tokens: ClassVar[list] = []  # what it makes of any text; []: it does not say
     likeliest: ClassVar[dict] = {}  # beside the given token, at each place
     seen: list  # requests, set by the fixture
@@ -145,7 +147,8 @@ class Teacher(BaseHTTPRequestHandler):
         if self.path == "/tokenize":
             self.send_response(200 if self.tokens else 404)
             self.end_headers()
-            self.wfile.write(json.dumps({"tokens": self.tokens, "count": 1}).encode())
+            about = {"tokens": self.tokens, "count": 1, "max_model_len": self.max_model_len}
+            self.wfile.write(json.dumps(about).encode())
             return
         self.seen.append((self.path, body))
         entries = [
@@ -253,6 +256,17 @@ def test_a_server_with_another_tokenizer_is_refused_before_the_first_batch(serve
     assert str(caught.value).startswith(f"reference.url={other} has another tokenizer than the")
     assert "\n" not in str(caught.value)
     assert not seen
+
+
+def test_a_server_that_could_not_score_the_longest_row_is_refused_before_it_comes(serve, folder):
+    # It samples a token behind what it scores, and has no place for one behind 64 of 64.
+    url, _ = serve(tokens=Tokenizer(folder).encode(endpoint_file._SAMPLE), max_model_len=64)
+    with pytest.raises(RunFailed) as caught:
+        endpoint(url, folder)
+    assert str(caught.value) == (
+        f"reference.url={url} takes 64 tokens, one of them behind those that it scores, and a row "
+        "may have max_seq_len=64: start it with --max-model-len 65 or more, or lower max_seq_len"
+    )
 
 
 def likely(*logprobs):

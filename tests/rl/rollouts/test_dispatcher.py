@@ -9,15 +9,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from envs.episode import StopReason
+from envs.episode import Example, StopReason
 from envs.protocol import Pool
 from rl.records import Rollout
 from rl.rollouts.buffer import DifficultyBuffer
 from rl.rollouts.difficulty_order import DifficultyOrder
 from rl.rollouts.dispatcher import DispatcherState, RolloutsFailed
-from rl.rollouts.example_order import ExampleOrder
+from rl.rollouts.example_order import ExampleOrder, ShuffledOrder
 from rl.wire import NoMoreBatches
-from tests.support.orders import shuffled
+from tests.support.orders import begun, shuffled
 from tests.support.virtual_time import run_virtually
 from tests.support.world import EXAMPLES, GROUPS_PER_STEP, ROW, World
 
@@ -360,12 +360,33 @@ def test_a_task_whose_groups_are_all_as_good_as_can_be_is_solved_and_not_a_failu
 
 
 def test_rewards_that_never_differed_prove_nothing_solved_unless_an_earlier_run_saw_others():
-    for extremes, solved in (([], False), ([0.0, 1.0], True), ([0.0, 2.0], False)):
+    for seen, solved in (([], False), ([0.0, 1.0], True), ([0.0, 2.0], False)):
         world = picky(graded(lambda index: (1.0, 1.0)))
-        world.dispatcher._extremes = extremes
+        world.dispatcher._reward_ranges = {"scripted": seen} if seen else {}
         with pytest.raises(NoMoreBatches) as end:
             world.run(1)
         assert end.value.solved == solved
+
+
+@pytest.mark.parametrize(("points", "solved"), [(10.0, True), (5.0, False)])
+def test_a_mixture_is_solved_when_each_part_is_by_its_own_rewards(points, solved):
+    """Words earn 0 to 1, points 0 to 10: a mean over both is half of the best at best."""
+    pools = [Pool(1.0, [Example(i, name, []) for i in range(4)]) for name in ("words", "points")]
+    world = picky(graded(lambda index: ()))
+    order = world.dispatcher.order = begun(ShuffledOrder(), pools, 0)
+    at_first = {"words": (0.0, 1.0), "points": (0.0, 10.0)}
+    later = {"words": (1.0, 1.0), "points": (points, points)}
+
+    async def play_group(index, example, group_size):
+        rewards = (at_first if index < 6 else later)[example.env]
+        return await graded(lambda _: rewards)(index, example, group_size)
+
+    world.dispatcher.play_group = play_group
+    world.dispatcher.buffer = difficulty_buffer()
+    assert {order.pools[order.next(i)[0]].examples[0].env for i in range(6)} == set(later)
+    with pytest.raises(NoMoreBatches) as end:
+        run_virtually(_until_the_end(world, []))
+    assert end.value.solved == solved
 
 
 def test_a_resumed_run_goes_on_counting_and_a_buffer_keeps_its_state():
@@ -396,7 +417,7 @@ def test_a_resumed_run_goes_on_counting_and_a_buffer_keeps_its_state():
     assert after.dispatcher.buffer.bar == 0.75
     assert after.dispatcher.buffer.rejected == before.dispatcher.buffer.rejected != {}
     assert after.dispatcher.checkpoint() == state
-    assert state.extremes == [0.0, 1.0]
+    assert state.reward_ranges == {"scripted": [0.0, 1.0]}
     assert DispatcherState(**{"next_index": 1, "pending": []}).buffer == {}  # of an older run
 
 

@@ -1,6 +1,7 @@
 """Which rollouts are recorded, and that their files speak of the same ones."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -84,3 +85,24 @@ async def test_a_disk_that_takes_no_tokens_does_not_hold_up_the_batch(tmp_path, 
     (answer,) = await asked(served, Call(what="next_batch", step=0))
     assert unpack(answer.value, RankBatch).micro_batches
     assert "tokens are not recorded" in caplog.text
+
+
+async def test_text_that_no_policy_sampled_has_no_version_and_no_mu(tmp_path):
+    (group,) = forked_groups(num_groups=1)
+    rollouts = tuple(
+        replace(
+            rollout,
+            sequences=tuple(
+                replace(row, token_versions=np.full_like(row.token_versions, -1))
+                for row in rollout.sequences
+            ),
+        )
+        for rollout in group.rollouts
+    )
+    served = service(tmp_path, [replace(group, rollouts=rollouts)], record="all")
+    await asked(served, Call(what="next_batch", step=7))
+    lines = RunFolder(tmp_path).rollouts_of(7).read_text().splitlines()
+    assert [json.loads(line)["versions"] for line in lines] == [[]] * 3
+    for row in read_rows(RunFolder(tmp_path), 7):
+        assert row.columns["mask"].any()
+        assert np.isnan(row.columns["mu"]).all()

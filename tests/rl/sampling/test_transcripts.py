@@ -45,14 +45,45 @@ def test_a_thought_or_a_call_that_was_cut_off_is_left_out(tmp_path):
         line(tool_call("look", content="so"), "context"),
         line(thought, "stop"),
     )
-    assert read_conversations(path, None) == [[user("hi"), thought]]
+    assert read_conversations(path, None) == [("", [user("hi"), thought])]
 
 
 def test_lines_below_min_reward_or_without_one_are_left_out(tmp_path):
     lines = [line(assistant(str(r)), "stop", r) for r in (0.0, 0.5, 1.0, None)]
     path = written(tmp_path, *lines)
     kept = read_conversations(path, 0.5)
-    assert [messages[-1]["content"] for messages in kept] == ["0.5", "1.0"]
+    assert [messages[-1]["content"] for _, messages in kept] == ["0.5", "1.0"]
     sampler = TranscriptSampler(path=path, min_reward=0.5, max_staleness=0)
     drawn = [m[-1]["content"] for m in islice(sampler.conversations(ScriptedEnv(), Random(0)), 20)]
     assert set(drawn) == {"0.5", "1.0"}
+
+
+def test_a_line_that_is_no_conversation_is_named(tmp_path):
+    path = written(tmp_path, line(assistant("good"), "stop"), {"prompt": "hi"})
+    with pytest.raises(ValueError, match=r"rollouts.jsonl, line 2: no JSON object with `messages`"):
+        read_conversations(path, None)
+
+
+def test_a_separator_of_unicode_within_a_text_ends_no_line(tmp_path):
+    path = tmp_path / "rollouts.jsonl"
+    text = "one\u2028two\x85three"
+    path.write_text(json.dumps(line(assistant(text), "stop"), ensure_ascii=False) + "\n")
+    sampler = TranscriptSampler(path=str(path), min_reward=None, max_staleness=0)
+    assert next(sampler.conversations(ScriptedEnv(), Random(0)))[-1]["content"] == text
+
+
+def test_an_environment_of_a_mixture_is_shown_its_own_lines_and_those_of_nobody(tmp_path):
+    named = [{**line(assistant(name), "stop"), "env": name} for name in ("scripted", "words")]
+    env = ScriptedEnv()
+    env.name = "words"
+
+    def drawn(*lines):
+        path = written(tmp_path / f"{len(lines)}", *lines)
+        sampler = TranscriptSampler(path=path, min_reward=None, max_staleness=0)
+        return {m[-1]["content"] for m in islice(sampler.conversations(env, Random(0)), 30)}
+
+    for count in (1, 2, 3):
+        (tmp_path / f"{count}").mkdir()
+    assert drawn(*named) == {"words"}
+    assert drawn(*named, line(assistant("any"), "stop")) == {"words", "any"}
+    assert drawn(named[0]) == {"scripted"}  # of another name's run: all that there is

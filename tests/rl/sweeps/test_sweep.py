@@ -47,9 +47,12 @@ def test_a_finished_job_is_not_run_again_and_a_broken_one_goes_on_under_its_name
     assert "job 2 of 4: rate=0.5 seed=1, 1 done" in output
     assert "2 of 4 jobs are not done (2 failed); this goes on with them:\n" in output
     before = [record.folder for record in records(app)]
+    last = max(record.ended for record in records(app))
     (app.folder / "mended").touch()
     status, output = app.run(*JOBS, "crash=error")
     assert status == 0, output
+    # Else a job that broke off before is none that will be begun, to whoever says what is left.
+    assert SweepFolder(app.folder / "outputs" / "x").read_info()["started"] > last
     assert "4 jobs, 2 done before, 2 to be taken up where they stopped" in output
     assert what_ran(app) == ["rate=0.5 seed=1 from 2", "rate=0.7 seed=1 from 2"]
     assert [record.state for record in records(app)] == ["done"] * 4

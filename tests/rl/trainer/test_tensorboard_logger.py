@@ -47,6 +47,15 @@ def test_a_resumed_run_goes_on_without_a_step_twice(tmp_path):
     assert curves(tmp_path) == {"train/reward": expected}
 
 
+def test_a_run_that_begins_again_for_want_of_a_checkpoint_shows_no_step_twice(tmp_path):
+    for factor in (1, 10):
+        logger = started(tmp_path)
+        for step in range(3):
+            logger.log(step, {"train/reward": factor * step})
+        logger.finish()
+    assert curves(tmp_path) == {"train/reward": [(0, 0), (1, 10), (2, 20)]}
+
+
 @pytest.mark.parametrize("broken", ["at the start", "later"])
 def test_a_folder_that_cannot_be_written_is_a_warning_and_no_end_of_the_run(
     tmp_path, caplog, broken

@@ -12,8 +12,10 @@ import pytest
 from rl.run.folder import RunFolder
 from rl.run.json_lines import json_line
 from rl.run.lock import locked
+from rl.run.token_files import Lines, write_lines
 from rl.viewer import answers
 from rl.viewer.index import RunIndex
+from rl.viewer.token_record import NOT_TRAINED
 from tests.support.viewed_run import Viewed
 
 
@@ -293,3 +295,27 @@ def test_an_evaluation_that_is_a_run_of_its_own_is_read(run: Path, tmp_path: Pat
     columns = answers.table(indexed(alone))["columns"]
     assert columns["source"] == ["evaluation"] * 16
     assert columns["step"] == [0] * 16
+
+
+def test_examples_that_ask_the_same_are_groups_of_their_own_in_an_evaluation(tmp_path: Path):
+    run = tmp_path / "run"
+    (run / "evaluations").mkdir(parents=True)
+    talk = [{"role": "user", "content": "open it"}, {"role": "assistant", "content": "3"}]
+    lines = [{"example": i // 2, "env": "lockers", "messages": talk} for i in range(6)]
+    path = run / "evaluations" / "version_000000.jsonl"
+    path.write_text("".join(map(json_line, lines)))
+    columns = answers.table(indexed(run))["columns"]
+    assert columns["place"] == [0, 1] * 3
+    assert len(set(columns["group_id"])) == 3
+    assert len(set(columns["question"])) == 1  # which other versions and runs know, too
+
+
+def test_a_step_of_which_nothing_was_trained_is_no_broken_record(tmp_path: Path):
+    run = RunFolder(Viewed(steps=1, evaluations=()).write(tmp_path / "run"))
+    for path in run.tokens.glob("step_000000.trainer*"):
+        write_lines(path, Lines([], [], [], {}))
+    index = indexed(run.path)
+    table = answers.table(index)
+    assert table["problems"] == []
+    assert table["columns"]["push"] == [None] * 12
+    assert answers.tokens(index, 0)["why"] == NOT_TRAINED

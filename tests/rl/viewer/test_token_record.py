@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 
 from rl.run.folder import RunFolder
-from rl.viewer.token_record import NO_RECORD, REJECTED, no_gradient, pieces, tokens_of
+from rl.viewer.token_record import NO_RECORD, NOT_TRAINED, REJECTED, no_gradient, pieces, tokens_of
 from tests.support.viewed_run import TOKENIZER, Viewed
 
 TOKEN = {"slope": 0.0, "advantage": 0.5, "ratio": 1.3125, "weight": 0.1, "correction": 1.0}
@@ -113,7 +113,7 @@ def test_what_is_missing_is_said(run: RunFolder, tmp_path: Path):
         path.unlink()
     (tmp_path / "run" / "model.txt").write_text("/nowhere\n\n")
     answer = read(moved, "000000.0")
-    assert "the ranks have not written this step's record; ids in the place of" in answer["why"]
+    assert f"{NOT_TRAINED}; ids in the place of" in answer["why"]
     assert answer["rows"][0]["pieces"][0] == f"{answer['rows'][0]['ids'][0]} "
 
 
