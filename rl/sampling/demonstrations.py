@@ -8,6 +8,7 @@ Rendering the finished conversation in one go would not do: Qwen3's format opens
 turn with an empty think block, which the prompt does not hold, so the policy would learn to say it.
 """
 
+import logging
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -21,6 +22,14 @@ from envs.episode import StopReason
 from envs.messages import Message
 from envs.protocol import Environment
 from rl.records import Rollout, Sequence
+
+log = logging.getLogger(__name__)
+
+_TRIES = 100  # conversations that may be too long one after the other
+
+
+class TooLong(ValueError):
+    """A conversation has a row longer than max_seq_len; the message is for the user."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,12 +67,26 @@ class Imitator:
         """Return `group_size` conversations as rollouts, each with reward 1.
 
         `rng` must be derived from seed and index: then no group depends on which came before it.
+
+        Raises:
+            TooLong: a hundred one after the other are; one that is, is left out.
+
         """
         stream = self.conversations(env, rng)
-        return tuple(
-            _as_rollout(renderer, env.opened(next(stream)), env.tool_specs, max_seq_len)
-            for _ in range(group_size)
-        )
+        rollouts: list[Rollout] = []
+        too_long = 0
+        while len(rollouts) < group_size:
+            messages = env.opened(next(stream))
+            try:
+                rollouts.append(_as_rollout(renderer, messages, env.tool_specs, max_seq_len))
+            except TooLong:
+                too_long += 1
+                if too_long == _TRIES:
+                    raise
+                log.warning("demonstrations longer than max_seq_len=%d are left out", max_seq_len)
+            else:
+                too_long = 0
+        return tuple(rollouts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +139,8 @@ def tokenize(
     """Return the rows of a conversation: one, unless a later prompt does not extend the last turn.
 
     Raises:
-        ValueError: a row is longer than max_seq_len, or the format cannot express a turn.
+        TooLong: a row is longer than max_seq_len.
+        ValueError: the format cannot express a turn.
 
     """
     messages = list(messages)
@@ -194,7 +218,7 @@ def _next_turn(messages: Seq[Message], after: int) -> int | None:
 
 def _row(token_ids: list[int], turns: list[int], max_seq_len: int) -> Sequence:
     if len(token_ids) > max_seq_len:
-        raise ValueError(
+        raise TooLong(
             f"a demonstration has {len(token_ids)} tokens, but max_seq_len={max_seq_len}: raise "
             "max_seq_len (model.max_seq_len) or make the environment's tasks shorter"
         )

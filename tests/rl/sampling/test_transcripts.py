@@ -37,6 +37,19 @@ def test_only_a_turn_that_the_policy_ended_is_learned_with_its_end(tmp_path, rea
     assert rollout.stop_reason is (StopReason.STOP if ended else StopReason.MAX_TOKENS)
 
 
+def test_a_conversation_longer_than_a_row_is_left_out_unless_all_are(tmp_path, caplog):
+    path = written(tmp_path, line(assistant("short"), "stop"), line(assistant("x" * 300), "stop"))
+    sampler = TranscriptSampler(path=path, min_reward=None, max_staleness=0)
+    group = sampler.group(ScriptedEnv(), tiny_renderer(), Random(0), 16, 256)
+    assert {rollout.messages[-1]["content"] for rollout in group} == {"short"}
+    assert len(group) == 16
+    assert {record.getMessage() for record in caplog.records} == {
+        "demonstrations longer than max_seq_len=256 are left out"
+    }
+    with pytest.raises(ValueError, match=r"but max_seq_len=4: raise max_seq_len"):
+        sampler.group(ScriptedEnv(), tiny_renderer(), Random(0), 16, 4)
+
+
 def test_a_thought_or_a_call_that_was_cut_off_is_left_out(tmp_path):
     thought = {"role": "assistant", "content": "", "reasoning_content": "hm"}
     path = written(
