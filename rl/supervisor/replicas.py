@@ -130,6 +130,9 @@ class Replicas:
     def _gone(self, one: Watched) -> str | None:
         """Return what became of it, None while it lives. Looks at its routes every few seconds."""
         if one.child is not None and one.child.returncode is not None:
+            # Killed alone it leaves an engine that keeps its socket open: a push would wait there.
+            with suppress(HostLost):
+                one.child.kill()
             return f"ended with status {one.child.returncode}"
         asked = restart_request(self._run_folder, one.replica.name, one.replica.incarnation)
         if asked is not None:

@@ -15,7 +15,7 @@ from rl.inference.replica import Replica
 from rl.inference.routes import healthy
 from rl.inference.server import vllm_process
 from rl.run.address import Address
-from rl.run.child import Child, Reaper
+from rl.run.child import Child, Reaper, group_alive
 from rl.run.endpoint import Endpoint, request_restart
 from rl.run.folder import RunFolder
 from rl.run.status import read_statuses
@@ -169,6 +169,33 @@ def test_the_last_one_that_serves_ends_the_run_by_its_death(started):
     assert run.look_until(lambda: run.incarnations() == [1, 0]) is None
     run.kill("inference1")  # while the other one starts
     assert run.look_until(lambda: False) == ("inference1", "ended with status -9")
+
+
+def test_an_engine_that_outlives_its_server_is_ended_before_the_ranks_wait_for_it(tmp_path):
+    """It keeps the socket open on which nobody answers any more."""
+    folder = RunFolder(tmp_path / "r")
+    folder.path.mkdir()
+    log = folder.log_of("inference")
+    with Reaper() as reaper:
+
+        def start(replica: Replica) -> Child:
+            command = ["sh", "-c", "sleep 60 & echo up; wait"]
+            child = Child(replica.name, command, log=log, reaper=reaper)
+            child.start()
+            return child
+
+        only = [Replica("inference", Address(path=str(tmp_path / "socket")))]
+        limits = {"startup_timeout": 20.0, "wait_timeout": 600.0}
+        replicas = Replicas(only, folder, start, num_steps=lambda: 0, **limits)
+        replicas.start()
+        (child,) = replicas.children
+        assert wait_until(lambda: "up" in log.read_text())
+        child.kill_leader()
+        assert wait_until(lambda: child.returncode is not None)
+        assert group_alive(child.group)
+        assert replicas.look(may_restart=True) == ("inference", "ended with status -9")
+        assert not group_alive(child.group)
+        child.end()
 
 
 def test_where_all_are_gone_at_once_none_is_started_again_before_that_is_said(started):
