@@ -53,6 +53,7 @@ def modules(tmp_path, monkeypatch):
     for name, text in (("own_parts", PARTS), ("own_forgetful", FORGETFUL)):
         (tmp_path / f"{name}.py").write_text(text)
         monkeypatch.delitem(sys.modules, name, raising=False)
+    return tmp_path
 
 
 @pytest.mark.parametrize(
@@ -98,6 +99,12 @@ def test_a_logger_whose_package_is_not_installed_is_refused(modules):
         assert problem.startswith(f"{path}: own_parts.Copying needs the package no_such_package")
     for installed in ("tensorboard", "several"):
         check(composed(f"logger={installed}"))
+
+
+def test_a_slip_in_a_file_of_ones_own_is_said_with_its_line(modules):
+    (modules / "own_slip.py").write_text("def loss(tokens):\n    return (\n")
+    problem = only_problem(changed(composed(), {"loss": {"_target_": "own_slip.loss"}}))
+    assert problem == f"{modules}/own_slip.py, line 2: '(' was never closed"
 
 
 @pytest.mark.parametrize(
