@@ -113,7 +113,7 @@ def test_a_slip_in_a_file_of_ones_own_is_said_with_its_line(modules):
         (["order._target_=own_forgetful.Forgetful"], "order: Forgetful observes groups and a"),
         (
             ["order=difficulty", "order.easy_threshold=0.1"],
-            "order.hard_threshold=0.2 is not below order.easy_threshold=0.1: swap them",
+            "order.hard_threshold=0.2 is not below order.easy_threshold=0.1: move one of them",
         ),
         (
             ["order=difficulty", "order.hard_weight=-1"],
