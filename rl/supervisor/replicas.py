@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from rl.cluster.host import HostLost, Part
 from rl.inference.replica import NOWHERE_YET, Replica, closed
 from rl.inference.routes import healthy
+from rl.run.child import ending
 from rl.run.endpoint import Endpoint, restart_request
 from rl.run.folder import RunFolder
 from rl.run.status import Status
@@ -133,7 +134,7 @@ class Replicas:
             # Killed alone it leaves an engine that keeps its socket open: a push would wait there.
             with suppress(HostLost):
                 one.child.kill()
-            return f"ended with status {one.child.returncode}"
+            return ending(one.child.returncode)
         asked = restart_request(self._run_folder, one.replica.name, one.replica.incarnation)
         if asked is not None:
             return f"was given up: {asked}"
