@@ -83,7 +83,7 @@ class Dataset:
     def _check(self, rows: Rows) -> None:
         if not len(rows):
             raise ValueError(f"{self.path} holds no rows")
-        for number, row in enumerate(rows if isinstance(rows, list) else rows.select([0])):
+        for number, row in enumerate(rows if isinstance(rows, list) else rows.select([0]), 1):
             for column in filter(None, (self.prompt, self.answer)):
                 if column not in row:
                     raise ValueError(

@@ -56,7 +56,8 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             try:
                 row = json.loads(line)
             except json.JSONDecodeError as error:
-                raise ValueError(f"{path}, line {number} is no JSON: {error}") from error
+                place = f"line {number} is no JSON at character {error.colno}"
+                raise ValueError(f"{path}, {place}: {error.msg}") from error
             if not isinstance(row, dict):
                 raise ValueError(f"{path}, line {number} is no JSON object")
             yield number, row

@@ -128,11 +128,14 @@ def _unknown_key(key: str, arguments: list[str], primary: str) -> str:
     suggestion = OTHER_NAMES.get(key.rpartition(".")[2])
     if suggestion and (primary == PRIMARY or suggestion in known):
         return f"there is no key {key}: did you mean {suggestion}?"
-    # Whoever wrote loss.eps knows of loss.
-    if hint := did_you_mean(key, [k for k in known if not key.startswith(f"{k}.")]):
+    group, _, name = key.rpartition(".")
+    # Whoever wrote loss.eps knows of loss; a key beside it may be alike in its group's name alone.
+    beside = [k.rpartition(".")[2] for k in known if group and k.rpartition(".")[0] == group]
+    unlike = {f"{group}.{other}" for other in beside if not did_you_mean(name, [other])}
+    alike = [k for k in known if k not in unlike and not key.startswith(f"{k}.")]
+    if hint := did_you_mean(key, alike):
         return f"there is no key {key}{hint}"
     # The right name in the wrong place, or without its group.
-    group, _, name = key.rpartition(".")
     elsewhere = [k for k in known if k.rpartition(".")[2] == name]
     hint = f": did you mean {' or '.join(elsewhere)}?" if elsewhere else ""
     names = [k.removeprefix(f"{group}.") for k in known if group and k.startswith(f"{group}.")]

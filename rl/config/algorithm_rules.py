@@ -53,7 +53,7 @@ def bounds(config: Config) -> Iterator[str]:
         pair = [key for key in fact(node["_target_"], "ORDERED", ()) if node.get(key) is not None]
         if len(pair) == 2 and node[pair[0]] >= node[pair[1]]:
             low, high = (f"{group}.{key}={node[key]}" for key in pair)
-            yield f"{low} is not below {high}: swap them"
+            yield f"{low} is not below {high}: move one of them"
         for key in fact(node["_target_"], "ABOVE_ONE", ()):
             if node.get(key) is not None and node[key] <= 1:
                 yield (

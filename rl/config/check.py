@@ -17,7 +17,7 @@ from typing import Any
 from rl.config.annotations import Converter, Misfit, Node
 from rl.config.limits import free_form_problems
 from rl.config.rules import rule_problems
-from rl.config.schema import ConfigError
+from rl.config.schema import ConfigError, parsed
 from rl.config.signatures import Knob, did_you_mean, read
 
 MISSING = "???"
@@ -41,10 +41,11 @@ def check(
         choices: which file of each group was chosen: the names that the user knows the nodes by.
 
     """
-    problems = list(_node_problems({"_target_": schema, **config}, ""))
-    problems += free_form_problems(config)
-    if not problems:
-        problems = rules(config)
+    with parsed():
+        problems = list(_node_problems({"_target_": schema, **config}, ""))
+        problems += free_form_problems(config)
+        if not problems:
+            problems = rules(config)
     if problems:
         names = _names_of(config, choices or {})
         problems = [_in_the_words_of_the_user(problem, names) for problem in problems]

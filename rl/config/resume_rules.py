@@ -67,8 +67,11 @@ def run_folder_problems(config: Config) -> Iterator[str]:
             "run_name"
         )
     elif config["resume"] and not saved.is_file():
-        known = sorted(parent.glob(f"*/{SAVED}"), key=lambda p: p.stat().st_mtime)[-3:]
-        names = ", ".join(p.parent.name for p in reversed(known)) or "none yet"
+        saves = sorted(parent.glob(f"*/{SAVED}"), key=lambda p: p.stat().st_mtime, reverse=True)
+        known = [p.parent for p in saves if has_steps(p.parent)]
+        # An evaluation is whole or nothing.
+        known = [folder for folder in known if not (folder / "rollouts.html").is_file()]
+        names = ", ".join(folder.name for folder in known[:3]) or "none yet"
         yield (
             f"resume=true, but {saved.parent} holds no run: give run_name=<one of {parent}: "
             f"{names}>, or leave resume out"

@@ -32,6 +32,15 @@ def refused() -> Iterator[None]:
         raise ConfigError([str(error)]) from error
 
 
+@contextmanager
+def parsed() -> Iterator[None]:
+    """What is no Python in a file that the block reads is named with its line."""
+    try:
+        yield
+    except SyntaxError as error:
+        raise ConfigError([f"{error.filename}, line {error.lineno}: {error.msg}"]) from error
+
+
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """The top level of conf/train.yaml, resolved. Values are explained there."""

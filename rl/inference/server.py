@@ -22,7 +22,7 @@ from rl.inference.routes import VLLMRoutes, wait_until_healthy
 from rl.model.folder import holds_weights, linear_layers
 from rl.model.shape import shape_of
 from rl.run.address import Address
-from rl.run.child import Child, Reaper, last_lines
+from rl.run.child import Child, Reaper, ending, last_lines
 from rl.run.devices import core_of, visible_cores, visible_gpus
 from rl.run.failure import RunFailed
 from rl.run.folder import RunFolder
@@ -246,7 +246,7 @@ def serving(
         def look() -> None:
             if child.returncode is not None:
                 raise RunFailed(
-                    f"vLLM ended with status {child.returncode}. The end of {child.log}:\n"
+                    f"vLLM {ending(child.returncode)}. The end of {child.log}:\n"
                     f"{last_lines(child.log)}"
                 )
 

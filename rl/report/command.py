@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+from rl.report.comparison import NoBaseline
 from rl.report.conclude import report
 
 USAGE = """python report.py FOLDER [FOLDER ...] [key=value ...]
@@ -49,7 +50,14 @@ def main(arguments: list[str]) -> int:
     if "out" not in options and not paths[0].is_dir():
         return _refuse(f"{paths[0]} does not exist")
     baseline = options.get("baseline")
-    written = report(paths, page, baseline=baseline, num_judged=int(judged))
+    return _written(paths, page, baseline, int(judged))
+
+
+def _written(paths: list[Path], page: Path, baseline: str | None, num_judged: int) -> int:
+    try:
+        written = report(paths, page, baseline=baseline, num_judged=num_judged)
+    except NoBaseline as problem:
+        return _refuse(str(problem))
     return OK if written else NO_PAGE
 
 

@@ -22,6 +22,10 @@ class NothingToCompare(ValueError):
     """Not a single run that counts; the message is for the user."""
 
 
+class NoBaseline(NothingToCompare):
+    """The arm that was named cannot be the baseline; another can."""
+
+
 @dataclass(frozen=True)
 class Efficiency:
     """What it took half of the runs to reach the baseline's final score; inf: fewer reached it.
@@ -123,7 +127,8 @@ def compare(
         notes: what a reader must know beforehand.
 
     Raises:
-        NothingToCompare: no run counts, or none is called like the baseline, or it has no score.
+        NothingToCompare: no run counts, or the baseline has no score.
+        NoBaseline: no arm is called like it, or no run of that arm has finished.
 
     """
     control = _baseline(arms, baseline)
@@ -207,9 +212,9 @@ def _baseline(arms: Sequence[Arm], wanted: str | None) -> Arm:
     chosen = next((arm for arm in arms if wanted in (arm.label, arm.name)), None)
     if chosen is None:
         names = ", ".join(arm.label for arm in arms)
-        raise NothingToCompare(f"no arm is called {wanted}: baseline= is one of {names}")
+        raise NoBaseline(f"no arm is called {wanted}: baseline= is one of {names}")
     if not chosen.finished:
-        raise NothingToCompare(f"no run of the baseline {wanted} has finished: choose another")
+        raise NoBaseline(f"no run of the baseline {wanted} has finished: choose another")
     return chosen
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rl.report.arms import Arm, arms_of
-from rl.report.comparison import Comparison, NothingToCompare, compare
+from rl.report.comparison import Comparison, NoBaseline, NothingToCompare, compare
 from rl.report.evidence import evidence_of
 from rl.report.run_sources import RunSources, read_sources
 from rl.report.sentence import sentence
@@ -42,6 +42,9 @@ def report(
         num_judged: evaluations at the end of a run that are averaged.
         console: standard output unless given.
 
+    Raises:
+        NoBaseline: the baseline that was named cannot be one; nothing was written.
+
     """
     console = console or Console()
     sources = read_sources(paths)
@@ -56,6 +59,8 @@ def report(
             notes=sources.notes,
         )
         text = sentence(comparison)
+    except NoBaseline:  # before the summary, which stands as it is
+        raise
     except NothingToCompare as nothing:
         text = f"{nothing}."
     _print(console, sources, comparison, arms, text)

@@ -51,13 +51,29 @@ log = logging.getLogger(__name__)
 class Screen:
     """A context manager that shows one run for as long as it lasts."""
 
-    def __init__(self, folder: RunFolder, max_steps: int, console: Console | None = None) -> None:
-        """`console` is standard output unless given."""
+    def __init__(
+        self,
+        folder: RunFolder,
+        max_steps: int,
+        console: Console | None = None,
+        *,
+        num_saved: int | None = None,
+    ) -> None:
+        """Show nothing yet.
+
+        Args:
+            folder: of the run.
+            max_steps: of the run.
+            console: standard output unless given.
+            num_saved: steps that the run goes on after; later ones that it has done already are
+                done again.
+
+        """
         self.folder = folder
         self.view = RunView(folder.name, max_steps)
         self._tail, self._warnings = MetricsTail(folder), WarningTail(folder)
         self._console = console or Console()
-        self._alone = TerminalLock()
+        self._num_saved, self._alone = num_saved, TerminalLock()
         self._painter: LivePainter | PlainPainter | None = None  # None: not open, or given up
 
     def __enter__(self) -> "Screen":
@@ -91,8 +107,10 @@ class Screen:
                 painter.close()
 
     def _read(self) -> None:
-        for row in self._tail.read():
-            self.view.add(with_evaluation(self.view, row))
+        rows, num_saved, self._num_saved = self._tail.read(), self._num_saved, None
+        for row in rows:
+            if num_saved is None or row["step"] < num_saved:
+                self.view.add(with_evaluation(self.view, row))
         self.view.statuses = read_statuses(self.folder)
 
 

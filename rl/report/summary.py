@@ -14,7 +14,7 @@ from rl.report.comparison import ArmResult, Comparison
 from rl.report.sentence import sentence
 from rl.report.statistics import LEVEL, NUM_DRAWS, Interval
 
-COLUMNS = ("arm", "seeds", "score", "difference", "interval", "verdict", "min", "unfinished")
+COLUMNS = ("arm", "seeds", "score", "difference", "interval", "verdict", "minutes", "unfinished")
 
 
 def as_record(comparison: Comparison, arms: Sequence[Arm]) -> dict[str, Any]:

@@ -57,6 +57,12 @@ def group_alive(group: int) -> bool:
     return False
 
 
+def ending(status: int | None) -> str:
+    """What became of a process; of a KILL where it may come from, for no log tells that."""
+    killed = " (killed, perhaps by the kernel for want of memory)"
+    return f"ended with status {status}{killed if status == -signal.SIGKILL else ''}"
+
+
 def end_groups(groups: Sequence[int], grace_s: float = _GRACE_S) -> None:
     """TERM the process groups, wait, KILL what is left."""
     deadline = time.monotonic() + grace_s

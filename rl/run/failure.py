@@ -8,15 +8,18 @@ name.
 import json
 import re
 import sys
+import sysconfig
 import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from rl.run.folder import RunFolder
 from rl.run.whole_files import write_whole
 
 _SEQUENCE = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?)")  # colours, titles
+_STDLIB = sysconfig.get_path("stdlib")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and newline
 
 
@@ -39,7 +42,17 @@ def message_of(error: BaseException) -> str:
         error = error.exceptions[0]  # a task group wraps even a single error
     if isinstance(error, ValueError | RunFailed):
         return printable(str(error))
-    return printable(f"{type(error).__name__}: {error}")
+    return printable(f"{type(error).__name__}: {error}{_place(error)}")
+
+
+def _place(error: BaseException) -> str:
+    """The innermost line that is no library's: the user's own, where their code raised."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_ours(frame)]
+    return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+
+
+def _is_ours(frame: traceback.FrameSummary) -> bool:
+    return not frame.filename.startswith(("<", _STDLIB)) and "site-packages" not in frame.filename
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from rl.inference.server import VLLMServer
 from rl.placement.placement import Place, Plan
 from rl.report.finished_runs import steps_done
 from rl.run.address import Address
-from rl.run.child import Reaper, last_lines
+from rl.run.child import Reaper, ending, last_lines
 from rl.run.failure import RunFailed, first_failure
 from rl.run.folder import RunFolder
 from rl.run.metrics import read_metrics
@@ -211,7 +211,7 @@ class Children:
         name = next(
             n for n, status in ended.items() if not (n.startswith("trainer") and status == 0)
         )
-        self._explain(name, f"ended with status {ended[name]}")
+        self._explain(name, ending(ended[name]))
 
     def _raise_lost(self, seconds: float) -> None:
         """Raise what became of a host of ranks; the first to fail may not be the first to end.

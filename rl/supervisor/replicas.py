@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from rl.cluster.host import HostLost, Part
 from rl.inference.replica import NOWHERE_YET, Replica, closed
 from rl.inference.routes import healthy
+from rl.run.child import ending
 from rl.run.endpoint import Endpoint, restart_request
 from rl.run.folder import RunFolder
 from rl.run.status import Status
@@ -130,7 +131,10 @@ class Replicas:
     def _gone(self, one: Watched) -> str | None:
         """Return what became of it, None while it lives. Looks at its routes every few seconds."""
         if one.child is not None and one.child.returncode is not None:
-            return f"ended with status {one.child.returncode}"
+            # Killed alone it leaves an engine that keeps its socket open: a push would wait there.
+            with suppress(HostLost):
+                one.child.kill()
+            return ending(one.child.returncode)
         asked = restart_request(self._run_folder, one.replica.name, one.replica.incarnation)
         if asked is not None:
             return f"was given up: {asked}"

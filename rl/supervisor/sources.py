@@ -9,7 +9,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from rl.config.schema import ConfigError
+from rl.config.schema import ConfigError, parsed
 from rl.config.signatures import Module, source
 
 ROOT = Path(__file__).parents[2]
@@ -53,7 +53,9 @@ def check_imports(config: Mapping[str, Any]) -> None:
         target = node.get("_target_") if isinstance(node, Mapping) else None
         if not isinstance(target, str):
             continue
-        for path in module_files([target.rpartition(".")[0]], certain=True):
+        with parsed():
+            paths = module_files([target.rpartition(".")[0]], certain=True)
+        for path in paths:
             missing = {name for name in _needed(path) if _top_is_missing(name)}
             problems += [
                 f"{group}: {target} cannot be imported, for {path} imports {name}, which is not "

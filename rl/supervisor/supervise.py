@@ -243,7 +243,8 @@ def _execute(
         children = Children(run, run_folder, reaper, on_hosts(plan, hosts), hosts)
         stack.callback(children.close)
         children.start()
-        with Screen(run_folder, run.max_steps) as screen:
+        saved = run_folder.num_saved_steps()
+        with Screen(run_folder, run.max_steps, num_saved=saved) as screen:
             stop.waits = waits
 
             def tick() -> None:

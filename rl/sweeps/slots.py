@@ -37,7 +37,7 @@ def slots_of(launcher: Mapping[str, Any], cores: Sequence[int], gpus: Sequence[s
     and gpus_per_node leave room for, else a GPU each, or two cores each. Never two on one GPU.
     """
     kind = str(launcher.get("_target_")).rpartition(".")[2]
-    if kind == "JoblibLauncher":
+    if kind == "JoblibLauncher" and launcher["n_jobs"] != 1:  # one runs where the sweep does
         wanted, per_core, per_gpu = max(launcher["n_jobs"], 0), 0, 0
     elif kind == "LocalLauncher":
         wanted, per_core = 0, launcher["cpus_per_task"] or 0

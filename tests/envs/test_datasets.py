@@ -139,9 +139,9 @@ def test_without_the_library_the_remedy_is_said(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("text", "changes", "message"),
     [
-        ('{"question": "q", "solution": 1}', {}, "row 0 has no column 'answer', but 'question', "),
+        ('{"question": "q", "solution": 1}', {}, "row 1 has no column 'answer', but 'question', "),
         ('{"answer": 1}', {}, "no column 'question'"),
-        ('{"question": "q", "answer": 1}\n{', {}, "line 2 is no JSON: "),
+        ('{"question": "q", "answer": 1}\n{', {}, "line 2 is no JSON at character 2: Exp.*quotes$"),
         ("[1]", {}, "line 1 is no JSON object"),
         ("null", {}, "line 1 is no JSON object"),
         ("\n", {}, "holds no rows"),

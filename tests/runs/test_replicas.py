@@ -48,7 +48,8 @@ def test_one_of_two_is_killed_in_mid_batch_and_nothing_is_lost_or_done_twice(lau
         assert wait_for(lambda: not alive(groups), 5), alive(groups)
     finally:
         stop(process)
-    assert "inference0: ended with status -9; it is started again, and the other" in screen
+    assert "inference0: ended with status -9 (killed, " in screen
+    assert "it is started again, and the other" in screen
     nothing_is_lost_or_trained_twice(folder)
     every_token_has_a_version_that_may_be_trained(folder)
 

@@ -23,6 +23,7 @@ from tests.support.launching import train
         (["loss=cispoo"], "loss=cispoo: no such choice: did you mean cispo? (loss has cispo, "),
         (["batchsize=3"], "there is no key batchsize: did you mean batch_size?"),
         (["loss=grpo", "loss.clip_hihg=3"], "no key loss.clip_hihg: did you mean loss.clip_high?"),
+        (["model.path=x"], "there is no key model.path: model has hidden_size, "),
         (["loss.eps=3"], "did you mean optim.eps? loss has clip_low, clip_high"),
         (["loss.foo=3"], "there is no key loss.foo: loss has clip_low, clip_high"),
         (
@@ -56,6 +57,11 @@ def test_help_lists_the_groups_with_their_choices(tmp_path: Path) -> None:
     assert "loss: cispo, " in result.stdout
     assert "sampler: async, demonstrations, sync" in result.stdout
     assert result.returncode == 0
+
+
+def test_the_help_of_a_plan_is_headed_by_its_own_name(tmp_path: Path) -> None:
+    result = train("--help", output_dir=tmp_path, program="plan.py")
+    assert result.stdout.startswith("python plan.py [group=choice ...]")
 
 
 def test_whoever_reads_may_have_read_enough(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ REFUSED: dict[str, tuple[Changes, str]] = {
     ),
     "correction band": (
         {**TWICE, **corrected("icepop", low=5.0)},
-        "correction.low=5.0 is not below correction.high=5.0: swap them",
+        "correction.low=5.0 is not below correction.high=5.0: move one of them",
     ),
     "max_rl and the soft limit": (
         {**MAX_RL, **PENALTY},
@@ -114,11 +114,11 @@ REFUSED: dict[str, tuple[Changes, str]] = {
     ),
     "buffer bounds": (
         {**DIFFICULTY, "buffer.min_reward": 0.9, "buffer.max_reward": 0.9},
-        "buffer.min_reward=0.9 is not below buffer.max_reward=0.9: swap them",
+        "buffer.min_reward=0.9 is not below buffer.max_reward=0.9: move one of them",
     ),
     "thresholds of pools": (
         {**POOLS, "order.easy_threshold": 0.2, "order.hard_threshold": 0.8},
-        "order.hard_threshold=0.8 is not below order.easy_threshold=0.2: swap them",
+        "order.hard_threshold=0.8 is not below order.easy_threshold=0.2: move one of them",
     ),
     "one threshold for both pools": (
         {**POOLS, "order.easy_threshold": 0.5, "order.hard_threshold": 0.5},

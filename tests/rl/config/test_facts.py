@@ -164,7 +164,7 @@ def test_own_parts_that_go_together_are_allowed(overrides: list[str], own: Path)
         (["loss=mine"], "knobs_sequences.mine gives a whole sequence one weight"),
         (
             ["loss=mine", "aggregation=sequence_mean", "loss.ratio_low=3.0"],
-            "loss.ratio_low=3.0 is not below loss.ratio_high=2.0: swap them",
+            "loss.ratio_low=3.0 is not below loss.ratio_high=2.0: move one of them",
         ),
         (
             ["loss=sft", "sampler=proverbs", "evaluation=default", "evaluation.temperature=1"],

@@ -53,6 +53,7 @@ def modules(tmp_path, monkeypatch):
     for name, text in (("own_parts", PARTS), ("own_forgetful", FORGETFUL)):
         (tmp_path / f"{name}.py").write_text(text)
         monkeypatch.delitem(sys.modules, name, raising=False)
+    return tmp_path
 
 
 @pytest.mark.parametrize(
@@ -100,13 +101,19 @@ def test_a_logger_whose_package_is_not_installed_is_refused(modules):
         check(composed(f"logger={installed}"))
 
 
+def test_a_slip_in_a_file_of_ones_own_is_said_with_its_line(modules):
+    (modules / "own_slip.py").write_text("def loss(tokens):\n    return (\n")
+    problem = only_problem(changed(composed(), {"loss": {"_target_": "own_slip.loss"}}))
+    assert problem == f"{modules}/own_slip.py, line 2: '(' was never closed"
+
+
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
         (["order._target_=own_forgetful.Forgetful"], "order: Forgetful observes groups and a"),
         (
             ["order=difficulty", "order.easy_threshold=0.1"],
-            "order.hard_threshold=0.2 is not below order.easy_threshold=0.1: swap them",
+            "order.hard_threshold=0.2 is not below order.easy_threshold=0.1: move one of them",
         ),
         (
             ["order=difficulty", "order.hard_weight=-1"],

@@ -64,6 +64,19 @@ def test_resuming_needs_a_run_and_names_those_there_are(config: dict[str, Any]) 
     assert "outputs: yesterday>" in problem
 
 
+def test_what_cannot_be_gone_on_with_is_not_among_the_runs_to_resume(
+    config: dict[str, Any],
+) -> None:
+    Folder(changed(config, {"run_name": "yesterday"}))
+    evaluation = Folder(changed(config, {"run_name": "evaluated"}))
+    (evaluation.path / "summary.json").write_text("{}")
+    (evaluation.path / "rollouts.html").write_text("")
+    for folder in (evaluation, Folder(changed(config, {"run_name": "refused"}))):
+        (folder.path / "metrics.jsonl").unlink()
+    problem = only_problem(changed(config, {"resume": True}))
+    assert "outputs: yesterday>" in problem
+
+
 @pytest.mark.parametrize("inside", [True, False], ids=["then outside", "then inside"])
 def test_a_path_of_ours_is_the_same_wherever_a_run_is_started(
     inside: bool, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path

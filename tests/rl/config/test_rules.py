@@ -103,11 +103,11 @@ REFUSED: dict[str, tuple[Changes, str]] = {
     "sapo per token": ({"loss": chosen("loss", "sapo")}, "use aggregation=sequence_mean"),
     "bounds": (
         {"loss.clip_low": 5.0},
-        "loss.clip_low=5.0 is not below loss.clip_high=5.0: swap them",
+        "loss.clip_low=5.0 is not below loss.clip_high=5.0: move one of them",
     ),
     "band": (
         {"loss": {**chosen("loss", "masked_is"), "ratio_low": 9.0}},
-        "loss.ratio_low=9.0 is not below loss.ratio_high=8.0: swap them",
+        "loss.ratio_low=9.0 is not below loss.ratio_high=8.0: move one of them",
     ),
     "dual clip": (
         {"loss": {**chosen("loss", "ppo_clip"), "dual_clip": 0.5}},

@@ -135,6 +135,24 @@ def test_bad_arguments_are_answered_in_a_sentence(arguments, status, problem, ca
     assert problem in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [("loss=grop", "no arm is called loss=grop: baseline= is one of loss=cispo, loss=grpo"),
+     ("loss=grpo", "no run of the baseline loss=grpo has finished")],
+)  # fmt: skip
+def test_a_baseline_that_cannot_be_one_leaves_the_summary_alone(tmp_path, capsys, name, problem):
+    runs = made_arm(tmp_path / "runs", "loss=cispo")
+    runs.append(made_run(tmp_path / "runs" / "half", "loss=grpo", steps=4, max_steps=20))
+    folder = made_sweep(tmp_path / "sweep", runs)
+    assert main([str(folder)]) == 0
+    before, _ = (folder / "summary.md").read_text(), capsys.readouterr()
+    assert main([str(folder), f"baseline={name}"]) == 2
+    told = capsys.readouterr()
+    assert problem in told.err
+    assert not told.out  # no table that counts none of them
+    assert (folder / "summary.md").read_text() == before
+
+
 def test_an_empty_folder_is_said_and_nothing_is_written(tmp_path, capsys):
     assert main([str(tmp_path)]) == 1
     assert "there is no run here" in capsys.readouterr().out

@@ -91,6 +91,19 @@ def test_a_resumed_run_does_not_print_the_steps_of_the_run_before(tmp_path):
     assert [line.split()[0] for line in output.getvalue().splitlines()] == ["2/100"]
 
 
+def test_a_resumed_run_begins_where_its_last_checkpoint_is_not_with_the_steps_done_again(tmp_path):
+    metrics, terminal = MetricsFile(RunFolder(tmp_path)), Terminal()
+    for step in range(13):
+        metrics.append(step, STEP)
+    console = Console(file=terminal, force_terminal=True, width=80)
+    with Screen(RunFolder(tmp_path), 60, console, num_saved=10):
+        assert " 10 of 60 steps" in terminal.getvalue()
+        metrics.truncate_after(9)  # by the trainer, half a minute later
+        metrics.append(10, STEP)
+    assert " 13 of 60 steps" not in terminal.getvalue()
+    assert " 11 of 60 steps" in terminal.getvalue()
+
+
 def test_on_a_terminal_nothing_is_redrawn_until_something_changed(tmp_path, monkeypatch):
     monkeypatch.setattr(time, "time", lambda: 1000.0)
     terminal = Terminal()

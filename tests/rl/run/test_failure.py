@@ -1,6 +1,7 @@
 """A part that cannot go on says why in one message, and the supervisor finds the first."""
 
 import json
+import re
 
 import pytest
 
@@ -14,6 +15,9 @@ def failing(folder, error: BaseException, part: str = "rollouts") -> None:
     assert ended.value.code == 1
 
 
+RAISED_AT = failing.__code__.co_firstlineno + 2
+
+
 def reported(folder) -> str:
     report = first_failure(RunFolder(folder))
     assert report is not None
@@ -25,7 +29,7 @@ def reported(folder) -> str:
     [
         (RunFailed("none could be scored"), "none could be scored"),
         (ValueError("raise max_seq_len"), "raise max_seq_len"),
-        (KeyError("x"), "KeyError: 'x'"),
+        (KeyError("x"), f"KeyError: 'x' (test_failure.py:{RAISED_AT})"),
         (ExceptionGroup("tasks", [RunFailed("first"), RunFailed("other")]), "first"),
         (ExceptionGroup("outer", [ExceptionGroup("inner", [OSError("gone")])]), "OSError: gone"),
     ],
@@ -38,6 +42,14 @@ def test_the_message_is_for_the_user_and_the_traceback_for_the_log(
 
     assert reported(tmp_path / "new") == f"rollouts: {message}"
     assert "Traceback" in capsys.readouterr().err
+
+
+def test_the_place_of_an_error_is_the_last_line_that_is_not_a_librarys(tmp_path):
+    try:
+        json.loads(3)
+    except TypeError as error:
+        failing(tmp_path, error)
+    assert re.search(r"^rollouts: TypeError: .* \(test_failure\.py:\d+\)$", reported(tmp_path))
 
 
 def test_the_first_failure_is_the_oldest_not_the_first_by_name(tmp_path):

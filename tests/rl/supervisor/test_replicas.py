@@ -15,7 +15,7 @@ from rl.inference.replica import Replica
 from rl.inference.routes import healthy
 from rl.inference.server import vllm_process
 from rl.run.address import Address
-from rl.run.child import Child, Reaper
+from rl.run.child import Child, Reaper, group_alive
 from rl.run.endpoint import Endpoint, request_restart
 from rl.run.folder import RunFolder
 from rl.run.status import read_statuses
@@ -25,6 +25,7 @@ from tests.support.families import wait_until
 from tests.support.scripted import tiny_model
 from tests.support.scripted_vllm import ScriptedVLLM
 
+KILLED = "ended with status -9 (killed, perhaps by the kernel for want of memory)"
 NAMES = ("inference0", "inference1")
 
 
@@ -120,9 +121,7 @@ def test_one_that_dies_is_started_again_at_its_address_with_its_log_kept(started
     assert after.pid != before.pid
     assert healthy(Replica("inference1", after.address, key=run.folder.private.read_key()))
     assert run.folder.log_of("inference1").read_text().startswith("what it said before\n")
-    assert run.warnings() == (
-        "ended with status -9; it is started again, and the other one goes on\n"
-    )
+    assert run.warnings() == (f"{KILLED}; it is started again, and the other one goes on\n")
 
 
 def test_one_whose_machine_is_gone_stays_out_and_the_other_goes_on(started, monkeypatch):
@@ -138,7 +137,7 @@ def test_one_whose_machine_is_gone_stays_out_and_the_other_goes_on(started, monk
     assert read_statuses(run.folder)["inference1"].doing == "its machine is gone"
     assert run.warnings().endswith("node 2 is gone; the other one goes on without it\n")
     run.kill("inference0")  # the last one
-    assert run.look_until(lambda: False) == ("inference0", "ended with status -9")
+    assert run.look_until(lambda: False) == ("inference0", KILLED)
 
 
 def test_one_that_dies_again_and_again_ends_the_run(started):
@@ -149,7 +148,7 @@ def test_one_that_dies_again_and_again_ends_the_run(started):
         assert run.look_until(run.all_serve) is None
     run.kill("inference0")
     name, what = run.look_until(lambda: False)
-    assert (name, what) == ("inference0", "ended with status -9 for the 3rd time within 10 steps")
+    assert (name, what) == ("inference0", f"{KILLED} for the 3rd time within 10 steps")
 
 
 @pytest.mark.parametrize(
@@ -168,7 +167,34 @@ def test_the_last_one_that_serves_ends_the_run_by_its_death(started):
     run.kill("inference0")
     assert run.look_until(lambda: run.incarnations() == [1, 0]) is None
     run.kill("inference1")  # while the other one starts
-    assert run.look_until(lambda: False) == ("inference1", "ended with status -9")
+    assert run.look_until(lambda: False) == ("inference1", KILLED)
+
+
+def test_an_engine_that_outlives_its_server_is_ended_before_the_ranks_wait_for_it(tmp_path):
+    """It keeps the socket open on which nobody answers any more."""
+    folder = RunFolder(tmp_path / "r")
+    folder.path.mkdir()
+    log = folder.log_of("inference")
+    with Reaper() as reaper:
+
+        def start(replica: Replica) -> Child:
+            command = ["sh", "-c", "sleep 60 & echo up; wait"]
+            child = Child(replica.name, command, log=log, reaper=reaper)
+            child.start()
+            return child
+
+        only = [Replica("inference", Address(path=str(tmp_path / "socket")))]
+        limits = {"startup_timeout": 20.0, "wait_timeout": 600.0}
+        replicas = Replicas(only, folder, start, num_steps=lambda: 0, **limits)
+        replicas.start()
+        (child,) = replicas.children
+        assert wait_until(lambda: "up" in log.read_text())
+        child.kill_leader()
+        assert wait_until(lambda: child.returncode is not None)
+        assert group_alive(child.group)
+        assert replicas.look(may_restart=True) == ("inference", KILLED)
+        assert not group_alive(child.group)
+        child.end()
 
 
 def test_where_all_are_gone_at_once_none_is_started_again_before_that_is_said(started):
@@ -187,7 +213,7 @@ def test_before_the_first_weights_and_while_the_run_stops_none_is_started_again(
     run.kill("inference0")
     assert run.look_until(lambda: False, may_restart=False) == (
         "inference0",
-        "ended with status -9",
+        KILLED,
     )
 
 

@@ -28,3 +28,10 @@ def test_what_every_import_needs_is_named_with_the_group_and_the_file(modules):
     (problem,) = caught.value.problems
     assert problem.startswith("loss: knobs_loss.loss cannot be imported, for ")
     assert "knobs_fast.py imports a_kernel_of_nobodys, which is not installed" in problem
+
+
+def test_a_slip_in_what_is_imported_is_said_with_its_line(modules):
+    (modules / "knobs_fast.py").write_text("x = (\n")
+    (modules / "knobs_loss.py").write_text("from knobs_fast import x\n")
+    with pytest.raises(ConfigError, match=r"knobs_fast.py, line 1: '\(' was never closed"):
+        check_imports({"loss": {"_target_": "knobs_loss.loss"}})

@@ -31,6 +31,7 @@ def local(cpus_per_task=None, gpus_per_node=None):
     [
         (joblib(2), EIGHT, [], [((0, 1, 2, 3), ()), ((4, 5, 6, 7), ())]),
         (joblib(3), EIGHT, [], [((0, 1), ()), ((2, 3), ()), ((4, 5), ())]),
+        (joblib(1), EIGHT, ["0"], []),  # in the sweep's own process, which has the whole machine
         (joblib(2), [3, 5], [], [((3,), ()), ((5,), ())]),
         (joblib(9), [0, 1], [], [((0,), ()), ((1,), ())]),  # never less than a core
         (joblib(-1), EIGHT, [], [((i, i + 1), ()) for i in (0, 2, 4, 6)]),

@@ -114,6 +114,17 @@ def test_a_number_keeps_its_size_however_few_digits_it_is_shown_with(browser, ad
     assert dict(zip(shown, texts, strict=True)) == shown
 
 
+def test_on_a_phone_the_parts_stand_below_each_other_and_nothing_is_cut(browser, address):
+    with looking(browser, address) as page:
+        page.set_viewport_size({"width": 420, "height": 860})
+        parts = [page.locator(f"#{name}") for name in ("left", "middle", "right")]
+        left, middle, right = (part.bounding_box() for part in parts)
+        assert left["width"] == middle["width"] == right["width"] == 420
+        assert left["y"] < middle["y"] < right["y"]
+        edges = [b.bounding_box() for b in page.locator("#middle .segments button").all()]
+        assert max(edge["x"] + edge["width"] for edge in edges) <= 420
+
+
 def test_filters_narrow_the_list_say_how_many_and_end(browser, address):
     with looking(browser, address) as page:
         count = page.locator(".find > .count")
