@@ -96,7 +96,7 @@ def _connected(address: str) -> Any:
             Address.parse(f"tcp://{address}").connect(_ANSWERS_S).close()
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
         # A node that dies would put the end of its log into the run's screen, all the same.
-        ray._private.worker._worker_logs_enabled = False
+        ray._private.worker._worker_logs_enabled = False  # pyright: ignore[reportAttributeAccessIssue]
     except (OSError, ValueError, RuntimeError) as error:
         raise RunFailed(
             f"cluster=ray, but there is no Ray cluster at cluster.address={address} "

@@ -3,13 +3,13 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import inf, isfinite, nan
-from statistics import median_low
+from math import isfinite, nan
 
 import numpy as np
 
 from rl.report import statistics as st
 from rl.report.arms import Arm
+from rl.report.curve import Efficiency, efficiency, final_score
 from rl.report.evaluations import Question
 from rl.report.evidence import RUNNING, Evidence
 from rl.report.judging import TRAINING, Judgement, curve_of, judge, questions_of
@@ -24,20 +24,6 @@ class NothingToCompare(ValueError):
 
 class NoBaseline(NothingToCompare):
     """The arm that was named cannot be the baseline; another can."""
-
-
-@dataclass(frozen=True)
-class Efficiency:
-    """What it took half of the runs to reach the baseline's final score; inf: fewer reached it.
-
-    That score is the median run's, so half of the baseline's own runs do.
-    """
-
-    steps: float
-    seconds: float
-    tokens: float
-    num_reached: int
-    num_runs: int
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -168,7 +154,7 @@ def _results(judgement: Judgement, control: Arm) -> list[ArmResult]:
     others = [index for index in range(len(arms)) if index != place]
     adjusted = st.holm([st.p_value(gains[index], spreads[index]) for index in others])
     p_values = {place: nan} | dict(zip(others, adjusted, strict=True))
-    target = _final(base.runs, judgement.measure)
+    target = final_score([curve_of(run, judgement.measure) for run in base.runs])
     results = []
     for index, (one, spread, gain) in enumerate(zip(arms, spreads, gains, strict=True)):
         scores, is_other = one.scores, index != place
@@ -178,6 +164,7 @@ def _results(judgement: Judgement, control: Arm) -> list[ArmResult]:
             difference = st.interval(gain, draws[index] - draws[place], spread)
         verdict = st.verdict(difference, p_values[index], knows_seeds=knows)
         several = len(np.unique(scores.strata)) > 1
+        curves = [curve_of(run, judgement.measure) for run in one.runs]
         results.append(
             ArmResult(
                 arm=one.arm,
@@ -191,8 +178,8 @@ def _results(judgement: Judgement, control: Arm) -> list[ArmResult]:
                 visible_difference=st.visible_difference(spread, len(others)) if knows else nan,
                 seeds_needed=st.seeds_needed(gain, spread, len(others)) if knows else None,
                 interquartile=st.interquartile_interval(scores, rng) if several else None,
-                efficiency=_efficiency(one.runs, judgement.measure, target),
-                area=float(np.mean([_area(run, judgement.measure) for run in one.runs])),
+                efficiency=efficiency(curves, target),
+                area=float(np.mean([curve.mean_height for curve in curves])),
             )
         )
     return results
@@ -228,30 +215,6 @@ def _why_nothing(arms: Sequence[Arm]) -> str:
     return f"none of {len(runs)} runs has finished; the first: {runs[0].name}: {runs[0].cause}"
 
 
-def _final(runs: Sequence[Evidence], measure: str) -> float:
-    curves = [curve_of(run, measure) for run in runs]
-    return float(np.median([curve.scores[-1] for curve in curves if len(curve.scores)] or [nan]))
-
-
-def _area(run: Evidence, measure: str) -> float:
-    return curve_of(run, measure).mean_height
-
-
-def _efficiency(runs: Sequence[Evidence], measure: str, target: float) -> Efficiency:
-    curves = [curve_of(run, measure) for run in runs]
-    steps, seconds, tokens = (
-        [curve.first_reach(getattr(curve, name), target) for curve in curves]
-        for name in ("steps", "seconds", "tokens")
-    )
-    return Efficiency(
-        median_low(steps),
-        median_low(seconds),
-        median_low(tokens),
-        sum(step < inf for step in steps),
-        len(runs),
-    )
-
-
 def _notes(
     results: Sequence[ArmResult],
     left_out: Sequence[tuple[Evidence, str]],
@@ -259,6 +222,13 @@ def _notes(
 ) -> list[str]:
     """What the runs themselves say against reading too much into them."""
     notes, runs = [], judgement.runs
+    scores = np.unique(np.concatenate([result.scores.y.ravel() for result in results]))
+    if len(scores) == 1:
+        notes.append(
+            f"Every score of every run is {scores[0]:g}: there was nothing to learn from, or to "
+            "tell arms apart by. Look at some rollouts (python view.py <a run>), then make the "
+            "task easier or harder."
+        )
     if judgement.measure == TRAINING:
         notes.append(
             "Training reward: other examples in every run, so chance differs more between them. "

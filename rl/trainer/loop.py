@@ -140,7 +140,7 @@ class TrainingRun:
                 self.metrics.truncate_after(self.start - 1)
             drop_steps_from(self.run_folder, self.start)
         if self.delivery:
-            self.status.set("waiting for vLLM to start (logs/inference.log)")
+            self.status.set("waiting for vLLM to start (logs/inference*.log)")
             self.delivery.begin(self.start, self.run.inference["startup_timeout"])
         self._publish(rollouts, self.start)
         return rollouts

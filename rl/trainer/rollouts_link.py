@@ -60,7 +60,7 @@ class RolloutsLink:
         self._socket.settimeout(timeout)
         late = (
             f"no batch for step {step} within trainer.wait_timeout={timeout:g} s: rollouts are "
-            "slower than that, or stuck; see logs/rollouts.log and logs/inference.log"
+            "slower than that, or stuck; see logs/rollouts.log and logs/inference*.log"
         )
         return self._call(Call(what="next_batch", rank=self._rank, step=step), RankBatch, late)
 

@@ -238,6 +238,16 @@ def test_unfinished_runs_are_left_out_each_with_its_cause(three_arms):
     assert stopped.name in left
 
 
+def test_runs_that_all_have_one_score_say_that_there_was_nothing_to_learn_from(tmp_path):
+    for loss, seeds in (("grpo", 2), ("dapo", 3)):
+        for seed in range(seeds):
+            made_run(tmp_path / f"{loss}-{seed}", f"loss={loss}", seed=seed, reward=0.0)
+    said = "Every score of every run is 0: there was nothing to learn from"
+    assert any(note.startswith(said) for note in compared(tmp_path).notes)
+    made_run(tmp_path / "other", "loss=dapo", seed=3, reward=0.1)
+    assert not any(note.startswith("Every score") for note in compared(tmp_path).notes)
+
+
 def test_what_does_not_count_is_said_by_cause_the_commonest_first(three_arms):
     for number in range(2):
         made_run(three_arms / f"bare-{number}", "loss=gspo")
