@@ -79,7 +79,7 @@ def run_job(
         try:
             record.result = start(name, has_steps(folder))
         except BaseException as error:
-            goes_on = isinstance(error, Stopped | OutOfTime)
+            goes_on = isinstance(_cause(error), Stopped | OutOfTime | KeyboardInterrupt)
             record.state, record.error = WAITING if goes_on else FAILED, _sentence(error)
             if not is_alone and isinstance(error, Stopped):
                 stopped = error
@@ -109,9 +109,14 @@ def is_done(record: JobRecord, max_steps: int) -> bool:
         return False
 
 
+def _cause(error: BaseException) -> BaseException:
+    """What a program ended by."""
+    return error.__cause__ if isinstance(error, SystemExit) and error.__cause__ else error
+
+
 def _sentence(error: BaseException) -> str:
     """The first line of what was said, or of what it was."""
-    cause = error.__cause__ if isinstance(error, SystemExit) and error.__cause__ else error
+    cause = _cause(error)
     if isinstance(cause, SystemExit):
         return f"ended with status {cause.code}" if cause.code else STOPPED
     if isinstance(cause, KeyboardInterrupt):

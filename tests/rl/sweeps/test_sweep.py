@@ -224,7 +224,13 @@ def test_a_job_that_submitit_queues_again_goes_on_where_it_was_stopped(app):
         assert [json.loads(line)["step"] for line in lines] == list(range(10))
 
 
-def test_a_job_whose_time_is_over_waits_to_go_on_and_does_so_at_the_next_start(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [(OutOfTime("time is over"), "time is over"), (KeyboardInterrupt(), "interrupted")],
+)
+def test_a_job_that_was_cut_short_waits_to_go_on_and_does_so_at_the_next_start(
+    end, said, tmp_path, capsys
+):
     sweep = SweepFolder(tmp_path)
     sweep.write_info({"process": {"host": "here", "pid": os.getpid()}, "slots": []})
     starts = []
@@ -233,16 +239,16 @@ def test_a_job_whose_time_is_over_waits_to_go_on_and_does_so_at_the_next_start(t
         starts.append((name, resume))
         if len(starts) == 1:
             MetricsFile(RunFolder(tmp_path / name)).append(0, {})
-            raise OutOfTime("max_time=2h is over")
+            raise end
         return 1.0
 
     def job():
         return run_job(sweep, [], output_dir=tmp_path, run_name="x", max_steps=2, start=start)
 
-    with pytest.raises(OutOfTime):  # the other jobs have a time of their own
+    with pytest.raises(type(end)):
         job()
     record = sweep.records()[0]
-    assert (record.state, record.error) == ("waiting", "max_time=2h is over")
+    assert (record.state, record.error) == ("waiting", said)
     assert what_is_left(sweep, "again").startswith("1 of 1 jobs are not done; this goes on")
     assert job() == 1.0
     assert starts == [("x-0", False), ("x-0", True)]
