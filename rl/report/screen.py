@@ -291,5 +291,6 @@ def _what_is_there(folder: RunFolder, steps: int) -> list[tuple[str, str]]:
     if exports := folder.exports():
         lines.append(("model", str(exports[-1])))
     if steps < result_of(folder).max_steps:
-        lines.append(("go on", resume_command(folder)))
+        label = "go on" if folder.num_saved_steps() else "again"
+        lines.append((label, resume_command(folder)))
     return lines

@@ -157,9 +157,11 @@ def test_the_final_summary_says_what_came_out_and_how_to_go_on(tmp_path):
         "update 75%, wait 25%",
         "0.00123 on average, 0.03 at most",
         "step_000020/hf",
-        "python train.py loss=grpo run_name=my-run resume=true",
+        "\ngo on        python train.py loss=grpo run_name=my-run resume=true",
     ):
         assert shown in text
+    (folder / "checkpoints").rename(folder / "elsewhere")  # nothing of it is left to go on from
+    assert "\nagain        python train.py" in final_summary(RunFolder(folder))
     (folder / "config.yaml").write_text("max_steps: 20")
     assert "resume=true" not in final_summary(RunFolder(folder))
 
