@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +69,13 @@ def run_folder_problems(config: Config) -> Iterator[str]:
         )
     elif config["resume"] and not saved.is_file():
         saves = sorted(parent.glob(f"*/{SAVED}"), key=lambda p: p.stat().st_mtime, reverse=True)
-        known = [p.parent for p in saves if has_steps(p.parent)]
-        # An evaluation is whole or nothing.
-        known = [folder for folder in known if not (folder / "rollouts.html").is_file()]
-        names = ", ".join(folder.name for folder in known[:3]) or "none yet"
+        known = (
+            path.parent.name
+            for path in saves
+            # An evaluation is whole or nothing.
+            if has_steps(path.parent) and not (path.parent / "rollouts.html").is_file()
+        )
+        names = ", ".join(islice(known, 3)) or "none yet"
         yield (
             f"resume=true, but {saved.parent} holds no run: give run_name=<one of {parent}: "
             f"{names}>, or leave resume out"

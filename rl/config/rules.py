@@ -61,14 +61,18 @@ def batches(config: Config) -> Iterator[str]:
         )
 
 
+def _no_room(sampler: str, tokens: int, longest: int) -> str:
+    return (
+        f"{sampler}.max_tokens={tokens} leaves no room for the prompt in max_seq_len={longest}: "
+        "lower the one or raise the other"
+    )
+
+
 def lengths(config: Config) -> Iterator[str]:
     """Tokens of a turn, of a row, and what the model is made for."""
     longest, turn = config["max_seq_len"], value_of(config, "sampler.max_tokens")
     if turn is not None and turn >= longest:
-        yield (
-            f"sampler.max_tokens={turn} leaves no room for the prompt in max_seq_len={longest}: "
-            "lower the one or raise the other"
-        )
+        yield _no_room("sampler", turn, longest)
     prompt = value_of(config, "sampler.max_prompt_len")
     if prompt is not None and prompt >= longest:
         yield (
@@ -122,10 +126,7 @@ def limits_of_parts(config: Config) -> Iterator[str]:
     for name, limits in (value_of(config, "env.sampling") or {}).items():
         own, tokens = limits.get("rollout_timeout"), limits.get("max_tokens")
         if isinstance(tokens, int) and tokens >= longest:
-            yield (
-                f"env.sampling.{name}.max_tokens={tokens} leaves no room for the prompt in "
-                f"max_seq_len={longest}: lower the one or raise the other"
-            )
+            yield _no_room(f"env.sampling.{name}", tokens, longest)
         if episode is not None and isinstance(own, int | float) and own > episode:
             yield (
                 f"env.sampling.{name}.rollout_timeout={own} exceeds sampler.rollout_timeout="

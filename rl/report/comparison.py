@@ -1,6 +1,6 @@
 """Arms compared on what all of them were asked: scores, differences to the baseline, verdicts."""
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import isfinite, nan
@@ -154,7 +154,8 @@ def _results(judgement: Judgement, control: Arm) -> list[ArmResult]:
     others = [index for index in range(len(arms)) if index != place]
     adjusted = st.holm([st.p_value(gains[index], spreads[index]) for index in others])
     p_values = {place: nan} | dict(zip(others, adjusted, strict=True))
-    target = final_score([curve_of(run, judgement.measure) for run in base.runs])
+    curves = [[curve_of(run, judgement.measure) for run in one.runs] for one in arms]
+    target = final_score(curves[place])
     results = []
     for index, (one, spread, gain) in enumerate(zip(arms, spreads, gains, strict=True)):
         scores, is_other = one.scores, index != place
@@ -164,7 +165,6 @@ def _results(judgement: Judgement, control: Arm) -> list[ArmResult]:
             difference = st.interval(gain, draws[index] - draws[place], spread)
         verdict = st.verdict(difference, p_values[index], knows_seeds=knows)
         several = len(np.unique(scores.strata)) > 1
-        curves = [curve_of(run, judgement.measure) for run in one.runs]
         results.append(
             ArmResult(
                 arm=one.arm,
@@ -178,8 +178,8 @@ def _results(judgement: Judgement, control: Arm) -> list[ArmResult]:
                 visible_difference=st.visible_difference(spread, len(others)) if knows else nan,
                 seeds_needed=st.seeds_needed(gain, spread, len(others)) if knows else None,
                 interquartile=st.interquartile_interval(scores, rng) if several else None,
-                efficiency=efficiency(curves, target),
-                area=float(np.mean([curve.mean_height for curve in curves])),
+                efficiency=efficiency(curves[index], target),
+                area=float(np.mean([curve.mean_height for curve in curves[index]])),
             )
         )
     return results
@@ -257,12 +257,22 @@ def _notes(
     return notes
 
 
+def by_cause(left_out: Sequence[tuple[Evidence, str]]) -> list[tuple[str, list[Evidence]]]:
+    """Runs that do not count by why, the commonest first."""
+    causes: dict[str, list[Evidence]] = defaultdict(list)
+    for run, why in left_out:
+        causes[why].append(run)
+    return sorted(causes.items(), key=lambda item: -len(item[1]))
+
+
 def _not_counting(left_out: Sequence[tuple[Evidence, str]]) -> str:
     """How many runs, and the commonest causes, each with a run that it names."""
     runs_do = "run does" if len(left_out) == 1 else "runs do"
-    causes = Counter(why for _, why in left_out).most_common(_CAUSES)
-    first = {why: run.name for run, why in reversed(left_out)}
-    said = [f"{first[why]}{f' and {n - 1} more' if n > 1 else ''}: {why}" for why, n in causes]
-    others = len(left_out) - sum(n for _, n in causes)
+    causes = by_cause(left_out)
+    said = [
+        f"{runs[0].name}{f' and {len(runs) - 1} more' if len(runs) > 1 else ''}: {why}"
+        for why, runs in causes[:_CAUSES]
+    ]
+    others = sum(len(runs) for _, runs in causes[_CAUSES:])
     said += [f"{others} for other reasons, which the page names"] if others else []
     return f"{len(left_out)} {runs_do} not count: {'; '.join(said)}"

@@ -10,7 +10,7 @@ from typing import Any
 
 from rl.report.arms import Arm, differing_keys
 from rl.report.chart_data import shown_path
-from rl.report.comparison import ArmResult, Comparison
+from rl.report.comparison import ArmResult, Comparison, by_cause
 from rl.report.finished_runs import read_record
 from rl.report.panel import duration
 from rl.report.statistics import LEVEL, NUM_DRAWS, Interval
@@ -110,10 +110,10 @@ def versions(comparison: Comparison) -> FactTable:
 
 def failures(comparison: Comparison) -> list[tuple[str, list[tuple[str, str, str]]]]:
     """Runs that do not count by cause: name, last log line, and the command that goes on."""
-    by_cause: dict[str, list[tuple[str, str, str]]] = defaultdict(list)
-    for run, why in comparison.left_out:
-        by_cause[why].append((run.name, run.last_log_line, run.command))
-    return sorted(by_cause.items(), key=lambda item: -len(item[1]))
+    return [
+        (why, [(run.name, run.last_log_line, run.command) for run in runs])
+        for why, runs in by_cause(comparison.left_out)
+    ]
 
 
 def caveats(comparison: Comparison) -> list[str]:
