@@ -1,4 +1,4 @@
-"""Order of the whole suite: fast tests first, then those that start the real vLLM."""
+"""Order the whole suite: fast tests first, then the tests that start the real vLLM."""
 
 import gc
 import os
@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-# What stands in files that one process does all of: sandboxes are counted, ranks are started once.
+# A test file that contains one of these texts runs in the process of its group: tests of sandboxes
+# count all sandboxes of the machine, and the worker ranks are started once per process.
 _TOGETHER = {
     "sandboxes": ("sandbox", "envs.maths", "math-python", "math_python"),
     "ranks": ("support.ranks",),
@@ -17,19 +18,19 @@ _TOGETHER = {
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Runs that a test kills leave their sockets in the temporary folder, so it is one of ours."""
+    """Use a temporary folder of our own, because killed runs leave their sockets in it."""
     if hasattr(config, "workerinput"):
-        return  # it has the folder of whoever started it
-    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # tmp_path stays there
-    ours = tempfile.mkdtemp(prefix="ob-")  # short: the path of a socket has an end
-    config.add_cleanup(lambda: shutil.rmtree(ours, ignore_errors=True))
-    os.environ["TMPDIR"] = tempfile.tempdir = ours
+        return  # a worker inherits the folder
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # for tmp_path
+    folder = tempfile.mkdtemp(prefix="ob-")  # short, because socket paths are limited
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     real = {item.path for item in items if _is_real(item)}
-    items.sort(key=lambda item: (item.path in real, _is_real(item)))  # stable
+    items.sort(key=lambda item: (item.path in real, _is_real(item)))
 
 
 def _is_real(item: pytest.Item) -> bool:
@@ -38,9 +39,9 @@ def _is_real(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """What one process does when there are several (`make test`).
+    """Schedule each file, and each group of files in _TOGETHER, in one process.
 
-    A file stays together, for its fixtures are expensive; so do some files.
+    Fixtures are expensive, so a file is never split (`make test` uses several processes).
     """
     from xdist.scheduler import LoadScopeScheduling
 
@@ -60,6 +61,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish() -> None:
-    # Hypothesis is imported at the end where no test did. Python 3.11.7 gives up compiling it, with
-    # a SystemError, if garbage with a finalizer (a task that never ended) is collected meanwhile.
+    # If no test imported Hypothesis, its plugin imports it now. Python 3.11.7 then fails with a
+    # SystemError if it collects an object with a finalizer while it compiles the module.
     gc.collect()

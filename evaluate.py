@@ -5,14 +5,14 @@
 
 import hydra
 
-from rl.cli.launch import Job, launch, task
-from rl.evaluation.standalone import evaluate
+from lab.cli.launch import Job, launch, task
+from lab.evaluation.standalone import evaluate
 
 
 @hydra.main(version_base=None, config_path="conf", config_name="evaluate")
 @task
 def main(job: Job) -> float | None:
-    """The mean reward."""
+    """Evaluate; return the mean reward."""
     return evaluate(job.config, overrides=job.overrides, choices=job.choices)
 
 

@@ -1,18 +1,18 @@
-"""Look for a better system prompt: python optimize_prompt.py env=gsm8k env.system_prompt=brief.txt
+"""Search for a better system prompt: python optimize_prompt.py env=gsm8k model.path=<folder>
 
 `python optimize_prompt.py --help` lists the choices of every group and all keys.
 """
 
 import hydra
 
-from rl.cli.launch import Job, launch, task
-from rl.prompts.optimize import optimize_prompt
+from lab.cli.launch import Job, launch, task
+from lab.prompts.optimize import optimize_prompt
 
 
 @hydra.main(version_base=None, config_path="conf", config_name="optimize_prompt")
 @task
 def main(job: Job) -> float | None:
-    """The validation score of the best prompt."""
+    """Search; return the validation score of the best prompt."""
     return optimize_prompt(
         job.config, overrides=job.overrides, choices=job.choices, command=job.command
     )

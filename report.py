@@ -5,7 +5,7 @@
 
 import sys
 
-from rl.report.command import main
+from lab.report.command import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

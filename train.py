@@ -5,14 +5,14 @@
 
 import hydra
 
-from rl.cli.launch import Job, compose, launch, task
+from lab.cli.launch import Job, compose, launch, task
 from rl.supervisor.supervise import supervise
 
 
 @hydra.main(version_base=None, config_path="conf", config_name="train")
 @task
 def main(job: Job) -> float | None:
-    """The mean reward of the last steps, which is what a sweeper maximises."""
+    """Train; return the mean reward of the last steps, which a sweeper maximises."""
     return supervise(
         job.config,
         overrides=job.overrides,

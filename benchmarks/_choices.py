@@ -1,18 +1,22 @@
-"""Every choice of every group by name, and what the check of a run says to them together."""
+"""Compose every choice of every config group, and ask the check which combinations it allows."""
 
+import json
 import re
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import cached_property
 from itertools import product
 from typing import Any
 
 from benchmarks._composing import CONF, compose
 from benchmarks._covering import Assignment, Conflict, Covering, merged
-from rl.config.check import check
+from rl.config.check import check, check_learned
+from rl.config.learned import Learned
 from rl.config.schema import ConfigError
+from rl.dry_call.learn import learn
 
 STEPS = 3
-# What a choice cannot be composed without; what refers to another group gets a value.
+# Overrides that a choice needs before it can be composed.
 COMPANIONS = {
     "reference=model": ["reference.path=some/teacher"],
     "reference=endpoint": ["reference.url=http://localhost:8000/v1", "reference.model=teacher"],
@@ -21,9 +25,18 @@ COMPANIONS = {
     "client=messages": ["client.url=http://localhost:8000/v1", "client.model=name"],
     "evaluation=default": ["evaluation.temperature=1.0"],
 }
-# No rule joins them to another group; those of cluster and sync do not change what is learned.
+# The group that each fact of a dry call follows from, by the fact's prefix.
+_LEARNED_FROM = {
+    "loss": "loss_",
+    "correction": "correction_",
+    "kl": "divergence_",
+    "advantage": "advantage_",
+    "aggregation": "aggregation_",
+    "truncation": "truncation_",
+}
+# Groups left out, because no rule connects their choices to another group.
 ELSEWHERE = ("env", "inference", "logger", "record", "experiment", "reward", "cluster")
-# Keys that are choices, though no group. Those of a node count where it has them.
+# Keys that are varied like groups. A dotted key is set only where its node has that key.
 KEYS: dict[str, dict[str, Any]] = {
     "updates_per_batch": {"1": 1, "2": 2},
     "entropy_bonus": {"0": 0.0, "0.01": 0.01},
@@ -31,17 +44,11 @@ KEYS: dict[str, dict[str, Any]] = {
     "reward.normalise_each": {"false": False, "true": True},
     "reward.length_penalty": {"0": 0.0, "0.1": 0.1},
 }
-# What a training step knows nothing of, or the benchmark has no server for.
-NOT_TRAINED = (
-    "model",
-    "client",
-    "evaluation",
-    "group_size",
-    "reward.length_penalty",
-)
+# Groups and choices that a training step without a server cannot exercise.
+NOT_TRAINED = ("model", "client", "evaluation", "group_size", "reward.length_penalty")
 NO_SERVER = {"reference": "endpoint"}
-NO_MIXTURE = {"reference": ["per_env"]}  # for which env is one of ELSEWHERE
-ENVIRONMENTS = ("reverse-text", "arithmetic")  # short enough for the policy of the benchmark
+NO_MIXTURE = {"reference": ["per_env"]}  # per_env needs env=mixture, and env is in ELSEWHERE
+ENVIRONMENTS = ("reverse-text", "arithmetic")  # their episodes fit the tiny policy
 SMALL = {
     **{"batch_size": 16, "group_size": 4, "max_steps": STEPS},
     **{"optim.warmup_steps": 0, "trainer.num_threads": 1},
@@ -51,7 +58,7 @@ SMALL = {
 
 
 class Compositions:
-    """Configurations by choice: every node composed once, then put together."""
+    """Compose every config node once, then assemble configurations from the nodes."""
 
     def __init__(self) -> None:
         folders = [p for p in sorted(CONF.iterdir()) if p.is_dir() and p.name not in ELSEWHERE]
@@ -63,12 +70,13 @@ class Compositions:
         others = {name: files for name, files in self._files.items() if name != "model"}
         self._nodes: dict[str, dict[str, Any]] = {name: {} for name in self._files}
         self._base = compose(["run_name=composition", "output_dir=nowhere"])
-        # The i-th choices of all groups together, since composing is slow.
+        self._facts: dict[str, dict[str, Any]] = {}
+        # Composing is slow, so compose the i-th choices of all groups together.
         for i in range(max(map(len, others.values()))):
             self._compose({name: files[i] for name, files in others.items() if i < len(files)})
         for file in self._files["model"]:
             self._compose({"model": file, "adapter": "none"})
-        # Some of the answers of a policy that was hardly taught must be better than others.
+        # An untrained policy answers nothing exactly, so a graded reward must tell answers apart.
         graded = ["env.reward_weights.similarity=1"]
         self._env = {
             name: compose(
@@ -87,34 +95,50 @@ class Compositions:
             self._nodes[group][choice] = composed[group]
 
     def config(self, row: Assignment) -> dict[str, Any]:
-        """The resolved configuration of a row; what it does not say is as shipped."""
+        """Return the configuration of a row; groups that the row omits keep their default."""
         config = {**self._base, **{g: self._nodes[g][row[g]] for g in self._nodes if g in row}}
         values = {key: KEYS[key][row[key]] for key in KEYS if key in row}
         return _with(config, values)
 
     def trained(self, row: Assignment, environment: str) -> dict[str, Any]:
-        """The same, small enough to be trained here."""
+        """Return the configuration of a row, made small enough to train on a CPU."""
         return _with({**self.config(row), "env": self._env[environment]}, SMALL)
 
     def problems(self, row: Assignment) -> list[str]:
-        """What the check of a run says."""
+        """Return the problems that the check of a run finds in a row."""
         choices = {group: choice for group, choice in row.items() if group in self._files}
-        try:
-            check(self.config(row), choices=choices)
-        except ConfigError as error:
-            return error.problems
-        return []
+        config, problems = self.config(row), list[str]()
+        for look in (
+            lambda: check(config, choices=choices),
+            lambda: check_learned(config, self._learned(config), choices=choices),
+        ):
+            try:
+                look()
+            except ConfigError as error:
+                problems += error.problems
+        return problems
+
+    def _learned(self, config: Mapping[str, Any]) -> Learned:
+        """Return what a dry call learns, with one call per choice instead of one per row."""
+        facts: dict[str, Any] = {}
+        for group, prefix in _LEARNED_FROM.items():
+            alone = {group: config[group], "updates_per_batch": config["updates_per_batch"]}
+            key = json.dumps(alone, sort_keys=True, default=str)
+            if key not in self._facts:
+                self._facts[key] = asdict(learn({**self._base, **alone}))
+            facts |= {k: v for k, v in self._facts[key].items() if k.startswith(prefix)}
+        return Learned(**facts)
 
     @cached_property
     def whole(self) -> Covering:
-        """Every group: what docs/compositions.md says."""
+        """Return the covering of all groups, which docs/compositions.md describes."""
         first = Covering(self.groups, self.problems).fill()
-        # Once more with all of them known: the rows then depend on nothing but the page.
+        # Fill again with all conflicts known, so that the rows depend on the page alone.
         return Covering(self.groups, self.problems, first.conflicts).fill()
 
     @cached_property
     def trainable(self) -> Covering:
-        """The groups that a training step knows: what is trained."""
+        """Return the covering of the groups that a training step uses."""
         groups = {name: c for name, c in self.groups.items() if name not in NOT_TRAINED}
         for name, choice in NO_SERVER.items():
             groups[name] = [other for other in groups[name] if other != choice]
@@ -122,7 +146,7 @@ class Compositions:
 
 
 def _with(config: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration with dotted keys set, those that it has."""
+    """Return the configuration with these dotted keys set, where they exist."""
     config = dict(config)
     for key, value in values.items():
         group, _, last = key.partition(".")
@@ -134,47 +158,33 @@ def _with(config: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def page(covering: Covering) -> str:
-    """The text of docs/compositions.md."""
-    groups, pairs, refused = covering.groups, covering.pairs(), covering.refused()
-    never = merged({frozenset(pair): "" for pair in covering.impossible})
+    """Return the text of docs/compositions.md."""
+    pairs, refused = covering.pairs(), covering.refused()
     lines = [
         "# What composes with what",
         "",
-        "Written by `python -m benchmarks.compositions --page`, which asks the check of a run; a "
-        "test asks it again.",
-        f"Of {len(pairs):,} pairs of choices {len(refused):,} are refused with a sentence before "
-        f"anything starts, and {len(covering.impossible):,}",
-        f"never meet. All others occur in {len(covering.rows)} runs that the check lets pass; "
-        "`python -m benchmarks.compositions`",
-        "trains a few steps of each. Keys that are not named are as shipped.",
-        "",
-        "| group | choices |",
-        "|---|---|",
-        *(f"| {name} | {', '.join(choices)} |" for name, choices in sorted(groups.items())),
+        "`python -m benchmarks.compositions --page` writes this page by asking the check of a run, "
+        "and a test compares it.",
+        f"There are {len(pairs):,} pairs of choices. The check refuses {len(refused):,} of them "
+        f"before anything starts, and {len(covering.impossible):,} more",
+        "cannot occur together, because each needs what the other excludes. "
+        f"All others occur in {len(covering.rows)} allowed",
+        "compositions; `python -m benchmarks.compositions` trains a few steps of each. Options "
+        "that are not named keep",
+        "their defaults.",
         "",
         "## Refused",
         "",
-        "The first of the combinations gets the sentence as it stands, the others with their own "
-        "names.",
+        "The message is that of the first combination of a row. "
+        "The others get the same message with their own names.",
         "",
-        "| together | the check says |",
+        "| combination | message |",
         "|---|---|",
     ]
-    for choices, sentence in merged(covering.conflicts):
+    for choices, message in merged(covering.conflicts):
         names = " and ".join(_shown(group, names) for group, names in choices.items())
-        lines.append(f"| {names} | {sentence} |")
-    lines += [
-        "",
-        "## So these never meet",
-        "",
-        "Neither is refused for the other, but what one of them needs excludes the other.",
-        "",
-        "| | never with |",
-        "|---|---|",
-        *(f"| {' | '.join(_shown(*item) for item in choices.items())} |" for choices, _ in never),
-        "",
-    ]
-    return "\n".join(lines)
+        lines.append(f"| {names} | {message} |")
+    return "\n".join([*lines, ""])
 
 
 def _shown(group: str, choices: list[str]) -> str:
@@ -182,12 +192,12 @@ def _shown(group: str, choices: list[str]) -> str:
 
 
 def read_page(text: str) -> dict[Conflict, str]:
-    """The conflicts that a page tells of, each with the sentence of its row."""
+    """Return the conflicts that a page lists, each with the message of its row."""
     refused = text.split("## Refused")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (`.+`) \| (.+) \|$", refused, re.MULTILINE)
     return {
-        frozenset(zip(groups, choices, strict=True)): sentence
-        for names, sentence in rows
+        frozenset(zip(groups, choices, strict=True)): message
+        for names, message in rows
         for groups, lists in [zip(*re.findall(r"`([\w.]+)=([^`]+)`", names), strict=True)]
         for choices in product(*(names.split(",") for names in lists))
     }

@@ -1,12 +1,14 @@
-"""Configurations as the command line would make them, without a command line."""
+"""Configurations composed without a command line, and a stopwatch, for the programs beside it."""
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 
-from rl.cli.launch import resolved
+from lab.cli.launch import resolved
 
 CONF = Path(__file__).parents[1] / "conf"
 
@@ -17,3 +19,10 @@ def compose(overrides: list[str]) -> dict[str, Any]:
         config = hydra.compose("train", overrides, return_hydra_config=True)
         HydraConfig.instance().set_config(config)
         return resolved(config)
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Return how many seconds of wall clock time the work takes."""
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began

@@ -1,9 +1,9 @@
-"""What a check refuses of a product of choices, found by asking it; and rows that hold the rest.
+"""Find all combinations of choices that a check refuses, and rows that cover all other pairs.
 
-A conflict is a set of choices that is refused with one sentence whatever else is chosen. Conflicts
-are found where a row is refused: the groups that matter are those of which another choice lifts
-the refusal. A pair of choices then is possible exactly if a row without a conflict holds it, which
-a search through all rows decides.
+A conflict is a set of choices that the check refuses with one message, whatever else is chosen.
+`Covering` finds a conflict when the check refuses a row: the groups of the conflict are those where
+another choice makes the message disappear. A pair of choices is possible if some row without a
+conflict contains it. A search over all rows decides that.
 """
 
 import random
@@ -20,11 +20,11 @@ Problems = Callable[[Assignment], Sequence[str]]
 
 _NUMBERS = re.compile(r"(?<![\w.])\d+(?![\w.])")
 _VALUES = re.compile(r"(\w+\.[\w.]+)=[^\s:,)]+")
-_EXTRA_ROWS = 200  # tried after every pair was, for conflicts of three that no pair has shown
+_EXTRA_ROWS = 200  # rows checked at the end, to find conflicts of three that no pair has shown
 
 
 def form_of(problem: str, row: Assignment) -> str:
-    """The sentence without what was chosen: the same for every conflict of one kind."""
+    """Return the message without the chosen names: equal for all conflicts of one kind."""
     for group, choice in row.items():
         problem = re.sub(rf"(?<![\w.]){group}={re.escape(choice)}(?!\.?\w)", f"{group}=?", problem)
     return _NUMBERS.sub("?", _VALUES.sub(r"\1=?", problem))
@@ -32,12 +32,12 @@ def form_of(problem: str, row: Assignment) -> str:
 
 @dataclass
 class Covering:
-    """What a check says to every two choices.
+    """Hold the answers of a check for every pair of choices.
 
     Attributes:
-        conflicts: sets of choices that are refused, and the sentence; those known already.
-        rows: assignments without a problem; together they hold every pair that is possible.
-        impossible: pairs that hold no conflict, and yet are in no row without one.
+        conflicts: refused sets of choices with their message; may start with known ones.
+        rows: assignments without a problem; together they contain every possible pair.
+        impossible: pairs without a conflict that no row without a conflict contains.
 
     """
 
@@ -53,7 +53,7 @@ class Covering:
             self._index(conflict)
 
     def pairs(self) -> list[Pair]:
-        """Every two choices of two groups, in alphabetical order."""
+        """Return all pairs of choices from two groups, in alphabetical order."""
         return [
             ((a, x), (b, y))
             for a, b in combinations(sorted(self.groups), 2)
@@ -62,11 +62,11 @@ class Covering:
         ]
 
     def refused(self) -> list[Pair]:
-        """Pairs that are a conflict or hold one."""
+        """Return the pairs that contain a conflict."""
         return [pair for pair in self.pairs() if self._is_refused(dict(pair))]
 
     def fill(self, seed: int = 0) -> "Covering":
-        """Find all of it; the same seed finds the same rows."""
+        """Find conflicts and rows; the same seed finds the same rows."""
         rng = random.Random(seed)
         uncovered = set(self.pairs())
         for pair in self.pairs():
@@ -86,7 +86,7 @@ class Covering:
         return self
 
     def _learn(self, row: Assignment) -> bool:
-        """Ask the check about a row; True if there was a conflict in it."""
+        """Ask the check about a row, store its conflicts, and return True if there are any."""
         problems = self.problems(row)
         for form in {form_of(problem, row) for problem in problems}:
             matters = [
@@ -96,9 +96,9 @@ class Covering:
             ]
             for choices in product(*(self.groups[group] for group in matters)):
                 other = {**row, **dict(zip(matters, choices, strict=True))}
-                if sentence := self._says(form, other):
+                if message := self._says(form, other):
                     conflict = frozenset((group, other[group]) for group in matters)
-                    self.conflicts.setdefault(conflict, sentence)
+                    self.conflicts.setdefault(conflict, message)
                     self._index(conflict)
         return bool(problems)
 
@@ -107,18 +107,18 @@ class Covering:
             self._conflicts_of.setdefault(choice, set()).add(conflict)
 
     def _says(self, form: str, row: Assignment) -> str:
-        """The sentence of this form that the check has for a row, or nothing."""
+        """Return the message of this form that the check has for a row, or an empty string."""
         return next((p for p in self.problems(row) if form_of(p, row) == form), "")
 
     def _is_refused(self, row: Assignment) -> bool:
-        """Whether a partial row holds a conflict."""
+        """Return whether a partial row contains a conflict."""
         held = set(row.items())
         return any(c <= held for choice in held for c in self._conflicts_of.get(choice, ()))
 
     def _completed(
         self, row: Assignment, uncovered: set[Pair], rng: random.Random
     ) -> Assignment | None:
-        """The row with a choice of every group, rich in uncovered pairs; None: there is none."""
+        """Complete the row with many uncovered pairs; return None if no row is possible."""
         free = [group for group in self.groups if group not in row]
         if not free:
             return row
@@ -132,7 +132,7 @@ class Covering:
             return sum(pair in uncovered for pair in pairs)
 
         left = {group: [c for c in self.groups[group] if fits((group, c))] for group in free}
-        # Where least is left goes first: what cannot be completed then shows at once.
+        # Take the group with the fewest choices first, so that a dead end shows early.
         fewest = min(map(len, left.values()))
         group = rng.choice([name for name in free if len(left[name]) == fewest])
         for choice in sorted(rng.sample(left[group], fewest), key=gain, reverse=True):
@@ -143,12 +143,12 @@ class Covering:
 
 
 def merged(conflicts: Mapping[Conflict, str]) -> list[tuple[dict[str, list[str]], str]]:
-    """Conflicts of one kind put together: a list of choices for each group, and one sentence."""
+    """Merge conflicts of one kind: a list of choices for each group, and one message."""
     kinds: dict[tuple[str, ...], list[tuple[dict[str, list[str]], str]]] = {}
-    for conflict, sentence in sorted(conflicts.items(), key=lambda item: sorted(item[0])):
+    for conflict, message in sorted(conflicts.items(), key=lambda item: sorted(item[0])):
         row = dict(conflict)
-        kind = (form_of(sentence, row), *sorted(row))
-        kinds.setdefault(kind, []).append(({g: [row[g]] for g in sorted(row)}, sentence))
+        kind = (form_of(message, row), *sorted(row))
+        kinds.setdefault(kind, []).append(({g: [row[g]] for g in sorted(row)}, message))
     table = []
     for members in kinds.values():
         for group in members[0][0]:
@@ -160,12 +160,12 @@ def merged(conflicts: Mapping[Conflict, str]) -> list[tuple[dict[str, list[str]]
 def _merged_along(
     group: str, members: list[tuple[dict[str, list[str]], str]]
 ) -> list[tuple[dict[str, list[str]], str]]:
-    """Those that differ in one group alone become one."""
+    """Merge the members that differ in this group alone."""
     together: dict[str, tuple[dict[str, list[str]], str]] = {}
-    for choices, sentence in members:
+    for choices, message in members:
         rest = str({name: names for name, names in choices.items() if name != group})
         if rest in together:
             together[rest][0][group] += choices[group]
         else:
-            together[rest] = ({name: [*names] for name, names in choices.items()}, sentence)
+            together[rest] = ({name: [*names] for name, names in choices.items()}, message)
     return list(together.values())

@@ -1,7 +1,7 @@
-"""Rollouts without vLLM: the policy in training is sampled in its own process, token by token.
+"""Sample rollouts from the policy in training, in its own process and without vLLM.
 
-Slow, and good enough for a handful of short rollouts. Groups are scored by the environment,
-credited, filtered by the buffer and planned by the very code of a run.
+This is slow, but fast enough for a few short rollouts. The environment scores the groups, and the
+code of a run computes their credit, filters them with the buffer and plans the batch.
 """
 
 import asyncio
@@ -16,12 +16,12 @@ import torch
 from renderers import Renderer
 
 from benchmarks._composing import compose
-from envs.episode import Episode, Example, StopReason
+from envs.episode import Episode, Example, StopReason, rewards_by_name
 from envs.protocol import Environment
-from envs.turn_rewards import by_name
 from rl.config.build import build
-from rl.config.facts import takes_turns
+from rl.config.learned import Learned
 from rl.config.schema import Run
+from rl.dry_call.learn import completed
 from rl.inference.completion import Completion
 from rl.learner.learner import Learner
 from rl.learner.ranks import Ranks
@@ -29,23 +29,23 @@ from rl.model.tokenizer import load_renderer
 from rl.records import Group, RankBatch, Rollout
 from rl.rollouts.credit import Crediting
 from rl.rollouts.plan import plan_batch
-from rl.run.folder import RunFolder
+from rl.runtime.folder import RunFolder
 from rl.sampling.renderer_chat import render
-from rl.sampling.rows import Rows
+from rl.sampling.row_builder import RowBuilder
 
 _WARM_STEPS, _TEACHER_STEPS = 50, 60
-_MOST_GROUPS = 240  # tried for one batch
+_MOST_GROUPS = 240  # groups sampled for one batch at most
 
 
 class Playground:
-    """Warm-started models by environment, and batches of their rollouts."""
+    """Teach a tiny model for each environment, and make batches of its rollouts."""
 
     def __init__(self, folder: Path, ranks: Ranks) -> None:
         self.folder, self._ranks = folder, ranks
         self._models: dict[str, Path] = {}
 
     def model(self, env: dict[str, Any]) -> Path:
-        """The folder of a tiny model that was taught this environment, made at the first call."""
+        """Return the folder of a tiny model taught this environment; the first call teaches it."""
         name = env["_target_"].rpartition(".")[2]
         if name not in self._models:
             self._models[name] = self._teach(env, self.folder / name)
@@ -57,11 +57,11 @@ class Playground:
             *("batch_size=64", "group_size=1", f"max_steps={_TEACHER_STEPS}"),
             *("optim.learning_rate=3e-3", "trainer.num_threads=1", "run_name=taught"),
         ]
-        run = replace(Run(**compose(overrides)), env=env)
+        run = replace(completed(compose(overrides)), env=env)
         run_folder = RunFolder(folder / "run")
         run_folder.path.mkdir(parents=True)
         untaught = build(run.model)().prepare(folder / "untaught")
-        # `batch` below asks `model` for it: without this, that would begin to teach again.
+        # `batch` below calls `model`, which would start to teach again without this entry.
         self._models[env["_target_"].rpartition(".")[2]] = untaught
         run_folder.set_model(untaught)
         learner = Learner(run, run_folder, self._ranks)
@@ -73,11 +73,11 @@ class Playground:
         return folder / "taught"
 
     def teacher(self, env: dict[str, Any]) -> Path:
-        """The folder of a model that was taught somewhat longer."""
+        """Return the folder of a model that was taught for some more steps."""
         return self.model(env).with_name("teacher")
 
     def transcripts(self, env: dict[str, Any]) -> Path:
-        """A file of conversations in this environment."""
+        """Return a file of conversations in this environment."""
         path = self.folder / f"{env['_target_']}.jsonl"
         if not path.exists():
             conversations = islice(build(env)().demonstrations(Random(0)), 64)
@@ -85,7 +85,7 @@ class Playground:
         return path
 
     def batch(self, run: Run, learner: Learner, step: int) -> RankBatch:
-        """A batch for one step, sampled by the policy as it is."""
+        """Return a batch for one step, sampled from the current policy."""
         env: Environment = build(run.env)()
         renderer = load_renderer(self.model(run.env), build(run.model)().renderer)
         sampler, buffer = build(run.sampler)(), build(run.buffer)()
@@ -94,7 +94,7 @@ class Playground:
             build(run.reward)(),
             build(run.advantage),
             lambda _: env.reward_weights,
-            takes_turns(run.advantage["_target_"]),
+            Learned.of(run).advantage_takes_turns,
         )
         order = build(run.order)()
         order.begin(env.pools("train"), run.seed)
@@ -130,7 +130,7 @@ class Playground:
             ranks=1,
             tokens_per_micro_batch=1024,
             metrics={},
-            per_turn=takes_turns(run.aggregation["_target_"]),
+            per_turn=Learned.of(run).aggregation_takes_turns,
         )
         return share
 
@@ -145,28 +145,29 @@ def play(
 ) -> list[list[Rollout]]:
     """Return a group of rollouts of each example, all generated together."""
     prompts = [render(renderer, example.messages) for example in examples]
-    stops = renderer.get_stop_token_ids()
+    stops, limit = renderer.get_stop_token_ids(), run.sampler["max_tokens"]
     completions = sample(
         learner.policy.engine.module.model,
         [prompt for prompt in prompts for _ in range(run.group_size)],
-        run.sampler["max_tokens"],
+        limit,
         stops,
-        run.sampler["temperature"],
+        run.sampler.temperature,
     )
-    rollouts = [
-        _rollout(
-            env,
-            renderer,
-            examples[i // run.group_size],
-            prompts[i // run.group_size],
-            tokens,
-            logprobs,
-            step,
-            tokens[-1] not in stops,
-            run.sampler["max_tokens"],
+    rollouts = []
+    for i, (tokens, logprobs) in enumerate(completions):
+        example, prompt = examples[i // run.group_size], prompts[i // run.group_size]
+        cut_off = tokens[-1] not in stops
+        reason = StopReason.MAX_TOKENS if cut_off else StopReason.STOP
+        message = {"role": "assistant", "content": renderer.parse_response(tokens).content}
+        messages = [*example.messages, message]
+        episode = Episode(example, messages, turns=1, stop_reason=reason)
+        rewards, _ = rewards_by_name(asyncio.run(env.score(episode)), episode.turns)
+        rows = RowBuilder()
+        rows.turn(Completion(tokens, logprobs, [step] * len(tokens), cut_off, prompt))
+        total = sum(w * rewards.get(name, 0.0) for name, w in env.reward_weights.items())
+        rollouts.append(
+            Rollout(rows.freeze(), messages, total, rewards, reason, 1, 0.0, turn_limit=limit)
         )
-        for i, (tokens, logprobs) in enumerate(completions)
-    ]
     return [rollouts[i : i + run.group_size] for i in range(0, len(rollouts), run.group_size)]
 
 
@@ -176,7 +177,7 @@ def sample(
 ) -> list[tuple[list[int], list[float]]]:
     """Return a completion of each prompt, at most `limit` tokens long, and its logprobs."""
     width = max(map(len, prompts))
-    # Padded on the left: what is generated then begins in the same column for all.
+    # Pad on the left, so that all completions begin in the same column.
     ids = torch.tensor([[stops[0]] * (width - len(p)) + p for p in prompts])  # [B, width]
     mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
     model.eval()
@@ -194,7 +195,7 @@ def sample(
         output_logits=True,
     )
     model.train()
-    # Raw logits over the temperature: vLLM reports its logprobs after the temperature, too.
+    # Divide the raw logits by the temperature, because vLLM's logprobs are taken after it.
     scores = (torch.stack(made.logits, 1).float() / temperature).log_softmax(-1)  # [B, new, V]
     new = made.sequences[:, width:]
     chosen = scores.gather(-1, new.unsqueeze(-1)).squeeze(-1)  # [B, new]
@@ -203,26 +204,3 @@ def sample(
         end = next((i + 1 for i, token in enumerate(tokens) if token in stops), len(tokens))
         completions.append((tokens[:end], logprobs[:end]))
     return completions
-
-
-def _rollout(
-    env: Environment,
-    renderer: Renderer,
-    example: Example,
-    prompt: list[int],
-    tokens: list[int],
-    logprobs: list[float],
-    version: int,
-    cut_off: bool,
-    turn_limit: int,
-) -> Rollout:
-    reason = StopReason.MAX_TOKENS if cut_off else StopReason.STOP
-    message = {"role": "assistant", "content": renderer.parse_response(tokens).content}
-    messages = [*example.messages, message]
-    episode = Episode(example, messages, turns=1, stop_reason=reason)
-    rewards, _ = by_name(asyncio.run(env.score(episode)), episode.turns)
-    rows = Rows()
-    rows.turn(Completion(tokens, logprobs, [version] * len(tokens), cut_off, prompt))
-    total = sum(w * rewards.get(name, 0.0) for name, w in env.reward_weights.items())
-    sequences = rows.freeze()
-    return Rollout(sequences, messages, total, rewards, reason, 1, 0.0, turn_limit=turn_limit)

@@ -1,11 +1,11 @@
-"""Does every pair of choices from any two groups train, or is it refused with a sentence?
+"""Does every pair of choices from any two groups train, or does the check refuse it?
 
-    python -m benchmarks.compositions --page     asks the check, writes docs/compositions.md
-    python -m benchmarks.compositions            trains what it allows, one JSON line a run
+    python -m benchmarks.compositions --page     asks the check and writes docs/compositions.md
+    python -m benchmarks.compositions            trains what the check allows, one JSON line a run
 
-A covering set of runs (benchmarks/_covering.py) is trained for three steps each, on a tiny policy
-that was taught its environment here, through the very learner of a run: DeepSpeed engine,
-objective, plan, buffer, credit. Only vLLM is left out: the policy is sampled in this process.
+A covering set of runs (benchmarks/_covering.py) is trained for three steps each on a tiny policy,
+with a run's own learner: DeepSpeed engine, objective, plan, buffer and credit. vLLM is left out,
+because this process samples the policy itself.
 """
 
 import argparse
@@ -23,10 +23,10 @@ import torch
 
 from benchmarks._choices import ENVIRONMENTS, STEPS, Compositions, page
 from benchmarks._playing import Playground
-from rl.config.schema import Run
+from rl.dry_call.learn import completed
 from rl.learner.learner import Learner
 from rl.learner.ranks import Ranks
-from rl.run.folder import RunFolder
+from rl.runtime.folder import RunFolder
 from rl.weights.fingerprint import fingerprint
 
 REPO = Path(__file__).parents[1]
@@ -37,10 +37,10 @@ def train(config: dict[str, Any], playground: Playground, ranks: Ranks) -> list[
     """Take three steps; return the metrics of each.
 
     Raises:
-        AssertionError: a step was skipped, or the three together changed no weight.
+        AssertionError: a step was skipped, or no weight changed in three steps.
 
     """
-    run = Run(**config)
+    run = completed(config)
     if "path" in run.reference:
         run = replace(run, reference={**run.reference, "path": str(playground.teacher(run.env))})
     if "path" in run.sampler:
@@ -51,7 +51,7 @@ def train(config: dict[str, Any], playground: Playground, ranks: Ranks) -> list[
     learner = Learner(run, run_folder, ranks)
     before = fingerprint(learner.policy.weights())
     stats = [learner.update(playground.batch(run, learner, step)) for step in range(STEPS)]
-    assert not any(one["train/skipped"] for one in stats), "a step was not finite"
+    assert not any(one["train/skipped"] for one in stats), "a gradient was not finite"
     assert fingerprint(learner.policy.weights()) != before, "no weight changed"
     del learner
     gc.collect()
@@ -59,9 +59,9 @@ def train(config: dict[str, Any], playground: Playground, ranks: Ranks) -> list[
 
 
 def start_alone(folder: Path) -> Ranks:
-    """Join a world of one rank on CPU."""
+    """Join a process group of one rank on CPU."""
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", DS_ACCELERATOR="cpu")
-    torch.set_num_threads(1)  # small matrices, and two threads that wait for each other are slower
+    torch.set_num_threads(1)  # one thread is faster for matrices this small
     return Ranks.join(folder / "rendezvous", 60.0)
 
 
@@ -79,7 +79,7 @@ def train_all(compositions: Compositions, every: int) -> int:
             try:
                 stats = train(compositions.trained(row, environment), playground, ranks)
                 line |= {"loss": [round(one["train/loss"], 4) for one in stats]}
-            except Exception as error:  # noqa: BLE001 every run is tried
+            except Exception as error:  # noqa: BLE001 the other runs still train
                 line |= {"failed": f"{type(error).__name__}: {error}"}
                 failed += 1
             print(json.dumps({**line, "seconds": round(time.monotonic() - began, 2)}), flush=True)
@@ -89,7 +89,7 @@ def train_all(compositions: Compositions, every: int) -> int:
 def main() -> None:
     """Write the page, or train; exit status 1 if a run fails."""
     parser = argparse.ArgumentParser(description="Does every pair of choices train?")
-    parser.add_argument("--page", action="store_true", help="write docs/compositions.md, no more")
+    parser.add_argument("--page", action="store_true", help="only write docs/compositions.md")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="train every Nth run")
     arguments = parser.parse_args()
     compositions = Compositions()

@@ -1,57 +1,73 @@
-"""Runs the programs beside this file, keeps what they print, and writes docs/benchmarks.md.
+"""Run the programs beside this file, keep what they print, and write docs/benchmarks.md.
 
-    python -m benchmarks.page                               the page, of what was measured so far
-    python -m benchmarks.page updating "pushing --vllm"     these first; the others keep their day
-    python -m benchmarks.page --all                         every program: an hour, and 16 GiB
+    python -m benchmarks.page                               the page, from the kept measurements
+    python -m benchmarks.page updating "pushing --vllm"     run these first
+    python -m benchmarks.page --all                         run every program: an hour, and 16 GiB
 
-What a program printed lies in measured/<program>.jsonl, by its command; the same command replaces
-it. What a column means, beside whom we are measured and what is left out say the docstrings.
+measured/<program>.jsonl keeps one line a command; the same command replaces its line. The prose of
+a program's docstring is its section of the page.
 """
 
 import argparse
 import ast
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rl.run.commit import commit_of
+from rl.runtime.commit import commit_of
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "benchmarks.md"
-OWN_PAGE = "compositions"  # says yes or no, on a page of its own
+OWN_PAGE = "compositions"  # writes docs/compositions.md
+# Programs that were deleted when their question was answered; git has them at LAST_COMMIT.
+LAST_COMMIT = "27b8952"
+DELETED = {
+    "concurrency": "Episodes of wiki-search in flight in one rollouts process, vLLM scripted with "
+    "0.1 to 1 s a turn. `worst_lag_s`: the longest time the event loop was blocked.",
+    "hosts": "The tiny policy's steps on one host and on two hosts of a real Ray (loopback "
+    "addresses), median seconds. `of_one`: a step divided by one on a single host.",
+    "large": "A run of a Qwen3 with 440 M parameters on reverse-text with a checkpoint after every "
+    "step: median seconds, peak GiB of all processes of a component, shared pages shared.",
+    "lengths": "A step of 16,384 tokens in one micro-batch by row length. `MiB`: peak beyond what "
+    "stays resident. `of_shortest`: tokens a second divided by those of 512-token rows.",
+    "memory": "The estimate printed before a run beside the measured peak, without a GPU.",
+    "reporting": "Processor seconds of report.py for 12 arms x 5 seeds x 2,000 steps.",
+    "viewing": "Seconds of view.py with 100,000 rollouts: queries, then the page in Chromium.",
+}
 HEAD = """# Benchmarks
 
-Written by `python -m benchmarks.page`, which also runs a program again (`... page updating`;
-`make bench`: all of them). A program prints one JSON line a measurement, a row of its table here.
-A load is what else wanted the two cores (x86-64, bf16 without AMX) as it began; nothing was
-measured on a GPU. Where no peer is named, no other's program was measured; an empty cell was not
-kept. What was asked and concluded: docs/experiments.md. Which choices train together:
-docs/compositions.md.
+`python -m benchmarks.page` writes this page. `python -m benchmarks.page updating` runs a program
+again, `make bench` all of them. A program prints one JSON line a measurement, which is a row here.
+The machine has two cores (x86-64, bf16 without AMX) and no GPU; "a load of 4" counts the other
+processes that wanted them. An empty cell was not kept; `run` is the number of the command. The
+programs explain their columns in their docstrings, and docs/experiments.md has the conclusions.
 """
 
 Measurement = Mapping[str, Any]  # command, day, commit, load, lines
 
 
 def programs() -> list[str]:
-    """Return the names of all programs that measure something."""
+    """Return the names of all programs that write to this page."""
     names = [path.stem for path in sorted(HERE.glob("[!_]*.py"))]
     return [name for name in names if name not in (OWN_PAGE, Path(__file__).stem)]
 
 
 def measured(program: str) -> list[Measurement]:
-    """Return what is known of a program, a measurement for each command."""
+    """Return the kept measurements of a program, one for each command."""
     path = _kept(program)
     return list(map(json.loads, path.read_text().splitlines())) if path.exists() else []
 
 
 def measure(command: str) -> bool:
-    """Run `<program> [argument ...]` and keep what it prints, unless it fails; say whether not."""
+    """Run `<program> [argument ...]` and keep what it prints; return False if it fails."""
     program, *arguments = shlex.split(command)
     load = f"a load of {os.getloadavg()[0]:.0f}"
     ran = [sys.executable, "-m", f"benchmarks.{program}", *arguments]
@@ -60,7 +76,7 @@ def measure(command: str) -> bool:
         return False
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     day, commit = datetime.now(UTC).date().isoformat(), commit_of()
-    commit = commit[:7] + commit[40:]  # +uncommitted stays
+    commit = commit[:7] + commit[40:]  # the suffix +uncommitted stays
     fresh = {"command": command, "day": day, "commit": commit, "load": load, "lines": lines}
     others = [one for one in measured(program) if one["command"] != command]
     _kept(program).write_text("".join(json.dumps(one) + "\n" for one in [*others, fresh]))
@@ -68,23 +84,44 @@ def measure(command: str) -> bool:
 
 
 def page() -> str:
-    """Return the page: a chapter for each program, a table for each command."""
-    return "\n".join([HEAD, *("\n".join(_chapter(program)) for program in programs())])
+    """Return the page: a section for each program, a table for each command."""
+    deleted = f"# Deleted programs\n\nMeasured by programs that commit {LAST_COMMIT} still has.\n"
+    sections = ["\n".join(_section(name, _description(name))) for name in programs()]
+    old = ["\n".join(_deleted(name, text)) for name, text in DELETED.items()]
+    return "\n".join([HEAD, *sections, deleted, *old])
 
 
 def _kept(program: str) -> Path:
     return HERE / "measured" / f"{program}.jsonl"
 
 
-def _chapter(program: str) -> Iterator[str]:
+def _description(program: str) -> str:
+    """Return the docstring of a program without its indented examples."""
     docstring = ast.get_docstring(ast.parse((HERE / f"{program}.py").read_text())) or ""
-    yield from (f"## {program}", "", docstring, "")
-    for one in measured(program):
+    paragraphs = [p for p in docstring.split("\n\n") if not p.startswith("    ")]
+    # A sentence that ends in a colon introduces an example.
+    return " ".join(" ".join(re.sub(r"[^.]*:$", "", p) for p in paragraphs).split())
+
+
+def _section(program: str, text: str) -> Iterator[str]:
+    yield from (f"## {program}", "", textwrap.fill(text, 110), "")
+    kept = measured(program)
+    for one in kept:
         when = ", ".join(filter(None, (one["day"], one["commit"], one["load"])))
-        yield from (f"`python -m benchmarks.{one['command']}` ({when}):", "")
-        yield from (*_table(one["lines"]), "")
-    if not measured(program):
-        yield from (f"`python -m benchmarks.{program}`: no numbers are kept yet.", "")
+        yield f"- `python -m benchmarks.{one['command']}` ({when})"
+    if not kept:
+        yield f"- `python -m benchmarks.{program}`: no numbers are kept yet"
+        return
+    several = [{"run": i + 1} if len(kept) > 1 else {} for i in range(len(kept))]
+    lines = [run | line for run, one in zip(several, kept, strict=True) for line in one["lines"]]
+    yield from ("", *_table(lines), "")
+
+
+def _deleted(program: str, text: str) -> Iterator[str]:
+    kept = measured(program)
+    commands = "; ".join(f"`{one['command']}` ({one['day']}, {one['load']})" for one in kept)
+    yield from (textwrap.fill(f"**{program}**: {text} Commands: {commands}.", 110), "")
+    yield from (*_table([line for one in kept for line in one["lines"]]), "")
 
 
 def _table(lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -102,15 +139,15 @@ def _cell(value: Any) -> str:
 
 
 def main() -> None:
-    """Run what is asked for, write the page; exit status 1 if a program failed."""
+    """Run the commands, then write the page; exit with status 1 if a program failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("commands", nargs="*", metavar='"PROGRAM [ARGUMENT ...]"')
-    parser.add_argument("--all", action="store_true", help="every program, with its defaults")
+    parser.add_argument("--all", action="store_true", help="run every program with its defaults")
     asked = parser.parse_args()
     failed = [one for one in (programs() if asked.all else asked.commands) if not measure(one)]
     PAGE.write_text(page())
     if failed:
-        sys.exit(f"failed, so their numbers are older ones: {', '.join(failed)}")
+        sys.exit(f"these commands failed and keep their old numbers: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

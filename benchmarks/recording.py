@@ -1,80 +1,56 @@
-"""What the token record costs: an update that is recorded beside one that is not, and bytes.
+"""Measure what the token record adds to the processor time of an update, and its size.
 
     python -m benchmarks.recording [--env wiki-search] [--rows 256] [--repeats 5]
 
-The policy of an environment, rows of what its expert says, all of them recorded, one thread:
+The policy of an environment trains on rows of its expert, all recorded, with one thread. One line:
 
-    {"tokens": ..., "seconds": ..., "of_update": ..., "sampled_seconds": ...,
-     "bytes_per_token": ...}
+    {"tokens": ..., "seconds": ..., "of_update": ..., "sampled_seconds": ..., "bytes_per_token": 10}
 
-`tokens` are those that the policy chose. `of_update` is the processor time of a recorded update,
-its file included, as a part of the same update unrecorded; rounds take turns, and the median of
-their ratios counts. `sampled_seconds` is what the rollouts process spends on its file, in a thread.
+`tokens` counts the tokens that the policy chose. `of_update` is the processor time of a recorded
+update, its file included, divided by that of the same update without a record (median of ratios).
+`sampled_seconds` is the time in which the rollouts process writes its file, in a thread.
 """
 
-import argparse
 import json
-import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import torch
-
-from benchmarks._composing import compose
-from benchmarks.updating import batch_of, expert_rows, ratio
+from benchmarks.updating import batch_of, learning, parsed, ratio
 from envs.episode import Example, StopReason
-from rl.config.build import build
-from rl.config.schema import Run
 from rl.learner.learner import Learner
-from rl.learner.ranks import Ranks
 from rl.records import Credit, Group, RankBatch, Rollout
-from rl.rollouts.token_record import TokenRecord
-from rl.run.folder import RunFolder
-from rl.trainer.token_record import StepRecord
+from rl.rollouts.sampled_tokens import TokenRecord
+from rl.runtime.folder import RunFolder
+from rl.trainer.trained_tokens import StepRecord
 
 
 def cpu_seconds(work: Callable[[], object]) -> float:
-    """What this process computed: a few per cent are less than what others on the machine cost."""
+    """Return processor seconds, because other processes disturb the wall clock by some percent."""
     began = time.process_time()
     work()
     return time.process_time() - began
 
 
 def group_of(rows: list[Any]) -> Group:
-    """One group of a rollout for each row."""
+    """Return one group with a rollout for each row."""
     rollouts = tuple(Rollout((row,), [], 0.0, {}, StopReason.STOP, 1, 0.0) for row in rows)
     return Group(0, Example(0, "none", []), 0, rollouts, (Credit(0.0, (0.0,)),) * len(rows))
 
 
 def recorded_update(learner: Learner, batch: RankBatch, run_folder: RunFolder) -> None:
-    """What a rank does with a batch that is recorded."""
+    """Update and record a batch as a rank does."""
     record = StepRecord(batch)
     learner.update(batch, record.observe)
     record.write(run_folder, 0)
 
 
 def main() -> None:
-    """Measure, and print."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--env", default="wiki-search")
-    parser.add_argument("--rows", type=int, default=256)
-    parser.add_argument("--repeats", type=int, default=5)
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-    run = Run(**compose([f"env={arguments.env}", "trainer.num_threads=1"]))
-    with tempfile.TemporaryDirectory() as name:
-        run_folder = RunFolder(Path(name))
-        model = build(run.model)()
-        folder = model.prepare(run_folder.built_model)
-        run_folder.set_model(folder)
-        learner = Learner(run, run_folder, Ranks.join(run_folder.path / "rendezvous", 60.0))
-        rows = expert_rows(run, model, folder, arguments.rows)
+    """Measure, then print one line."""
+    arguments = parsed()
+    with learning(arguments) as (run, run_folder, learner, rows):
         group, everything = group_of(rows), TokenRecord(num_groups=None)
         batch = batch_of(run, rows, 0.0)
         recorded = replace(batch, record_ids=everything.ids([group], [group]))

@@ -1,16 +1,15 @@
-"""How many episodes a second one rollouts process plays, on one vLLM and on two.
+"""Measure how many episodes a second one rollouts process plays on one vLLM and on two.
 
     python -m benchmarks.replicas [--episodes 100 1000 10000]
 
-Scripted servers (tests/support), each a process of its own, answer at once, so what is measured is
-ours: routing, HTTP, decoding, playing several turns of alphabet-sort. One JSON line each:
+Scripted servers (tests/support), each in its own process, answer at once, so the numbers show our
+routing, HTTP, decoding and playing of alphabet-sort. One JSON line each:
 
     {"episodes": 1000, "replicas": 2, "episodes_per_s": ..., "of_one": ..., "of_bare_loop": ...}
 
-`of_one` is that rate as a part of the rate on one replica, `of_bare_loop` the requests a second as
-a part of those of a loop that posts the same requests to one server and reads the JSON. Where the
-cores are fewer than the processes, two replicas cannot be faster: then `of_one` says what routing
-costs.
+`of_one` divides the rate by that on one replica. With fewer cores than processes two replicas
+cannot be faster, so `of_one` then shows the cost of routing. `of_bare_loop` divides the requests a
+second by those of a loop that posts the same requests to one server and reads the JSON.
 """
 
 import argparse
@@ -28,18 +27,20 @@ import aiohttp
 
 from benchmarks._composing import compose
 from rl.config.build import build
+from rl.config.nodes import replica_names
 from rl.config.schema import Run
+from rl.dry_call.learn import completed
 from rl.inference.client import VLLMClient
-from rl.inference.listening import Listening
 from rl.inference.live_version import LiveVersion
 from rl.inference.replica import Replica
 from rl.inference.router import Group, Router
 from rl.inference.routes import VLLMRoutes, wait_until_healthy
-from rl.inference.server import vllm_process
+from rl.inference.server import ServedPolicy, vllm_process
 from rl.model.tokenizer import load_renderer
-from rl.run.child import Child, Reaper
-from rl.run.folder import RunFolder
-from rl.run.open_files import raise_open_files
+from rl.runtime.child import Child, Reaper
+from rl.runtime.devices import raise_open_files
+from rl.runtime.folder import RunFolder
+from rl.runtime.network import Address
 from rl.sampling.player import Player
 from rl.sampling.renderer_chat import RendererChat
 from tests.support.scripted_vllm import ScriptedVLLM
@@ -51,10 +52,12 @@ _START_S = 60.0
 
 @contextmanager
 def served(folder: RunFolder, number: int) -> Iterator[list[Replica]]:
-    """That many scripted servers, for as long as the block lasts."""
-    server = ScriptedVLLM(replicas=number, listen="unix", startup_timeout=_START_S, args={})
+    """Start `number` scripted servers, and end them with the block."""
+    server: Any = ScriptedVLLM(replicas=number, listen="unix", startup_timeout=_START_S, args={})
     folder.private.make()
-    replicas = Listening(folder).replicas(server)  # pyright: ignore[reportArgumentType]
+    names = replica_names(number)
+    replicas = [Replica(name, Address(path=folder.private.vllm_socket_of(name))) for name in names]
+    policy = ServedPolicy(dtype="float32", max_seq_len=512, seed=0)
     with ExitStack() as stack:
         stack.callback(folder.private.clear)
         reaper = stack.enter_context(Reaper())
@@ -63,10 +66,7 @@ def served(folder: RunFolder, number: int) -> Iterator[list[Replica]]:
                 server,  # pyright: ignore[reportArgumentType]
                 folder,
                 replica,
-                dtype="float32",
-                max_seq_len=512,
-                seed=0,
-                adapter=None,
+                policy,
             )
             log = folder.log_of(replica.name)
             stack.enter_context(Child(replica.name, command, log=log, reaper=reaper, env=env))
@@ -78,14 +78,14 @@ def served(folder: RunFolder, number: int) -> Iterator[list[Replica]]:
 
 
 class Recording(VLLMClient):
-    """Keeps the bodies of all requests."""
+    """Keep the bodies of all requests."""
 
     bodies: list[dict[str, Any]]
 
     async def ask(
         self, path: str, body: dict[str, Any], read: Callable[[Any], T], group: Group, n: int = 0
     ) -> T:
-        """Ask."""
+        """Send the request and keep its body."""
         self.bodies.append(body)
         return await super().ask(path, body, read, group, n)
 
@@ -93,7 +93,7 @@ class Recording(VLLMClient):
 async def play(
     run: Run, folder: RunFolder, replicas: list[Replica], num_episodes: int
 ) -> tuple[float, list[dict[str, Any]]]:
-    """Play all at once; return the seconds that took, and the requests."""
+    """Play all episodes at once; return the seconds and the requests."""
     env, sampler = build(run.env)(), build(run.sampler)()
     sampler = replace(sampler, rollout_timeout=3600.0, max_tokens=64)
     renderer = load_renderer(folder.model(), build(run.model)().renderer)
@@ -115,7 +115,7 @@ async def play(
 
 
 async def bare_loop(replica: Replica, bodies: list[dict[str, Any]]) -> float:
-    """Post the requests to one server, all at once, and read the JSON; return the seconds."""
+    """Post all requests to one server at once, read the JSON, and return the seconds."""
     connector = aiohttp.UnixConnector(path=str(replica.address.path), limit=100)
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession("http://x", connector=connector, timeout=timeout) as session:
@@ -131,12 +131,12 @@ async def bare_loop(replica: Replica, bodies: list[dict[str, Any]]) -> float:
 
 
 def main() -> None:
-    """Measure."""
+    """Measure every number of episodes on one replica and on two."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--episodes", type=int, nargs="*", default=[100, 1000, 10_000])
     counts = parser.parse_args().episodes
     raise_open_files()
-    run = Run(**compose(["env=alphabet-sort", "model.warm_start=null"]))
+    run = completed(compose(["env=alphabet-sort", "model.warm_start=null"]))
     with tempfile.TemporaryDirectory() as path:
         folder = RunFolder(Path(path))
         folder.set_model(build(run.model)().prepare(folder.built_model))

@@ -1,11 +1,10 @@
-"""How many tokens a second reach the trainer's side, beside what vLLM samples without anybody.
+"""Compare the tokens a second that reach the trainer with what vLLM samples alone.
 
     python -m benchmarks.sampling [--groups 32] [--group-size 16] [--repeats 3]
 
-The limit: vLLM's own offline `LLM.generate`, all prompts handed over at once. Ours: the same ones
-through server, socket, client, parser and reward, all groups at once, as the dispatcher has them.
-Same model, lengths and flags, one after the other on an otherwise idle machine; the best round of
-each counts. One JSON line each:
+`vllm offline` is vLLM's own `LLM.generate` with all prompts at once. `offbyone` sends the same
+prompts through server, socket, client, parser and reward, all groups at once. Both use the same
+model, lengths and flags, one after the other. The best round of each counts. One JSON line each:
 
     {"who": "vllm offline", "tokens": ..., "seconds": ..., "tokens_per_s": ...}
     {"who": "offbyone", "tokens": ..., "seconds": ..., "tokens_per_s": ..., "of_offline": ...}
@@ -27,36 +26,35 @@ from envs.episode import Example
 from envs.protocol import Environment
 from rl.config.build import build
 from rl.config.schema import Run
+from rl.dry_call.learn import completed
 from rl.inference.live_version import LiveVersion
 from rl.inference.router import Router
-from rl.inference.server import VLLMServer, only_replica, serving
+from rl.inference.server import ServedPolicy, VLLMServer, only_replica, serving
 from rl.model.tokenizer import load_renderer
-from rl.placement.placement import placement
-from rl.placement.settings import settled
-from rl.run.devices import this_host
-from rl.run.folder import RunFolder
+from rl.runtime.folder import RunFolder
 from rl.sampling.chat import ChatSetting
 from rl.sampling.player import Player
+from rl.supervisor.resolve import placed
 
 VERSION = 0
 
 
 def measured(who: str, rounds: list[tuple[int, float]]) -> dict[str, Any]:
-    """The round with the most tokens a second."""
+    """Return the line of the round with the most tokens a second."""
     tokens, seconds = max(rounds, key=lambda one: one[0] / one[1])
     rate = round(tokens / seconds)
     return {"who": who, "tokens": tokens, "seconds": round(seconds, 2), "tokens_per_s": rate}
 
 
 def offline(task: dict[str, Any]) -> None:
-    """Sample with `LLM` in this process; the result goes to the file that the task names."""
+    """Sample with `LLM` in this process, and write the result to the file of the task."""
     from vllm import LLM, SamplingParams
 
     engine = LLM(**task["engine"])
     sampling = SamplingParams(**task["sampling"])
     prompts: list[Any] = [{"prompt_token_ids": ids} for ids in task["prompts"]]
     rounds = []
-    for _ in range(task["repeats"] + 1):  # the first warms up
+    for _ in range(task["repeats"] + 1):  # the first round warms up
         began = time.perf_counter()
         outputs = engine.generate(prompts, sampling, use_tqdm=False)
         seconds = time.perf_counter() - began
@@ -67,7 +65,7 @@ def offline(task: dict[str, Any]) -> None:
 async def play_rounds(
     run: Run, run_folder: RunFolder, env: Environment, examples: list[Example], repeats: int
 ) -> tuple[dict[str, Any], list[list[int]]]:
-    """Play all groups at once, through the server; return also the prompts that were sent."""
+    """Play all groups at once through the server; return the line and the prompts sent."""
     sampler = build(run.sampler)()
     setting = ChatSetting(
         sampler=sampler,
@@ -83,7 +81,7 @@ async def play_rounds(
     async with build(run.client)().connect(setting) as chat:
         opened = [await chat.open(list(e.messages), env.tool_specs) for e in examples]
         player = Player(sampler, env, chat)
-        for _ in range(repeats + 1):  # the first warms up
+        for _ in range(repeats + 1):  # the first round warms up
             began = time.perf_counter()
             groups = await asyncio.gather(
                 *(player.play_group(i, e, run.group_size) for i, e in enumerate(examples))
@@ -97,23 +95,17 @@ async def play_rounds(
 def through_server(
     run: Run, run_folder: RunFolder, groups: int, repeats: int
 ) -> tuple[dict[str, Any], list[list[int]]]:
-    """Start vLLM as a run does, and measure."""
+    """Start vLLM as a run does, and measure through it."""
     env: Environment = build(run.env)()
     examples = list(env.examples("train")[:groups])
-    with serving(
-        build(run.inference)(),
-        run_folder,
-        dtype=run.model["dtype"],
-        max_seq_len=run.max_seq_len,
-        seed=run.seed,
-        adapter=None,
-    ) as vllm:
+    policy = ServedPolicy(dtype=run.model.dtype, max_seq_len=run.max_seq_len, seed=run.seed)
+    with serving(build(run.inference)(), run_folder, policy) as vllm:
         vllm.set_version(VERSION)
         return asyncio.run(play_rounds(run, run_folder, env, examples, repeats))
 
 
 def main() -> None:
-    """Ours first, then the same prompts offline."""
+    """Measure through the server first, then the same prompts offline."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--groups", type=int, default=32)
     parser.add_argument("--group-size", type=int, default=16)
@@ -125,7 +117,7 @@ def main() -> None:
         return
     size = arguments.group_size
     config = compose([f"group_size={size}", f"batch_size={size * arguments.groups}"])
-    run = Run(**settled(config, placement(config, [this_host()])))
+    run = placed(completed(config)).run
     with tempfile.TemporaryDirectory() as name:
         run_folder, task = RunFolder(Path(name) / "run"), Path(name) / "task.json"
         result = task.with_name("result.json")
@@ -137,11 +129,11 @@ def main() -> None:
         given = {
             "engine": {
                 "model": str(run_folder.model()),
-                "dtype": run.model["dtype"],
+                "dtype": run.model.dtype,
                 "max_model_len": run.max_seq_len,
                 "logprobs_mode": "processed_logprobs",
                 "load_format": "dummy",
-                **run.inference["args"],
+                **(run.inference.args or {}),
             },
             "sampling": {
                 "n": size,
@@ -157,19 +149,15 @@ def main() -> None:
         }
         task.write_text(json.dumps(given))
         server: VLLMServer = build(run.inference)()
-        # A process of its own: what ours has allocated and started must not slow the limit down.
+        # Use another process, so that our memory and threads do not slow down the reference.
         subprocess.run(
             [sys.executable, "-m", "benchmarks.sampling", "--offline", str(task)],
             env={**os.environ, **server.environment(adapter=None)},
             check=True,
         )
         limit = json.loads(result.read_text())
-    print(json.dumps(limit))
-    print(
-        json.dumps(
-            {**online, "of_offline": round(online["tokens_per_s"] / limit["tokens_per_s"], 3)}
-        )
-    )
+    online["of_offline"] = round(online["tokens_per_s"] / limit["tokens_per_s"], 3)
+    print(json.dumps(limit), json.dumps(online), sep="\n")
 
 
 if __name__ == "__main__":

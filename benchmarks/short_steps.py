@@ -1,15 +1,14 @@
-"""Short steps beside a single-process trainer that generates in its own process, TRL's GRPO.
+"""Compare short steps with TRL's GRPO, which generates and trains in a single process.
 
-    pip install --no-deps trl        once; it is not among this project's packages
+    pip install --no-deps trl        once, because it is not in the locks
     python -m benchmarks.short_steps [--tokens 5] [--rounds 3] [--steps 15] [k=v ...]
 
-The same weights, prompts and settings in float32: 256 completions a step, one update of all of
-them. Both in turns. One JSON line: medians of the seconds of a step, and of the rounds' ratios:
+Both train the same weights in float32 on the same prompts, 256 completions a step and one update,
+in alternating rounds. TRL generates with transformers' `generate`. One JSON line of medians:
 
     {"tokens": 5, "ours": ..., "generation": ..., "update": ..., "single": ..., "of_single": ...}
 
-`generation` is our wait for a batch. The peer generates without vLLM, with transformers' `generate`
-as TRL calls it; what is smaller than 1 in `of_single` is faster than it.
+`generation` is the time our trainer waits for a batch; `of_single` below 1: offbyone is faster.
 """
 
 import argparse
@@ -24,16 +23,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from rl.run.folder import RunFolder
-from rl.run.metrics import column, read_metrics
+from rl.runtime.folder import RunFolder
+from rl.runtime.metrics import column, read_metrics
 
 REPO = Path(__file__).parents[1]
 _BATCH, _GROUP = 256, 16
-_FIRST = 3  # steps that are not counted: kernels and caches are made in them
+_FIRST = 3  # steps that do not count, because they compile kernels and fill caches
 
 
 def ours(folder: Path, arguments: argparse.Namespace, name: str) -> dict[str, float]:
-    """Train with the real vLLM; return the medians of a step and its parts."""
+    """Train with the real vLLM; return the median seconds of a step and of its stages."""
     settings = [
         *(f"output_dir={folder}", f"run_name={name}", f"max_steps={arguments.steps}"),
         *(f"batch_size={_BATCH}", f"group_size={_GROUP}", "optim.learning_rate=1e-6"),
@@ -48,7 +47,7 @@ def ours(folder: Path, arguments: argparse.Namespace, name: str) -> dict[str, fl
 
 
 def single(folder: Path, arguments: argparse.Namespace, name: str) -> float:
-    """Train with TRL in a process of its own; return the median of a step."""
+    """Train with TRL in another process; return the median seconds of a step."""
     run = RunFolder(folder / name)
     first = (json.loads(line) for line in (run.path / "rollouts/step_000000.jsonl").open())
     peer = {
@@ -65,20 +64,16 @@ def single(folder: Path, arguments: argparse.Namespace, name: str) -> float:
 
 
 def peer(model: str, prompts: list[Any], tokens: int, steps: int) -> float:
-    """Be the peer: return the median of its steps."""
+    """Train with TRL in this process; return the median seconds of a step."""
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-
-    try:
-        from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        sys.exit(f"the peer is TRL, which is not installed ({error}): pip install --no-deps trl")
+    from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports]
 
     ended: list[float] = []
 
     class Clock(TrainerCallback):
-        """Notes when each step has ended."""
+        """Store the time at which each step ends."""
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
             ended.append(time.perf_counter())
@@ -111,7 +106,7 @@ def peer(model: str, prompts: list[Any], tokens: int, steps: int) -> float:
 
 
 def main() -> None:
-    """Let both train in turns, and print what came out."""
+    """Let both train in alternating rounds, then print the medians."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--tokens", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=3)

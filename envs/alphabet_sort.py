@@ -1,9 +1,9 @@
-"""Keep a list of names in alphabetical order while more of them come: several turns.
+"""Keep a list of names in alphabetical order while names are added: several turns.
 
     sort: dob an kit   ->   an dob kit          add: fe   ->   an dob fe kit
 
-Every answer is the whole list, names apart by spaces. Names are made-up strings of a-z, drawn by
-fixed seeds; no list of the eval split occurs in training or in demonstrations.
+Every answer is the whole list, separated by spaces. Names are made-up strings of a-z, drawn by
+fixed seeds. No list of the eval split occurs in training or in demonstrations.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,10 +16,11 @@ from string import ascii_lowercase
 
 from envs.episode import Episode, Example, Split
 from envs.messages import Message, assistant, user
+from envs.options import check_at_least, check_range
 from envs.protocol import Environment, checked_weights
 
 REWARDS = ("exact", "similarity")
-Names = list[list[str]]  # [turns][names that are new]
+Names = list[list[str]]  # [turns][new names]
 
 
 class AlphabetSort(Environment):
@@ -41,24 +42,13 @@ class AlphabetSort(Environment):
         num_eval: int,
         reward_weights: Mapping[str, float],
     ) -> None:
-        if not 1 <= min_turns <= max_turns:
-            raise ValueError(
-                f"min_turns={min_turns}, max_turns={max_turns}: an episode needs at least one turn "
-                "and min_turns may not exceed max_turns"
-            )
-        if not 1 <= min_length <= max_length:
-            raise ValueError(
-                f"min_length={min_length}, max_length={max_length}: a name needs at least one "
-                "letter and min_length may not exceed max_length"
-            )
-        if min(num_names, names_per_turn, num_train, num_eval) < 1:
-            raise ValueError(
-                f"num_names={num_names}, names_per_turn={names_per_turn}, num_train={num_train}, "
-                f"num_eval={num_eval}: at least 1 each, please"
-            )
+        check_range(min_turns=min_turns, max_turns=max_turns)
+        check_range(min_length=min_length, max_length=max_length)
+        check_at_least(1, num_names=num_names, names_per_turn=names_per_turn)
+        check_at_least(1, num_train=num_train, num_eval=num_eval)
         most = num_names + (max_turns - 1) * names_per_turn
         capacity = sum(len(ascii_lowercase) ** n for n in range(min_length, max_length + 1))
-        if capacity < 4 * most:  # drawing anew until all differ ends soon
+        if capacity < 4 * most:  # so that drawing until all names differ ends soon
             raise ValueError(
                 f"{most} different names an episode are too many for the {capacity} that have "
                 f"{min_length} to {max_length} letters: raise max_length or ask for fewer"
@@ -88,17 +78,17 @@ class AlphabetSort(Environment):
     async def reply(
         self,
         episode: Episode,
-        message: Message,  # noqa: ARG002 whatever was said, the next names come
+        message: Message,  # noqa: ARG002 (the next names do not depend on the answer)
     ) -> list[Message] | None:
-        """The names of the next turn; None after the last."""
+        """Return the names of the next turn; None after the last."""
         names = episode.example.info["names"]
         return [_question(names, episode.turns)] if episode.turns < len(names) else None
 
     async def score(self, episode: Episode) -> dict[str, list[float]]:
-        """Return each turn's part of a mean over all turns of the example, played or not.
+        """Return each turn's share of a mean over all turns of the example, played or not.
 
-        exact: whether its list is right.
-        similarity: how alike the lists are, in 0..1, to the power of similarity_power.
+        exact: 1 if the list is right. similarity: the similarity of the two lists, in 0..1, to the
+        power of similarity_power.
         """
         answers = _answers(episode.example.info["names"])
         turns = [m["content"] or "" for m in episode.messages if m["role"] == "assistant"]
@@ -111,16 +101,12 @@ class AlphabetSort(Environment):
         }
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield whole conversations about fresh names, for ever."""
-        held_out = {str(names) for names in self._eval_lists}
+        """Yield whole conversations about new lists, without end."""
         while True:
-            names = self._draw(rng)
-            if str(names) not in held_out:
-                turns = enumerate(_answers(names))
-                pairs = [
-                    (_question(names, turn), assistant(" ".join(right))) for turn, right in turns
-                ]
-                yield [message for pair in pairs for message in pair]
+            names = self._draw_train(rng)
+            turns = enumerate(_answers(names))
+            pairs = [(_question(names, turn), assistant(" ".join(right))) for turn, right in turns]
+            yield [message for pair in pairs for message in pair]
 
     @cached_property
     def _eval_lists(self) -> list[Names]:
@@ -129,19 +115,25 @@ class AlphabetSort(Environment):
 
     @cached_property
     def _train_lists(self) -> list[Names]:
-        held_out, rng = {str(names) for names in self._eval_lists}, Random("alphabet-sort/train")
-        lists: list[Names] = []
-        while len(lists) < self._num_train:
+        rng = Random("alphabet-sort/train")
+        return [self._draw_train(rng) for _ in range(self._num_train)]
+
+    @cached_property
+    def _held_out(self) -> set[str]:
+        return {str(names) for names in self._eval_lists}
+
+    def _draw_train(self, rng: Random) -> Names:
+        """Return the names of an episode that is not in the eval split."""
+        while True:
             names = self._draw(rng)
-            if str(names) not in held_out:
-                lists.append(names)
-        return lists
+            if str(names) not in self._held_out:
+                return names
 
     def _draw(self, rng: Random) -> Names:
         """Return the names of an episode, all different."""
         turns = rng.choice(self._turns)
         count = self._num_names + (turns - 1) * self._names_per_turn
-        drawn: dict[str, None] = {}  # a set that keeps its order
+        drawn: dict[str, None] = {}  # a dict as an ordered set
         while len(drawn) < count:
             drawn["".join(rng.choices(ascii_lowercase, k=rng.randint(*self._lengths)))] = None
         names, step = list(drawn), self._names_per_turn

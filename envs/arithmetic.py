@@ -2,8 +2,8 @@
 
     3 + 4 =   ->   7          3 - 4 =   ->   -1
 
-There are only so many questions (1323 for operands up to 20 and three operators), so the training
-split repeats them when it is longer; the eval questions are distinct and never occur in it.
+The number of questions is finite (1323 for operands up to 20 and three operators), so a longer
+training split repeats them. The eval questions are distinct and never occur in training.
 """
 
 import operator
@@ -13,7 +13,8 @@ from itertools import cycle, islice
 from random import Random
 
 from envs.episode import Episode, Example, Split
-from envs.messages import Message
+from envs.messages import Message, assistant, user
+from envs.options import check_at_least
 from envs.protocol import Environment, checked_weights
 
 OPERATORS: dict[str, Callable[[int, int], int]] = {
@@ -38,16 +39,12 @@ class Arithmetic(Environment):
         num_eval: int,
         reward_weights: Mapping[str, float],
     ) -> None:
-        if max_operand < 0:
-            raise ValueError(f"max_operand={max_operand}: operands lie in 0..max_operand")
+        check_at_least(0, max_operand=max_operand)
         if not operators or set(operators) - set(OPERATORS) or len(set(operators)) < len(operators):
             raise ValueError(
                 f"operators={list(operators)}: list one or more of {' '.join(OPERATORS)}, each once"
             )
-        if num_train < 1 or num_eval < 1:
-            raise ValueError(
-                f"num_train={num_train}, num_eval={num_eval}: no split can do without a question"
-            )
+        check_at_least(1, num_train=num_train, num_eval=num_eval)
         self._num_questions = len(operators) * (max_operand + 1) ** 2
         if num_eval >= self._num_questions:
             raise ValueError(
@@ -61,26 +58,25 @@ class Arithmetic(Environment):
 
     def examples(self, split: Split) -> list[Example]:
         numbers = self._eval_numbers if split == "eval" else self._train_numbers
-        examples = []
-        for i, number in enumerate(numbers):
-            message, answer = self._question(number)
-            info = {"answer": answer}
-            examples.append(Example(id=i, env=self.name, messages=[message], info=info))
-        return examples
+        questions = map(self._question, numbers)
+        return [
+            Example(id=i, env=self.name, messages=[message], info={"answer": answer})
+            for i, (message, answer) in enumerate(questions)
+        ]
 
     async def score(self, episode: Episode) -> dict[str, float]:
-        """Return correct, 1 where the answer is the number and nothing else."""
+        """Return correct: 1 if the answer is the number and nothing else."""
         completion = episode.text.rpartition("</think>")[2].strip()
         return {"correct": float(completion == episode.example.info["answer"])}
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield questions outside the eval split with their answer, for ever."""
+        """Yield questions outside the eval split with their answer, without end."""
         held_out = set(self._eval_numbers)
         while True:
             number = rng.randrange(self._num_questions)
             if number not in held_out:
                 message, answer = self._question(number)
-                yield [message, {"role": "assistant", "content": answer}]
+                yield [message, assistant(answer)]
 
     @cached_property
     def _eval_numbers(self) -> list[int]:
@@ -95,8 +91,8 @@ class Arithmetic(Environment):
         return list(islice(cycle(distinct), self._num_train))
 
     def _question(self, number: int) -> tuple[Message, str]:
-        """Return the prompt and the answer of question `number` of all there are."""
+        """Return prompt and answer of question `number` of all possible questions."""
         number, b = divmod(number, self._max_operand + 1)
         which, a = divmod(number, self._max_operand + 1)
         sign = self._operators[which]
-        return {"role": "user", "content": f"{a} {sign} {b} ="}, str(OPERATORS[sign](a, b))
+        return user(f"{a} {sign} {b} ="), str(OPERATORS[sign](a, b))

@@ -1,124 +1,160 @@
-"""Functions out of a configuration, given what the code supplies by name.
+"""Connect the functions and objects of a configuration by the names of parameters.
 
     def search(query: str, index: Index, *, limit: int) -> str: ...
-               |           |               '- a knob, from YAML
-               |           '- an object, found by its name or by a binding (envs/objects.py)
-               '- from the policy, who sees nothing else of it
+               |           |               '- an option, from YAML
+               |           '- an object, found by its name or by a binding
+               '- from the policy, which sees no other parameter
 
-What stands before the `*` is supplied and what stands behind it comes from YAML, as everywhere.
+    shared:       {index: {_target_: my_package.load_index, path: index.json}}    made once a run
+    per_episode:  {notes: {_target_: my_package.Notes}}                           made per episode
+
+Parameters before the `*` are supplied, parameters after it come from YAML. A function is called to
+make its object, a class is constructed. Per episode, a function is called again, with the `episode`
+if it takes one, and an object of a class is copied. Its method `close` is called when the episode
+ends.
 """
 
 import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import wraps
+from contextlib import ExitStack, contextmanager
+from copy import deepcopy
+from functools import cached_property, partial, wraps
 from pathlib import Path
 from typing import Any
 
 from envs import threads
 from envs.episode import Episode
-from envs.objects import Objects
 from envs.tools import EPISODE, Function, ToolError, supplied, unwrapped
 
 Reward = Callable[[Episode], Any]
+_MEMORY = "objects"  # key of Episode.memory
 
 
 class PartFailed(RuntimeError):
-    """A tool or a reward raised; the message says which, and where."""
+    """A tool or a reward raised. The message names it and its line."""
 
 
-def bindings_of(
-    name: str, function: Function, bindings: Mapping[str, str], objects: Objects
-) -> dict[str, str]:
-    """Return which object each parameter gets: what `bindings` says, else that of its name.
+class Objects:
+    """The objects that tools and rewards take, by name."""
 
-    Args:
-        name: of the tool or the reward, as `bindings` knows it.
+    def __init__(self, shared: Mapping[str, Any], per_episode: Mapping[str, Any]) -> None:
+        self._shared, self._per_episode = dict(shared), dict(per_episode)
+        self.names = [*shared, *per_episode]
 
-    """
-    parameters = supplied(function)
-    given = {p: bindings.get(f"{name}.{p}", p) for p in parameters}
-    return {parameter: known for parameter, known in given.items() if known in objects.names}
+    @cached_property
+    def made(self) -> dict[str, Any]:
+        """The shared objects, made at the first access."""
+        return {
+            name: value() if isinstance(value, partial) else value
+            for name, value in self._shared.items()
+        }
+
+    async def get(self, name: str, episode: Episode) -> Any:
+        """Return the object of this name. Create it first if every episode has its own."""
+        if name in self._shared:
+            return self.made[name]
+        own: dict[str, Any] = episode.memory.setdefault(_MEMORY, {})
+        if name not in own:
+            value = self._per_episode[name]
+            if isinstance(value, partial):
+                arguments = [episode] if EPISODE in supplied(value) else []
+                own[name] = await threads.call(value, *arguments)
+            else:
+                own[name] = deepcopy(value)
+        return own[name]
+
+    def close(self, episode: Episode) -> None:
+        """Close all objects of the episode, the newest first. Raise the last error at the end."""
+        with ExitStack() as stack:
+            for value in episode.memory.pop(_MEMORY, {}).values():
+                if callable(close := getattr(value, "close", None)):
+                    stack.callback(close)
 
 
-def check_bindings(
-    bindings: Mapping[str, str], functions: Iterable[tuple[str, Function]], objects: Objects
-) -> None:
-    """Raise ValueError, one sentence, where a binding binds nothing to nothing."""
-    targets = [f"{name}.{p}" for name, part in functions for p in supplied(part)]
-    for target, name in bindings.items():
-        if target not in targets:
+class Binder:
+    """Gives each tool and each reward the objects that its parameters name."""
+
+    def __init__(self, bindings: Mapping[str, str], objects: Objects) -> None:
+        self._bindings, self._objects = bindings, objects
+
+    def _given(self, name: str, function: Function) -> dict[str, str]:
+        """Return parameter -> object: what `bindings` says, or the object of the same name."""
+        given = {p: self._bindings.get(f"{name}.{p}", p) for p in supplied(function)}
+        return {p: target for p, target in given.items() if target in self._objects.names}
+
+    def check(self, functions: Iterable[tuple[str, Function]]) -> None:
+        """Raise ValueError if a binding has no parameter or no object, or an object has no user."""
+        functions, names = list(functions), self._objects.names
+        targets = [f"{name}.{p}" for name, function in functions for p in supplied(function)]
+        for target, name in self._bindings.items():
+            if target not in targets:
+                raise ValueError(
+                    f"bindings names {target}, which is no parameter of a tool or a reward: there "
+                    f"are {', '.join(targets) or 'none'}"
+                )
+            if name not in names:
+                raise ValueError(
+                    f"bindings.{target}={name}, but there is no such object: shared and "
+                    f"per_episode have {', '.join(names) or 'none'}"
+                )
+        taken = {v for name, function in functions for v in self._given(name, function).values()}
+        if useless := set(names) - taken | set(names) & {EPISODE}:
             raise ValueError(
-                f"bindings names {target}, which is no parameter of a tool or a reward: there are "
-                f"{', '.join(targets) or 'none'}"
-            )
-        if name not in objects.names:
-            raise ValueError(
-                f"bindings.{target}={name}, but there is no such object: shared and per_episode "
-                f"have {', '.join(objects.names) or 'none'}"
-            )
-
-
-def bound_tool(function: Function, bindings: Mapping[str, str], objects: Objects) -> Function:
-    """Return a tool as envs/tools.py wants it: objects and knobs are given, and unseen."""
-    inner = unwrapped(function)
-    if not inspect.isroutine(inner):
-        raise ValueError(f"tools: {type(inner).__name__} is a class, and a tool is a function")
-    given = bindings_of(inner.__name__, function, bindings, objects)
-    shown = {name: p for name, p in supplied(function).items() if name not in given}
-    takes_episode = EPISODE in shown
-
-    @wraps(inner)
-    async def tool(episode: Episode, **arguments: Any) -> Any:
-        with _naming(f"the tool {inner.__name__}", inner):
-            known = {name: await objects.get(value, episode) for name, value in given.items()}
-            if takes_episode:
-                known[EPISODE] = episode
-            return await threads.call(function, **arguments, **known)
-
-    # The schema that the policy reads is made from these: what is shared or a knob is not in it.
-    episode = inspect.Parameter(EPISODE, inspect.Parameter.KEYWORD_ONLY)
-    seen = [p for name, p in shown.items() if name != EPISODE]
-    tool.__signature__ = inspect.Signature([*seen, episode])  # pyright: ignore
-    hints = inspect.get_annotations(inner)
-    tool.__annotations__ = {name: hints[name] for name in shown if name in hints}
-    return tool
-
-
-def bound_reward(
-    name: str, function: Function, bindings: Mapping[str, str], objects: Objects
-) -> Reward:
-    """Return a reward that wants nothing but the episode.
-
-    Raises:
-        ValueError: it takes something that is neither the episode nor an object.
-
-    """
-    parameters = supplied(function)
-    given = bindings_of(name, function, bindings, objects)
-    for parameter, declared in parameters.items():
-        if parameter not in (EPISODE, *given) and declared.default is declared.empty:
-            raise ValueError(
-                f"rewards.{name} takes {parameter!r}, which is neither the episode nor shared "
-                f"({', '.join(objects.names) or 'nothing is'}): add it to shared, or put it behind "
-                "a *, where YAML sets it"
+                f"shared names {sorted(useless)}, which no tool and no reward takes: give one a "
+                "parameter of that name, before any *, or a binding"
             )
 
-    async def reward(episode: Episode) -> Any:
-        with _naming(f"the reward {name}", unwrapped(function)):
-            known = {key: await objects.get(value, episode) for key, value in given.items()}
-            if EPISODE in parameters:
-                known[EPISODE] = episode
-            return await threads.call(function, **known)
+    def tool(self, function: Function) -> Function:
+        """Return a tool for envs/tools.py that shows the policy its other parameters alone."""
+        inner = unwrapped(function)
+        if not inspect.isroutine(inner):
+            raise ValueError(f"tools: {type(inner).__name__} is a class, and a tool is a function")
+        given = self._given(inner.__name__, function)
+        shown = {name: p for name, p in supplied(function).items() if name not in given}
 
-    return reward
+        @wraps(inner)
+        async def tool(episode: Episode, **arguments: Any) -> Any:
+            with _named(f"the tool {inner.__name__}", inner):
+                if EPISODE in shown:
+                    arguments[EPISODE] = episode
+                for name, target in given.items():
+                    arguments[name] = await self._objects.get(target, episode)
+                return await threads.call(function, **arguments)
+
+        # envs/tools.py makes the policy's schema from this signature and these annotations.
+        episode = inspect.Parameter(EPISODE, inspect.Parameter.KEYWORD_ONLY)
+        seen = [p for name, p in shown.items() if name != EPISODE]
+        tool.__signature__ = inspect.Signature([*seen, episode])  # pyright: ignore
+        hints = inspect.get_annotations(inner)
+        tool.__annotations__ = {name: hints[name] for name in shown if name in hints}
+        return tool
+
+    def reward(self, name: str, function: Function) -> Reward:
+        """Return a reward that takes the episode alone. Raise ValueError if a parameter is left."""
+        parameters, given = supplied(function), self._given(name, function)
+        for parameter, declared in parameters.items():
+            if parameter not in (EPISODE, *given) and declared.default is declared.empty:
+                raise ValueError(
+                    f"rewards.{name} takes {parameter!r}, which is neither the episode nor shared "
+                    f"({', '.join(self._objects.names) or 'nothing is'}): add it to shared, or put "
+                    "it behind a *, where YAML sets it"
+                )
+
+        async def reward(episode: Episode) -> Any:
+            with _named(f"the reward {name}", unwrapped(function)):
+                known = {p: await self._objects.get(v, episode) for p, v in given.items()}
+                if EPISODE in parameters:
+                    known[EPISODE] = episode
+                return await threads.call(function, **known)
+
+        return reward
 
 
 @contextmanager
-def _naming(what: str, function: Function) -> Iterator[None]:
-    """Say which part failed, and on which line of its own file."""
+def _named(what: str, function: Function) -> Iterator[None]:
+    """Turn an exception into PartFailed, which names the function and the line in its own file."""
     try:
         yield
     except ToolError:

@@ -1,32 +1,49 @@
-"""An environment made of configuration alone: a data set, tools, rewards, and how it is played.
+"""An environment that a configuration composes: a data set, tools, rewards, shared objects.
 
     dataset: {_target_: envs.datasets.JsonLines, ...}
     shared: {index: {_target_: my_package.load_index, path: ...}}
     tools: [{_target_: my_package.search}]
     rewards: {correct: {fn: {_target_: envs.rewards.exact_match}, weight: 1.0}}
 
-Every part is an import path: ours, or a module of yours in the folder you start from or on
-PYTHONPATH. Objects that tools and rewards have in common are made once a run (`shared`) or once an
-episode (`per_episode`), and go to the parameters of their names, or where `bindings` says
-(envs/objects.py, envs/binding.py). Tools may come in named sets (envs/toolset.py).
+Every component is an import path: one of this project, or a module of yours in the current folder
+or on PYTHONPATH. envs/binding.py says which object each parameter gets. Tools that belong together
+may come as a named set:
+
+    toolsets:
+      search:
+        _target_: envs.composed.Toolset
+        tools: [{_target_: my_package.search, limit: 3}]
+        shared: {pages: {_target_: my_package.load_index, path: pages.json}}
+        bindings: {search.index: pages}            # the parameter `index` of search gets `pages`
+
+`~env.toolsets.search` on the command line removes the set.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from envs.binding import bindings_of, bound_reward, bound_tool, check_bindings
+from envs.binding import Binder, Objects
 from envs.datasets import Dataset
 from envs.episode import Episode, Example, Split
 from envs.messages import Message, assistant
-from envs.objects import Objects
 from envs.protocol import Environment
-from envs.tools import EPISODE, Function, unwrapped
-from envs.toolset import Toolset, joined
+from envs.tools import Function, unwrapped
+
+
+@dataclass(frozen=True, kw_only=True)
+class Toolset:
+    """Tools with their objects and bindings; each field is as in Composed."""
+
+    tools: Sequence[Function]
+    shared: Mapping[str, Any] = field(default_factory=dict)
+    per_episode: Mapping[str, Any] = field(default_factory=dict)
+    bindings: Mapping[str, str] = field(default_factory=dict)
 
 
 class Composed(Environment):
-    """Parts, put together. conf/env/composed.yaml explains the knobs."""
+    """A data set, tools and rewards. conf/env/composed.yaml explains the options."""
 
     def __init__(
         self,
@@ -47,22 +64,18 @@ class Composed(Environment):
     ) -> None:
         functions, self.reward_weights = _rewards(rewards, reward_weights)
         env = Toolset(tools=tools, shared=shared, per_episode=per_episode, bindings=bindings)
-        sets = {"env": env, **{f"toolsets.{key}": part for key, part in toolsets.items()}}
-        self._objects = Objects(
-            joined(((k, part.shared) for k, part in sets.items()), "an object"),
-            joined(((k, part.per_episode) for k, part in sets.items()), "an object"),
-        )
-        whole = joined(((k, part.bindings) for k, part in sets.items()), "a binding of")
-        tools = [tool for part in sets.values() for tool in part.tools]
-        _check_objects(tools, functions, whole, self._objects)
+        sets = {"env": env, **{f"toolsets.{key}": toolset for key, toolset in toolsets.items()}}
+        tools = [tool for toolset in sets.values() for tool in toolset.tools]
+        _check_names(sets)
+        self._objects = Objects(_joined(sets, "shared"), _joined(sets, "per_episode"))
+        binder = Binder(_joined(sets, "bindings"), self._objects)
+        named = [(getattr(unwrapped(tool), "__name__", ""), tool) for tool in tools]
+        binder.check([*named, *functions.items()])
         self.name, self.max_turns = name, max_turns
         self.tool_timeout, self.describe_tools = tool_timeout, describe_tools
         self.max_concurrent, self._dataset = max_concurrent, dataset
-        self.tools = [bound_tool(tool, whole, self._objects) for tool in tools]
-        self._rewards = {
-            key: bound_reward(key, reward, whole, self._objects)
-            for key, reward in functions.items()
-        }
+        self.tools = [binder.tool(tool) for tool in tools]
+        self._rewards = {key: binder.reward(key, reward) for key, reward in functions.items()}
         if (max_turns > 1) != bool(self.toolbox.specs):
             raise ValueError(
                 f"max_turns={max_turns} with {len(tools) or 'no'} tools: an episode goes on only "
@@ -70,20 +83,20 @@ class Composed(Environment):
             )
 
     def examples(self, split: Split) -> Sequence[Example]:
-        """The rows of the data set. What is shared is made first: playing must not wait for it."""
-        self._objects.make()
+        """Return the rows of the data set. Make shared objects first, so that no episode waits."""
+        _ = self._objects.made
         return self._dataset.examples(split, env=self.name)
 
     async def score(self, episode: Episode) -> dict[str, Any]:
-        """Return every reward, one after the other."""
+        """Return every reward, computed one after the other."""
         return {name: await reward(episode) for name, reward in self._rewards.items()}
 
     def close(self, episode: Episode) -> None:
-        """Close the episode's own objects."""
+        """Close the episode's objects."""
         self._objects.close(episode)
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield the answers of the training rows as turns, where there is one and no tool."""
+        """Yield the answers of the training rows as turns, if they have answers and no tools."""
         examples = self.examples("train")
         if self.tools or "answer" not in examples[0].info:
             return super().demonstrations(rng)
@@ -100,7 +113,7 @@ class Composed(Environment):
 def _rewards(
     given: Mapping[str, Any], weights: Mapping[str, float]
 ) -> tuple[dict[str, Function], dict[str, float]]:
-    """Return function and weight of each reward, wherever the weight stands."""
+    """Return function and weight of each reward. The weight may stand beside the function."""
     if not given:
         raise ValueError("rewards is empty: name at least one function")
     functions, own = {}, {}
@@ -128,23 +141,22 @@ def _rewards(
     return functions, {**weights, **own}
 
 
-def _check_objects(
-    tools: Sequence[Function],
-    rewards: Mapping[str, Function],
-    bindings: Mapping[str, str],
-    objects: Objects,
-) -> None:
-    """Raise ValueError where a binding is wrong, or nobody takes an object."""
-    named = [(getattr(unwrapped(tool), "__name__", ""), tool) for tool in tools]
-    named += rewards.items()
-    check_bindings(bindings, named, objects)
-    taken = {
-        value
-        for name, part in named
-        for value in bindings_of(name, part, bindings, objects).values()
-    }
-    if useless := set(objects.names) - taken | set(objects.names) & {EPISODE}:
-        raise ValueError(
-            f"shared names {sorted(useless)}, which no tool and no reward takes: give one a "
-            "parameter of that name, before any *, or a binding"
-        )
+def _check_names(sets: Mapping[str, Toolset]) -> None:
+    """Raise ValueError if two objects or two bindings have the same name."""
+    origins: dict[tuple[str, str], str] = {}
+    for origin, toolset in sets.items():
+        for kind, names in (
+            ("an object", [*toolset.shared, *toolset.per_episode]),
+            ("a binding of", [*toolset.bindings]),
+        ):
+            for name in names:
+                if (kind, name) in origins:
+                    raise ValueError(
+                        f"{origins[kind, name]} and {origin} both have {kind} {name!r}: rename "
+                        "one, and say in bindings which parameter gets it"
+                    )
+                origins[kind, name] = origin
+
+
+def _joined(sets: Mapping[str, Toolset], field: str) -> dict[str, Any]:
+    return {k: v for toolset in sets.values() for k, v in getattr(toolset, field).items()}

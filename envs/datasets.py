@@ -1,10 +1,10 @@
-"""Examples out of files or from the hub: the columns of a row become a prompt and an answer.
+"""Examples from files or from the hub: columns of a row become a prompt and an answer.
 
     {"question": "2+2?", "answer": "4", "level": 1}
         -> messages: [user: 2+2?], info: {"answer": "4", "level": 1}
 
-A prompt is text, or a list of messages. Where there is no eval split, rows are held out by the hash
-of their prompt: which ones does not depend on the order of the rows, and a prompt that occurs twice
+A prompt is text, or a list of messages. Without an eval split, rows are held out by the hash of
+their prompt. So the choice does not depend on the order of the rows, and a prompt that occurs twice
 is in one split only. Any class with this `examples` may be the `dataset` of envs/composed.py.
 """
 
@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from envs.episode import Example, Split
-from envs.lazy_examples import LazyExamples
-from envs.loading import json_lines, load_rows
+from envs.loading import LazyExamples, json_lines, load_rows
 from envs.messages import user
+from envs.options import check_at_least
 
 Rows = Any  # len(rows), rows[i] a mapping: a list of mappings, or a datasets.Dataset
 EVAL, TRAIN = "eval", "train"
@@ -27,14 +27,13 @@ EVAL, TRAIN = "eval", "train"
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """Base of all: which columns are read, and what is held out.
+    """Base class of all data sets: which columns are read, and which rows are held out.
 
     Attributes:
         path: where the rows come from.
         prompt: column of the prompt.
-        answer: column of the answer, which rewards find as info["answer"]; None: there is none.
-        num_eval: distinct prompts held out, or the most that are taken of a split of its own.
-
+        answer: column of the answer, which rewards read as info["answer"]; None: no answer.
+        num_eval: distinct prompts to hold out, or the most rows to take of an eval split.
     """
 
     path: str
@@ -43,19 +42,16 @@ class Dataset:
     num_eval: int
 
     def __post_init__(self) -> None:
-        if self.num_eval < 0:
-            raise ValueError(f"num_eval={self.num_eval}: at least 0, please")
+        check_at_least(0, num_eval=self.num_eval)
 
     def load(self) -> dict[str, Rows]:
-        """Return the rows: "train", and "eval" where that is a split of its own."""
+        """Return the rows of "train", and of "eval" if the data set has such a split."""
         raise NotImplementedError
 
     def examples(self, split: Split, *, env: str) -> Sequence[Example]:
-        """Return the examples of the environment `env`, in the order of the rows; loads them once.
+        """Return the examples for environment `env` in the order of the rows; load them once.
 
-        Raises:
-            ValueError: they cannot be loaded, or lack a column; one sentence.
-
+        Raise ValueError if the rows cannot be loaded or lack a column.
         """
         rows, numbers = self._splits[split]
         return _Examples(self, rows, numbers, env)
@@ -93,7 +89,7 @@ class Dataset:
                     )
 
     def example(self, row: Mapping[str, Any], number: int, env: str) -> Example:
-        """Return a row as an example; the other columns are in its info."""
+        """Return a row as an example; its other columns are in the example's info."""
         prompt = row[self.prompt]
         messages = list(prompt) if isinstance(prompt, list) else [user(str(prompt))]
         info = {name: value for name, value in row.items() if name != self.prompt}
@@ -104,11 +100,11 @@ class Dataset:
 
 @dataclass(frozen=True)
 class _Examples(LazyExamples):
-    """Those of some rows: a data set may be larger than the memory."""
+    """The examples of some rows, built when read, because a data set may exceed the memory."""
 
     dataset: Dataset
     rows: Rows
-    numbers: Sequence[int]  # of the rows
+    numbers: Sequence[int]  # indices into rows
     env: str
 
     def __len__(self) -> int:
@@ -120,7 +116,7 @@ class _Examples(LazyExamples):
 
 @dataclass(frozen=True, kw_only=True)
 class JsonLines(Dataset):
-    """A file with one JSON object a line, and perhaps another for evaluation."""
+    """A file with one JSON object per line, and optionally a second file for evaluation."""
 
     local_files: ClassVar[tuple[str, ...]] = ("path", "eval_path")
 
@@ -135,7 +131,7 @@ class JsonLines(Dataset):
 
 @dataclass(frozen=True, kw_only=True)
 class Files(Dataset):
-    """Parquet or CSV files, by name or pattern, through the library `datasets`."""
+    """Parquet or CSV files, by name or pattern, read through the library `datasets`."""
 
     local_files: ClassVar[tuple[str, ...]] = ("path", "eval_path")
 
@@ -152,10 +148,9 @@ class Hub(Dataset):
     """A data set of the Hugging Face hub, or a local copy of one, through `datasets`.
 
     Attributes:
-        config: which of its configurations; None: the only one.
-        split, eval_split: their names there, such as train and test, or train[:90%].
+        config: name of its configuration; None: it has only one.
+        split, eval_split: names of its splits, such as train and test, or train[:90%].
         revision: branch, tag or commit; None: the newest.
-
     """
 
     config: str | None

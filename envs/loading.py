@@ -1,23 +1,41 @@
-"""Rows through the library `datasets`, and one sentence where a library could not load."""
+"""Load rows from files or through the library `datasets`, and keep slow results in a cache.
+
+Each function that can fail raises a ValueError of one sentence with the remedy.
+"""
 
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
+
+from envs.episode import Example
 
 
-def load_rows(source: str, path: str, **where: Any) -> Any:
-    """Return what `datasets.load_dataset` loads.
+def cache_folder() -> Path:
+    """Return OFFBYONE_CACHE, or ~/.cache/offbyone."""
+    return Path(os.environ.get("OFFBYONE_CACHE", "~/.cache/offbyone")).expanduser()
 
-    Args:
-        source: what a message about it says.
-        path: a name on the hub, a folder, or a format.
-        where: the rest of what that function takes.
 
-    Raises:
-        ValueError: it cannot be had; one sentence.
+class LazyExamples(Sequence[Example]):
+    """Base class of sequences that build an example when it is read: add `__len__` and `made`."""
 
-    """
+    def made(self, index: int) -> Example:
+        """Return the example at 0 <= index < len(self)."""
+        raise NotImplementedError
+
+    @overload
+    def __getitem__(self, index: int) -> Example: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Example]: ...
+    def __getitem__(self, index: int | slice) -> Example | list[Example]:
+        if isinstance(index, slice):
+            return [self.made(i) for i in range(*index.indices(len(self)))]
+        return self.made(range(len(self))[index])  # range raises IndexError past the end
+
+
+def load_rows(source: str, path: str, **options: Any) -> Any:
+    """Return what `datasets.load_dataset(path, **options)` loads. Messages name `source`."""
     try:
         import datasets
     except ImportError as error:
@@ -26,8 +44,8 @@ def load_rows(source: str, path: str, **where: Any) -> Any:
             "pip install 'offbyone[data]', or write JSON lines and use envs.datasets.JsonLines"
         ) from error
     try:
-        return datasets.load_dataset(path, **where)
-    except Exception as error:  # its own, the hub's and those of the network
+        return datasets.load_dataset(path, **options)
+    except Exception as error:  # errors of `datasets`, of the hub and of the network
         raise ValueError(
             f"{source} cannot be loaded ({in_one_line(error)}): check its name and splits, or the "
             "network"
@@ -35,20 +53,15 @@ def load_rows(source: str, path: str, **where: Any) -> Any:
 
 
 def in_one_line(error: Exception) -> str:
-    """Return what a library that failed to load something says, short enough for a message."""
+    """Return type and text of another library's error in one line of at most 300 characters."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the number of each line, from 1, and its object.
-
-    Raises:
-        ValueError: there is no such file, or a line is no object.
-
-    """
+    """Yield the number of each line, from 1, and its JSON object."""
     if not path.is_file():
-        what = "is a folder: name a file in it" if path.is_dir() else "no such file"
-        raise ValueError(f"{path}: {what}")
+        problem = "is a folder: name a file in it" if path.is_dir() else "no such file"
+        raise ValueError(f"{path}: {problem}")
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():

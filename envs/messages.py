@@ -9,40 +9,35 @@ from typing import Any
 Message = dict[str, Any]
 """`role` and `content`; an assistant's `tool_calls`; a tool's `tool_call_id`.
 
-A tool call is {"id", "type": "function", "function": {"name", "arguments"}}, arguments a mapping,
-or JSON text as remote endpoints send it. One that could not be parsed also has `error`, a sentence,
-and its text as arguments.
+A tool call is {"id", "type": "function", "function": {"name", "arguments"}}. The arguments are a
+mapping, or JSON text as remote endpoints send it. A call that could not be parsed also has `error`,
+a sentence, and the unparsed text as its arguments.
 """
 
-_DEEPEST = 64  # levels of nesting: far below what Python's own readers and writers survive
-_LARGEST = sys.float_info.max
+_MAX_DEPTH = 64  # levels of nesting: far below the limit of Python's own readers and writers
+_MAX_NUMBER = sys.float_info.max
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def assistant(content: str) -> Message:
-    """An assistant message of plain text."""
+    """Return an assistant message of plain text."""
     return {"role": "assistant", "content": content}
 
 
 def user(content: str) -> Message:
-    """A user message."""
+    """Return a user message."""
     return {"role": "user", "content": content}
 
 
 def tool_call(name: str, call_id: str = "call_0", content: str = "", **arguments: Any) -> Message:
-    """An assistant message that calls one tool."""
+    """Return an assistant message that calls one tool."""
     function = {"name": name, "arguments": arguments}
     calls = [{"id": call_id, "type": "function", "function": function}]
     return {"role": "assistant", "content": content, "tool_calls": calls}
 
 
 def parse_json(text: str) -> Any:
-    """Return the value of JSON that a policy or a server wrote.
-
-    Raises:
-        ValueError: it is no JSON, or none that can be used (see `plain_json`).
-
-    """
+    """Return the value of JSON text from a policy or a server, checked as in `plain_json`."""
     try:
         value = json.loads(text)
     except RecursionError as error:
@@ -50,19 +45,17 @@ def parse_json(text: str) -> Any:
     return plain_json(value)
 
 
-def plain_json(value: Any, levels: int = _DEEPEST) -> Any:
-    """Return a value that can be written, sent, rendered and given to float(), whoever made it.
+def plain_json(value: Any, levels: int = _MAX_DEPTH) -> Any:
+    """Return a copy of the value that can safely be written, sent, rendered and passed to float().
 
-    Raises:
-        ValueError: it is nested too deeply, a number is too large, or it is no JSON.
-
+    Raise ValueError if it is nested too deeply, a number is too large, or it is not JSON.
     """
     if isinstance(value, str):
         return well_formed(value)
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int | float):
-        if not math.isfinite(value) if isinstance(value, float) else abs(value) > _LARGEST:
+        if not math.isfinite(value) if isinstance(value, float) else abs(value) > _MAX_NUMBER:
             raise ValueError("it holds a number that is too large, or none")
         return value
     if levels == 0:
@@ -75,5 +68,5 @@ def plain_json(value: Any, levels: int = _DEEPEST) -> Any:
 
 
 def well_formed(text: str) -> str:
-    """Return the text without lone surrogates, which no tokenizer, file or socket takes."""
+    """Return the text without lone surrogates, which tokenizers, files and sockets refuse."""
     return _SURROGATES.sub("\ufffd", text)

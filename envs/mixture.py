@@ -4,9 +4,8 @@
       words: {_target_: ...}             three groups of four are sums
       maths: {_target_: ...}
 
-An example belongs to one environment, and so does its group: rewards are only ever compared with
-those of the same task. Everything but which environment comes next (turns, tools, reward weights,
-concurrency) is the environment's own.
+An example, and so its group, belongs to one environment: rewards are compared within one task only.
+Each environment keeps its own turns, tools, reward weights and concurrency.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,12 +14,12 @@ from typing import Any
 
 from envs.episode import Example, Split
 from envs.messages import Message
+from envs.options import checked_limits
 from envs.protocol import Environment, Pool
-from envs.turn_limits import checked_limits
 
 
 class Mixture(Environment):
-    """Environments by name, drawn by weight. The name is theirs in metrics and rollout files."""
+    """Environments by name, drawn by weight. Metrics and rollout files use these names."""
 
     name = "mixture"
 
@@ -43,18 +42,16 @@ class Mixture(Environment):
         self._envs, self._weights = dict(envs), dict(weights)
         self.max_turns = max(env.max_turns for env in envs.values())
 
-    def configure(  # pyright: ignore[reportIncompatibleMethodOverride] the others are its parts
+    def configure(  # pyright: ignore[reportIncompatibleMethodOverride] each environment has the rest
         self,
         *,
         system_prompt: str | None = None,
         sampling: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Take what its environments have in common, and what one of them has for itself.
+        """Set the system prompt of all environments, and sampler options of single environments.
 
-        Args:
-            system_prompt: of all of them; None: each has its own.
-            sampling: by name, what the sampler does otherwise there (envs/turn_limits.py).
-
+        A system_prompt of None keeps that of each environment. `sampling` maps a name to the
+        options of that environment (`checked_limits` in envs/options.py).
         """
         if unknown := set(sampling or {}) - set(self._envs):
             raise ValueError(
@@ -68,24 +65,19 @@ class Mixture(Environment):
 
     @property
     def has_turns(self) -> bool:
-        """Whether one of them has."""
         return any(env.has_turns for env in self._envs.values())
 
     def check_machine(self) -> None:
-        """Let every environment find out."""
         for env in self._envs.values():
             env.check_machine()
 
     def environment_of(self, example: Example) -> Environment:
-        """The environment that the example came from."""
         return self._envs[example.env]
 
     def pools(self, split: Split) -> list[Pool]:
-        """One pool for each environment, in their order.
+        """Return one pool per environment, in their order.
 
-        Raises:
-            ValueError: an environment has no examples, or calls them something else than itself.
-
+        Raise ValueError if an environment has no examples, or its examples have another name.
         """
         pools = []
         for name, env in self._envs.items():
@@ -101,14 +93,11 @@ class Mixture(Environment):
         return pools
 
     def examples(self, split: Split) -> list[Example]:
-        """All examples of all environments, one environment after the other."""
+        """Return the examples of all environments, one environment after the other."""
         return [example for pool in self.pools(split) for example in pool.examples]
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield conversations of the environments' own experts, each as often as its weight says.
-
-        They do not say which tools there are: `environment_of(example).tool_specs` does.
-        """
+        """Yield conversations of the environments' experts, as often as the weights say."""
         experts = {name: env.demonstrations(rng) for name, env in self._envs.items()}
         while True:
             (name,) = rng.choices(list(self._weights), list(self._weights.values()))

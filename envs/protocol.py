@@ -4,10 +4,10 @@
         def examples(self, split): ...
         async def score(self, episode): return {"exact": float(episode.text == ...)}
 
-A single-turn environment needs those two. One with tools lists them in `tools` and raises
-`max_turns`; one that answers the policy in words overrides `reply`. `reply` and `score` may be
-plain functions where they block (they then run in a thread). Environment code may raise, hang or
-return NaN: that costs the rollout, never the run.
+A single-turn environment needs those two methods. One with tools lists them in `tools` and raises
+`max_turns`. One that answers the policy in words overrides `reply`. Write `reply` and `score` as
+plain functions if they block: they then run in a thread. Environment code may raise, hang or
+return NaN. That costs the rollout and never stops the run.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -18,12 +18,12 @@ from typing import Any
 
 from envs.episode import Episode, Example, Split
 from envs.messages import Message
-from envs.system_prompt import read_system_prompt, with_system_prompt
+from envs.options import check_at_least, read_system_prompt, with_system_prompt
 from envs.tools import Function, Toolbox
 
 
 class ContextFull(Exception):
-    """The conversation fills max_seq_len: the policy has no room to answer."""
+    """The conversation fills max_seq_len, so the policy cannot answer."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,13 @@ class Spoken:
     """One turn of the policy."""
 
     message: Message
-    cut_off: bool  # by a token limit instead of by the policy
+    cut_off: bool  # True if a token limit ended the turn
     prompt_tokens: int
     completion_tokens: int
 
 
 Speak = Callable[[list[Message], list[dict[str, Any]] | None], Awaitable[Spoken]]
-"""The policy's next turn after these messages, given these tools. May raise ContextFull."""
+"""Returns the policy's next turn after these messages, given these tools. May raise ContextFull."""
 
 
 @dataclass(frozen=True)
@@ -49,24 +49,22 @@ class Pool:
 
 
 class Environment:
-    """Base of all environments. Constructors are cheap; `examples` may load data.
+    """Base class of all environments. Constructors are cheap; `examples` may load data.
 
     Attributes:
-        name: as it appears in metrics and rollout files.
+        name: the name in metrics and rollout files.
         max_turns: assistant turns after which an episode ends.
-        reward_weights: `reward` is the sum of these times the named rewards of `score`; a name
-            that is not listed is logged and does not count.
+        reward_weights: `reward` is the sum of these weights times the named rewards of `score`. A
+            reward without a weight is logged and does not count.
         tools: functions that the policy may call (envs/tools.py).
         tool_timeout: seconds that one call of a tool may take.
-        describe_tools: whether the prompt holds the tools' schemas. A policy that learned them by
-            heart saves the tokens.
-        max_concurrent: episodes of this environment at once; None: as many as the sampler allows.
-        system_prompt: the first message, in the place of the environment's own; None: that one.
-        sampling: what the sampler does otherwise here: max_tokens, stop, rollout_timeout; None:
-            nothing.
-        holds_conversation: whether it does so itself, in `play`; `reply` and `max_turns` are not
-            looked at.
-
+        describe_tools: whether the prompt contains the tools' schemas. A policy that has learned
+            the schemas by heart saves the tokens.
+        max_concurrent: episodes of this environment at once; None: the sampler's limit alone.
+        system_prompt: the first message, which replaces the environment's own; None: no change.
+        sampling: sampler options for this environment alone: max_tokens, stop, rollout_timeout.
+        holds_conversation: True if `play` holds the whole conversation. The player then ignores
+            `reply` and `max_turns`.
     """
 
     name: str = "environment"
@@ -88,100 +86,87 @@ class Environment:
         tool_timeout: float | None = None,
         max_concurrent: int | None = None,
     ) -> None:
-        """Take the knobs that every environment has, unless its constructor has one of that name.
+        """Set the options that every environment has, unless its constructor has the same option.
 
-        They say how episodes are played: `env.<knob>` sets them, in YAML or as +env.<knob>=... .
-
-        Args:
-            system_prompt: a text, or a file that holds it (envs/system_prompt.py).
-            max_turns: see above, as the others; None leaves them as the class says.
-            tool_timeout: likewise.
-            max_concurrent: likewise.
-
-        Raises:
-            ValueError: one of them cannot be that.
-
+        They are set by `env.<option>` in YAML, or by +env.<option>=... on the command line.
+        None keeps the class's value. `system_prompt` is a text or a file (envs/options.py).
+        Raise ValueError if a value is not possible.
         """
-        if system_prompt is not None:
-            self.system_prompt = read_system_prompt(system_prompt)
-        numbers = {"max_turns": max_turns, "max_concurrent": max_concurrent}
-        for name, value in numbers.items():
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value}: at least 1")
+        check_at_least(1, max_turns=max_turns, max_concurrent=max_concurrent)
         if tool_timeout is not None and tool_timeout <= 0:
             raise ValueError(f"tool_timeout={tool_timeout:g}: more than 0 seconds")
-        if max_turns is not None:
-            if max_turns > 1 and type(self).reply is Environment.reply and not self.tools:
-                raise ValueError(
-                    f"max_turns={max_turns}, but nothing in {type(self).__name__} answers a turn: "
-                    "leave it out, or give the environment tools or a reply()"
-                )
-            self.max_turns = max_turns
-        if tool_timeout is not None:
-            self.tool_timeout = tool_timeout
-        if max_concurrent is not None:
-            self.max_concurrent = max_concurrent
+        answers = type(self).reply is not Environment.reply or self.tools
+        if max_turns is not None and max_turns > 1 and not answers:
+            raise ValueError(
+                f"max_turns={max_turns}, but nothing in {type(self).__name__} answers a turn: "
+                "leave it out, or give the environment tools or a reply()"
+            )
+        if system_prompt is not None:
+            self.system_prompt = read_system_prompt(system_prompt)
+        given = {"max_turns": max_turns, "tool_timeout": tool_timeout}
+        for name, value in {**given, "max_concurrent": max_concurrent}.items():
+            if value is not None:
+                setattr(self, name, value)
 
     def opened(self, messages: Sequence[Message]) -> list[Message]:
-        """Return the first messages of an episode, or more of them, with `system_prompt`."""
+        """Return the first messages of an episode with `system_prompt` in front."""
         return with_system_prompt(messages, self.system_prompt)
 
     def check_machine(self) -> None:
-        """Raise where this machine cannot play it: called once, before a run starts anything.
+        """Raise ValueError if this machine cannot play the environment. The default checks nothing.
 
-        Here: nothing to find out. A second at most, and nothing may be left running.
+        Called once, before a run starts anything. It may take a second and must end every process
+        that it starts.
         """
 
     def examples(self, split: Split) -> Sequence[Example]:
-        """All examples of a split, in an order that does not change between runs."""
+        """Return all examples of a split, in an order that does not change between runs."""
         raise NotImplementedError
 
     async def reply(self, episode: Episode, message: Message) -> list[Message] | None:
-        """The answer to the policy's `message`; None ends the episode.
+        """Return the answer to the policy's `message`, or None to end the episode.
 
-        Here: the answer of each tool that it called, in order, and the end where it called none.
+        The default returns the answer of each tool that the policy called, in order. It returns
+        None if the policy called no tool.
         """
         calls = message.get("tool_calls") or []
         return [await self.toolbox.answer(call, episode) for call in calls] or None
 
     async def play(self, episode: Episode, speak: Speak) -> None:
-        """Hold the whole conversation (`holds_conversation`), asking for each turn by `speak`.
+        """Hold the whole conversation (`holds_conversation`) and call `speak` for each turn.
 
-        Messages and turns of `episode` are kept up to date by `speak`. `stop_reason` may be set
-        where something else than the policy's last turn ended the episode.
+        `speak` keeps the messages and turns of `episode` up to date. Set `stop_reason` if the
+        episode ended for another reason than the policy's last turn.
         """
         raise NotImplementedError
 
     async def score(self, episode: Episode) -> Mapping[str, float | Sequence[float]]:
-        """Named rewards of a finished episode. NaN marks an episode that cannot be judged.
+        """Return the named rewards of a finished episode. NaN: the episode cannot be judged.
 
-        Each is one number, or one for each of the policy's `episode.turns`, and then worth their
-        sum: an advantage that looks at turns (advantage=turn_group_mean) learns which earned what.
+        A reward is one number, or one number for each of the policy's `episode.turns`. The reward
+        is then their sum, and advantage=turn_group_mean learns which turn earned which number.
         """
         raise NotImplementedError
 
     def close(self, episode: Episode) -> None:
-        """Give back what the episode holds (a process, a file), however it ended. Cheap."""
+        """Release the processes and files of an episode, however it ended. Must be fast."""
 
     def demonstrations(
         self,
-        rng: Random,  # noqa: ARG002 for those that override it
+        rng: Random,  # noqa: ARG002 (overriding methods use it)
     ) -> Iterator[list[Message]]:
-        """Endless whole conversations by a scripted expert, for warm starts (optional)."""
+        """Yield conversations of a scripted expert, without end, for warm starts (optional)."""
         raise ValueError(
             f"the environment {self.name!r} has no scripted expert: there is nothing to imitate; "
             "give it a demonstrations() method, or set model.warm_start=null, or another sampler"
         )
 
     def teacher_messages(self, example: Example, messages: list[Message]) -> list[Message]:
-        """What a reference with `sees_hint` sees in the place of `messages`.
+        """Return what a reference with `sees_hint` sees instead of the prompt `messages`.
 
-        They are those of a prompt: the opening, or where history was rewritten, all until then.
-        Here: the last message of the opening with the example's hint below it.
-
-        Raises:
-            ValueError: the example has no hint.
-
+        `messages` is the opening. If a chat template rewrote history, it is the conversation up to
+        that point. The default adds the example's hint below the last message of the opening, and
+        raises ValueError if the example has no hint.
         """
         hint = example.info.get("hint")
         if not isinstance(hint, str) or not hint.strip():
@@ -194,17 +179,17 @@ class Environment:
         content = f"{messages[last].get('content') or ''}\n\n{hint}"
         return [*messages[:last], {**messages[last], "content": content}, *messages[last + 1 :]]
 
-    def environment_of(self, example: Example) -> "Environment":  # noqa: ARG002 for mixtures
-        """The environment that plays this example: itself, but for a mixture."""
+    def environment_of(self, example: Example) -> "Environment":  # noqa: ARG002 (for mixtures)
+        """Return the environment that plays this example: this one, except in a mixture."""
         return self
 
     def pools(self, split: Split) -> list[Pool]:
-        """The examples of a split, by environment: one pool, but for a mixture."""
+        """Return the examples of a split by environment: one pool, except in a mixture."""
         return [Pool(1.0, self.examples(split))]
 
     @property
     def has_turns(self) -> bool:
-        """Whether a conversation may have a second turn, so that history may be rewritten."""
+        """True if a conversation may have a second turn, so that history may be rewritten."""
         return self.max_turns > 1 or self.holds_conversation
 
     @cached_property
@@ -214,12 +199,12 @@ class Environment:
 
     @property
     def tool_specs(self) -> list[dict[str, Any]] | None:
-        """What the prompt says of the tools; None for nothing."""
+        """The tools' schemas for the prompt; None if the prompt does not contain them."""
         return (self.toolbox.specs or None) if self.describe_tools else None
 
 
 def checked_weights(weights: Mapping[str, float], scored: Sequence[str]) -> dict[str, float]:
-    """Return reward_weights; ValueError where they name a reward that `score` does not return."""
+    """Return the weights. Raise ValueError if one names a reward that `score` does not return."""
     if unknown := set(weights) - set(scored):
         raise ValueError(
             f"reward_weights names {sorted(unknown)}, which is not scored here: use "

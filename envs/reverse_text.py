@@ -1,10 +1,10 @@
-"""Write a word backwards: one turn, scored by exact match. The first thing to run.
+"""Write a word backwards: one turn, scored by exact match. The default environment.
 
     reverse: cat   ->   tac
 
-Words are made-up strings of a-z, all distinct, drawn by fixed seeds: the run's seed orders them and
-nothing else. The eval words depend on no other knob than the lengths and num_eval, and never occur
-in training or in demonstrations.
+Words are distinct made-up strings of a-z, drawn by fixed seeds. The run's seed changes only their
+order. The eval words depend on the lengths and num_eval alone, and never occur in training or in
+demonstrations.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,12 +13,13 @@ from random import Random
 from string import ascii_lowercase
 
 from envs.episode import Episode, Example, Split
-from envs.messages import Message
+from envs.messages import Message, assistant, user
+from envs.options import check_at_least, check_range
 from envs.protocol import Environment, checked_weights
 
 REWARDS = ("exact", "similarity")
 BASE = len(ascii_lowercase)
-_LONGEST_NUMBERED = 13  # letters: there are more longer words than a list has places
+_MAX_NUMBERED = 13  # letters: range(BASE**14) is too long for random.sample
 
 
 class ReverseText(Environment):
@@ -35,15 +36,8 @@ class ReverseText(Environment):
         num_eval: int,
         reward_weights: Mapping[str, float],
     ) -> None:
-        if not 1 <= min_length <= max_length:
-            raise ValueError(
-                f"min_length={min_length}, max_length={max_length}: a word needs at least one "
-                "letter and min_length may not exceed max_length"
-            )
-        if num_train < 1 or num_eval < 1:
-            raise ValueError(
-                f"num_train={num_train}, num_eval={num_eval}: each split needs at least one word"
-            )
+        check_range(min_length=min_length, max_length=max_length)
+        check_at_least(1, num_train=num_train, num_eval=num_eval)
         capacity = sum(BASE**length for length in range(min_length, max_length + 1))
         if num_train + num_eval > capacity:
             raise ValueError(
@@ -72,13 +66,13 @@ class ReverseText(Environment):
         }
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield fresh words outside the eval split with their reversal, for ever."""
+        """Yield new words outside the eval split with their reversal, without end."""
         held_out = set(self._eval_words)
         while True:
             length = rng.choice(self._lengths)
             word = _any_word(rng, length)
             if word not in held_out:
-                yield [_prompt(word), {"role": "assistant", "content": word[::-1]}]
+                yield [_prompt(word), assistant(word[::-1])]
 
     @cached_property
     def _eval_words(self) -> list[str]:
@@ -91,11 +85,11 @@ class ReverseText(Environment):
         return [word for word in drawn if word not in held_out][: self._num_train]
 
     def _draw(self, rng: Random, count: int) -> list[str]:
-        """Return `count` distinct words; the short lengths that run out leave more to the long."""
+        """Return `count` distinct words. If short words run out, draw more long words."""
         words: list[str] = []
         for i, length in enumerate(self._lengths):
-            share = -(-(count - len(words)) // (len(self._lengths) - i))  # of what is left, up
-            if length > _LONGEST_NUMBERED:
+            share = -(-(count - len(words)) // (len(self._lengths) - i))  # of the rest, rounded up
+            if length > _MAX_NUMBERED:
                 drawn: set[str] = set()
                 while len(drawn) < share:
                     drawn.add(_any_word(rng, length))
@@ -108,11 +102,11 @@ class ReverseText(Environment):
 
 
 def _prompt(word: str) -> Message:
-    return {"role": "user", "content": f"reverse: {word}"}
+    return user(f"reverse: {word}")
 
 
 def _any_word(rng: Random, length: int) -> str:
-    if length > _LONGEST_NUMBERED:
+    if length > _MAX_NUMBERED:
         return "".join(rng.choices(ascii_lowercase, k=length))
     return _word(rng.randrange(BASE**length), length)
 

@@ -1,12 +1,12 @@
-"""What an answer is worth: comparisons of text, and the rewards of an environment made of config.
+"""Rewards of an answer: comparisons of text, and the rewards that a configuration can name.
 
     exact, f1                                      text: str, answers: Sequence[str]
     exact_match, token_f1, contains, number_match  Episode, whose info["answer"] is the answer
     matches                                        Episode
 
-An answer is text or a number, or a list of several that are all right. What the policy said is its
-last turn without its reasoning; one that never ended its reasoning said nothing. Rewards are
-coroutine functions because they never block: a plain function would get a thread (envs/threads.py).
+An answer is text or a number, or a list of accepted answers. The text to judge is the policy's last
+turn without its reasoning, and empty if the reasoning has no end. Rewards are coroutine functions,
+because they never block and so need no thread (envs/threads.py).
 """
 
 import re
@@ -25,13 +25,13 @@ _NUMBER = re.compile(r"(?:(?<![\w.])-)?\d+(?:,\d{3})*(?:\.\d+)?")
 def normalised(text: str) -> str:
     """Return text as SQuAD compares it: lower case, no punctuation, no articles, single spaces.
 
-    A sign is punctuation too: compare numbers with `number_match`.
+    This drops the sign of a number: compare numbers with `number_match`.
     """
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_DROPPED)).split())
 
 
 def exact(text: str, answers: Sequence[str]) -> float:
-    """Return 1 where `text` is one of the answers once both are normalised, else 0."""
+    """Return 1 if `text` equals one of the answers after `normalised`, else 0."""
     return float(normalised(text) in map(normalised, _several(answers)))
 
 
@@ -41,7 +41,7 @@ def f1(text: str, answers: Sequence[str]) -> float:
 
 
 def final_text(episode: Episode) -> str:
-    """Return the last turn without reasoning, stripped; empty where the reasoning never ended."""
+    """Return the last turn without reasoning; empty if the reasoning has no end."""
     _, ended, after = episode.text.rpartition("</think>")
     if not ended and "<think>" in after:
         return ""
@@ -49,7 +49,7 @@ def final_text(episode: Episode) -> str:
 
 
 def answers_of(episode: Episode) -> list[str]:
-    """Return all right answers as text. ValueError where the example has none."""
+    """Return all accepted answers as text. Raise ValueError if the example has none."""
     info = episode.example.info
     if "answer" not in info:
         raise ValueError(
@@ -61,42 +61,37 @@ def answers_of(episode: Episode) -> list[str]:
 
 
 async def exact_match(episode: Episode) -> float:
-    """Return 1 where the policy gave an answer and nothing else, after `normalised`."""
+    """Return 1 if the policy gave an answer and nothing else, after `normalised`."""
     return exact(final_text(episode), answers_of(episode))
 
 
 async def token_f1(episode: Episode) -> float:
-    """Return the F1 of words with the nearest answer, in 0..1."""
+    """Return the best F1 of words over the answers, in 0..1."""
     return f1(final_text(episode), answers_of(episode))
 
 
 async def contains(episode: Episode) -> float:
-    """Return 1 where an answer occurs in what the policy said, as whole words, normalised."""
+    """Return 1 if an answer occurs in the policy's text, as whole normalised words."""
     text = f" {normalised(final_text(episode))} "
     phrases = (normalised(answer) for answer in answers_of(episode))
     return float(any(f" {words} " in text for words in phrases if words))
 
 
 async def number_match(episode: Episode, *, tolerance: float) -> float:
-    """Return 1 where the last number that the policy said is at most `tolerance` off the answer's.
-
-    The answer may be a worked solution: its last number counts too.
-    """
+    """Return 1 if the last number of the reply is at most `tolerance` off that of an answer."""
     answers, value = answers_of(episode), _last_number(final_text(episode))
     targets = [number for number in map(_last_number, answers) if number is not None]
     if not targets:
         raise ValueError(f"the answer {answers} has no number: use exact_match or contains")
-    # Exact: as floats 1.1 and 1.0 differ by more than 0.1.
+    # Decimals, because the floats 1.1 and 1.0 differ by more than 0.1.
     most = Decimal(str(tolerance))
     return float(value is not None and any(abs(value - number) <= most for number in targets))
 
 
 async def matches(episode: Episode, *, pattern: str) -> float:
-    """Return 1 where the whole last turn, reasoning excepted, has the form of a pattern.
+    """Return 1 if a regular expression matches the whole last turn without its reasoning.
 
-    Args:
-        pattern: regular expression; a dot is a line break too.
-
+    In `pattern` a dot also matches a line break.
     """
     return float(re.fullmatch(pattern, final_text(episode), re.DOTALL) is not None)
 
@@ -109,7 +104,7 @@ def _f1(text: str, answer: str) -> float:
     words, expected = normalised(text).split(), normalised(answer).split()
     if not words or not expected:
         return float(words == expected)
-    # As multisets: a word said five times is right as often as the answer has it.
+    # Multisets, so that a repeated word counts only as often as the answer has it.
     common = (Counter(words) & Counter(expected)).total()
     return 2 * common / (len(words) + len(expected))
 

@@ -1,9 +1,9 @@
-"""Runs environment code that may block without stalling the loop that plays thousands of episodes.
+"""Run environment code that may block, without blocking the event loop of all other episodes.
 
-A coroutine function is awaited; a plain function runs in a thread of its own. Threads are daemons
-and are not pooled: one that hangs is abandoned by its caller's timeout, and neither holds up others
-nor the end of the process. Code that can hang for ever, or must not be trusted, belongs in a
-process (envs/sandbox/sandbox.py).
+A coroutine function is awaited. A plain function runs in a new daemon thread. Threads are not
+pooled: if one hangs, its caller's timeout abandons it, and it delays neither other calls nor the
+exit of the process. Run untrusted code, or code that can hang forever, in a separate process
+instead (envs/sandbox/sandbox.py).
 """
 
 import asyncio
@@ -15,39 +15,37 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-MAX_THREADS = 64  # that run at once, those that hang included; later calls wait for a place
+MAX_THREADS = 64  # threads at once, hung threads included; further calls wait
 
 
 @dataclass
 class _Places:
-    """Those of one event loop, since a semaphore belongs to the loop that first waits."""
+    """Free threads of one event loop, because a semaphore belongs to the loop that first waits."""
 
     free: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_THREADS))
-    hung: dict[int, str] = field(default_factory=dict)  # calls that nobody waits for any more
+    hung: dict[int, str] = field(default_factory=dict)  # calls whose caller has given up
 
 
-_of: dict[asyncio.AbstractEventLoop, _Places] = {}
+_by_loop: dict[asyncio.AbstractEventLoop, _Places] = {}
 
 
 def _places() -> _Places:
     loop = asyncio.get_running_loop()
-    if loop not in _of:
-        for closed in [known for known in _of if known.is_closed()]:
-            del _of[closed]
-        _of[loop] = _Places()
-    return _of[loop]
+    if loop not in _by_loop:
+        for closed in [known for known in _by_loop if known.is_closed()]:
+            del _by_loop[closed]
+        _by_loop[loop] = _Places()
+    return _by_loop[loop]
 
 
-async def call(function: Callable[..., Any], *args: Any, **knobs: Any) -> Any:
-    """Return what `function` returns, coroutine function or not; raises what it raises.
+async def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Return what `function` returns, whether it is a coroutine function or not.
 
-    Raises:
-        RuntimeError: every thread hangs in a call that was given up.
-
+    Raise what it raises, or RuntimeError if every thread hangs in an abandoned call.
     """
     inner = function.func if isinstance(function, partial) else function
     if inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(type(inner).__call__):
-        return await function(*args, **knobs)
+        return await function(*args, **kwargs)
     places = _places()
     if len(places.hung) == MAX_THREADS:
         raise RuntimeError(
@@ -57,16 +55,16 @@ async def call(function: Callable[..., Any], *args: Any, **knobs: Any) -> Any:
     await places.free.acquire()
     # The thread sees the caller's context variables, as with asyncio.to_thread.
     context, name = contextvars.copy_context(), getattr(inner, "__qualname__", repr(inner))
-    result = await _in_thread(partial(context.run, function, *args, **knobs), name, places)
+    result = await _in_thread(partial(context.run, function, *args, **kwargs), name, places)
     return await result if inspect.isawaitable(result) else result
 
 
 async def _in_thread(work: Callable[[], Any], name: str, places: _Places) -> Any:
-    """Run it in a thread, which holds its place until it ends, not until nobody waits."""
+    """Run `work` in a thread. Its place is freed when it ends, not when its caller gives up."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
 
-    def settle(value: Any, error: BaseException | None) -> None:
+    def finish(value: Any, error: BaseException | None) -> None:
         places.free.release()
         places.hung.pop(id(future), None)
         if future.done():  # the caller has given up
@@ -80,13 +78,13 @@ async def _in_thread(work: Callable[[], Any], name: str, places: _Places) -> Any
         value, error = None, None
         try:
             value = work()
-        except StopIteration as stop:  # a future does not take it
+        except StopIteration as stop:  # a future refuses it
             error = RuntimeError(f"StopIteration: {stop}")
         except BaseException as raised:  # noqa: BLE001 (the caller gets it)
             error = raised
         if not loop.is_closed():
             # Futures are not thread-safe: only their loop may set them.
-            loop.call_soon_threadsafe(settle, value, error)
+            loop.call_soon_threadsafe(finish, value, error)
 
     threading.Thread(target=run, daemon=True, name=f"env {name}").start()
     try:

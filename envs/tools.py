@@ -7,13 +7,13 @@
             query: words of the title.
         '''
 
-Signature and docstring are the schema. A parameter named `episode` is not part of it: it gets the
-`Episode`, whose `memory` is the place for state between calls. A tool may be a coroutine function;
-a plain one runs in a thread.
+Signature and docstring make the schema. A parameter named `episode` is not in the schema: it gets
+the `Episode`, whose `memory` keeps state between calls. A tool may be a coroutine function. A plain
+function runs in a thread.
 
-The policy's mistakes (a malformed call, a wrong name, arguments that do not fit, whatever the tool
-raises as `ToolError`) are answered in a sentence that it can use. Any other exception is a fault of
-the environment and costs the rollout.
+The policy's mistakes (a malformed call, a wrong name, wrong arguments, a `ToolError` of the tool)
+are answered with a sentence that the policy can read. Any other exception is an error of the
+environment and costs the rollout.
 """
 
 import asyncio
@@ -34,38 +34,35 @@ if TYPE_CHECKING:
     from envs.episode import Episode
 
 Function = Callable[..., Any]
-EPISODE = "episode"  # the parameter that we supply
+EPISODE = "episode"  # the parameter that the environment supplies
 
 
 def unwrapped(function: Function) -> Function:
-    """Return a function without the knobs that a configuration gave it."""
+    """Return the function inside a partial that a configuration made, or the function itself."""
     return function.func if isinstance(function, partial) else function
 
 
 def supplied(function: Function) -> dict[str, inspect.Parameter]:
-    """Return the parameters before the `*`."""
+    """Return the parameters before the `*`, which the caller supplies by name."""
     parameters = inspect.signature(unwrapped(function)).parameters
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return {name: parameter for name, parameter in parameters.items() if parameter.kind in kinds}
 
 
 class ToolError(Exception):
-    """Raised by a tool for what the policy did wrong; the policy reads the message."""
+    """Raised by a tool for a mistake of the policy. The policy reads the message."""
 
 
 class Tool:
     """One function as a tool.
 
     Attributes:
-        name: the function's.
-        spec: `name`, `description` and `parameters` (JSON schema), as chat templates want it.
-
-    Raises:
-        ValueError: a parameter has no type, or one that JSON cannot carry.
-
+        name: name of the function.
+        spec: `name`, `description` and `parameters` (a JSON schema) in the form of chat templates.
     """
 
     def __init__(self, function: Function) -> None:
+        """Make the schema. Raise ValueError if a parameter has no type, or one outside JSON."""
         self.name: str = function.__name__
         self._function = function
         parameters = inspect.signature(function).parameters
@@ -96,8 +93,8 @@ class Tool:
         name = parameter.name
         if name not in hints or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise ValueError(
-                f"the tool {self.name} has a parameter {name!r} without a type: annotate it, for "
-                "the policy is told the types"
+                f"the tool {self.name} has a parameter {name!r} without a type: annotate it, "
+                "because the policy reads the types"
             )
         kind = hints[name]
         if name in notes:
@@ -121,7 +118,7 @@ class Tool:
 
     @property
     def usage(self) -> str:
-        """How the policy should have called it: `search_pages(query: string, limit?: integer)`."""
+        """The right form of a call, for messages: `search(query: string, limit?: integer)`."""
         schema = self.spec["parameters"]
         required = schema.get("required", [])
         parts = [
@@ -131,33 +128,26 @@ class Tool:
         return f"{self.name}({', '.join(parts)})"
 
     async def answer(self, arguments: Any, episode: "Episode") -> str:
-        """Return what the tool says, as text; ToolError where the arguments do not fit."""
+        """Return the tool's result as text. Raise ToolError if the arguments do not fit."""
         try:
-            # Not strict: many policies write "3" where a number is meant, and 3 is what they mean.
+            # Not strict, because many policies write "3" for the number 3.
             known = msgspec.convert(arguments, self._arguments, strict=False)
         except msgspec.ValidationError as error:
             raise ToolError(f"{error}. Usage: {self.usage}") from error
-        knobs = {name: getattr(known, name) for name in self._arguments.__struct_fields__}
+        given = {name: getattr(known, name) for name in self._arguments.__struct_fields__}
         if self._wants_episode:
-            knobs[EPISODE] = episode
-        result = await call_function(self._function, **knobs)
-        return (
-            result
-            if isinstance(result, str)
-            else json.dumps(result, ensure_ascii=False, default=str)
-        )
+            given[EPISODE] = episode
+        result = await call_function(self._function, **given)
+        if isinstance(result, str):
+            return result
+        return json.dumps(result, ensure_ascii=False, default=str)
 
 
 class Toolbox:
-    """The tools of one environment.
-
-    Attributes:
-        specs: of all tools, in the order given.
-
-    """
+    """The tools of one environment; `specs` holds their schemas in the order given."""
 
     def __init__(self, functions: Sequence[Function], timeout: float) -> None:
-        """`timeout`: seconds that one call may take; the policy is told when it took longer."""
+        """Wrap the functions. A call that takes longer than `timeout` seconds is an error."""
         self._tools = {tool.name: tool for tool in map(Tool, functions)}
         if len(self._tools) < len(functions):
             raise ValueError(f"two tools have the same name: {[f.__name__ for f in functions]}")
@@ -165,14 +155,14 @@ class Toolbox:
         self.specs = [tool.spec for tool in self._tools.values()]
 
     async def answer(self, tool_call: Message, episode: "Episode") -> Message:
-        """Return the `tool` message that answers one entry of a message's `tool_calls`."""
+        """Return the `tool` message that answers one entry of `tool_calls`."""
         try:
             content = await self._answer(tool_call, episode)
         except ToolError as error:
             episode.tool_errors += 1
             content = f"Error: {error}"
         episode.tool_calls += 1
-        # A tool repeats what it was asked, or what the policy's own program printed.
+        # A tool may repeat the policy's own text, which may hold lone surrogates.
         content = well_formed(content)
         return {"role": "tool", "tool_call_id": tool_call.get("id", ""), "content": content}
 
@@ -193,7 +183,7 @@ class Toolbox:
             async with deadline:
                 return await tool.answer(arguments, episode)
         except TimeoutError as error:
-            if not deadline.expired():  # the tool's own
+            if not deadline.expired():  # the tool itself raised it
                 raise
             raise ToolError(f"{tool.name} took longer than {self._timeout:g} s") from error
 
@@ -203,7 +193,7 @@ class Toolbox:
 
 
 def _kind(schema: dict[str, Any]) -> str:
-    """A JSON schema in a word or two."""
+    """Return a JSON schema in a word or two."""
     if "enum" in schema:
         return " or ".join(json.dumps(option) for option in schema["enum"])
     if "anyOf" in schema:

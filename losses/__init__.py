@@ -1,4 +1,4 @@
-"""The maths: token losses, advantages, aggregation, KL estimators, corrections. One formula a file.
+"""Token losses, advantages, aggregation, KL estimators, corrections: one formula per file.
 
-Nothing is imported here, so `losses.advantages` and `losses.aggregation` load without torch.
+This file imports nothing, so that `losses.advantages` and `losses.aggregation` need no torch.
 """

@@ -6,15 +6,14 @@
     max_rl          A = (R - mean) / mean
     none            A = R
 
-By turn, r_t being what turn t earned (rl/rollouts/credit.py):
+Per turn, where r_t is the reward of turn t (rl/rollouts/credit.py):
 
     turn_group_mean    A_t = G_t - mean of G_t over the rollouts that have a turn t
-                       G_t = r_t + discount * G_{t+1}, what is still earned from turn t on
+                       G_t = r_t + discount * G_{t+1}, the return from turn t on
 
-An unscorable rollout (reward None, NaN or infinite) stays out of mean, std and K and gets 0.
-Where a baseline is subtracted, a group with fewer than two scorable rollouts, or with a spread of
-at most 1e-6, gives zeros: a difference of rounding must not be blown up into a lesson. `none`
-compares nothing and always returns the reward itself.
+An unscorable rollout (reward None, NaN or infinite) does not count in mean, std and K and gets 0.
+With a baseline, a group gives zeros if it has fewer than two scorable rollouts, or a spread of at
+most 1e-6, because a z-score would amplify rounding errors. `none` returns the reward itself.
 """
 
 import math
@@ -23,22 +22,16 @@ from itertools import accumulate
 from typing import TypeGuard
 
 SPREAD_TOLERANCE = 1e-6
-# What the rules of a configuration must know (rl/config/facts.py): which compare the rollouts of a
-# group, so that a group of one teaches nothing, and which take no negative reward.
-COMPARES = ("group_mean", "group_zscore", "rloo", "max_rl", "turn_group_mean")
-NON_NEGATIVE = ("max_rl",)
-NEUTRAL = ("none",)  # the reward itself: what a critic starts from
 RANGES = {"discount": ">= 0 and <= 1"}
-PER_TURN = ("turn_group_mean",)  # rewards by turn in, one number a turn out
 
 
 def group_mean(rewards: Sequence[float | None]) -> list[float]:
-    """Reward minus the group's mean. Dr.GRPO, arXiv:2503.20783."""
+    """Return the reward minus the group's mean. Dr.GRPO, arXiv:2503.20783."""
     return _compared(rewards, _centred)
 
 
 def group_zscore(rewards: Sequence[float | None], *, epsilon: float) -> list[float]:
-    """Reward minus the mean, in standard deviations. GRPO, arXiv:2402.03300."""
+    """Return the reward minus the mean, in standard deviations. GRPO, arXiv:2402.03300."""
 
     def zscores(scorable: list[float]) -> list[float]:
         centred = _centred(scorable)
@@ -49,7 +42,7 @@ def group_zscore(rewards: Sequence[float | None], *, epsilon: float) -> list[flo
 
 
 def rloo(rewards: Sequence[float | None]) -> list[float]:
-    """Reward minus the mean of the others, an unbiased baseline. RLOO, arXiv:2402.14740."""
+    """Return the reward minus the mean of the others, an unbiased baseline. arXiv:2402.14740."""
 
     def leave_one_out(scorable: list[float]) -> list[float]:
         scale = len(scorable) / (len(scorable) - 1)
@@ -59,10 +52,10 @@ def rloo(rewards: Sequence[float | None]) -> list[float]:
 
 
 def max_rl(rewards: Sequence[float | None]) -> list[float]:
-    """Reward minus the mean, relative to the mean: rare successes weigh most. arXiv:2602.02710.
+    """Return (reward - mean) / mean, so that rare successes weigh most. arXiv:2602.02710.
 
-    Lies within -1..K-1 for rewards that are not negative; a negative one is a ValueError, for the
-    mean could then be zero or turn every sign around.
+    The result lies within -1..K-1. Raise ValueError if a reward is negative, because the mean could
+    then be zero or negative.
     """
 
     def relative(scorable: list[float]) -> list[float]:
@@ -78,27 +71,25 @@ def max_rl(rewards: Sequence[float | None]) -> list[float]:
 
 
 def none(rewards: Sequence[float | None]) -> list[float]:
-    """The reward itself, without a baseline: demonstrations with reward 1, shaped returns."""
+    """Return the reward itself, for demonstrations with reward 1 and for shaped returns."""
     return [float(r) if _is_scorable(r) else 0.0 for r in rewards]
 
 
 def turn_group_mean(
     rewards: Sequence[Sequence[float] | None], *, discount: float
 ) -> list[list[float]]:
-    """What each turn and those after it earned, less what the group's others earned from there on.
+    """Return for each turn its return to go minus the mean of the group's returns at this turn.
 
-    A turn is not blamed for what was earned before it. With one turn, or discount 1 and everything
-    earned by the last of equally many turns, it is `group_mean`. Turn-level advantages:
-    arXiv:2505.11821; return to go: Sutton and Barto, chapter 13.
+    Rewards of earlier turns do not count. With one turn the result is `group_mean`. So it is with
+    discount 1, if all rollouts have equally many turns and only the last one earns. Turn-level
+    advantages: arXiv:2505.11821; return to go: Sutton and Barto, chapter 13.
+
+    A turn gets 0 if fewer than two rollouts have that turn, or if all their returns are equal. An
+    unscorable rollout gets an empty list.
 
     Args:
-        rewards: of each rollout what each of its turns earned; None: unscorable.
-        discount: of what the next turn earns, 0..1. 0: each turn for itself.
-
-    Returns:
-        One number a turn of each rollout. 0 where fewer than two rollouts have that turn, or all
-        that do go on to earn the same; none at all for an unscorable rollout.
-
+        rewards: the reward of each turn of each rollout; None: unscorable.
+        discount: factor of the next turn's return, 0..1. 0: each turn counts by itself.
     """
     returns = [_returns(turns, discount) for turns in rewards]
     longest = max(map(len, returns), default=0)
@@ -117,7 +108,7 @@ def _returns(turns: Sequence[float] | None, discount: float) -> list[float]:
 def _compared(
     rewards: Sequence[float | None], formula: Callable[[list[float]], list[float]]
 ) -> list[float]:
-    """The formula on the scorable rewards, 0 for the rest and for a group that compares nothing."""
+    """Return the formula of the scorable rewards; 0 for the rest and for equal rewards."""
     scorable = [r for r in rewards if _is_scorable(r)]
     if len(scorable) < 2 or max(scorable) - min(scorable) <= SPREAD_TOLERANCE:
         return [0.0] * len(rewards)

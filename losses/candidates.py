@@ -1,14 +1,14 @@
 """Distributions over the teacher's K most likely tokens and the rest, for losses that compare them.
 
-    q_i = ref(token i), p_i = pi(token i)       i: the K candidates of the token's place
+    q_i = ref(token i), p_i = pi(token i)       i: the K candidates at the token's position
     q_0 = 1 - sum q_i,  p_0 = 1 - sum p_i       the rest of the vocabulary as one more outcome
 
-The K+1 outcomes are two whole distributions, so their divergence is one: never negative, zero only
-where they agree, and at most that of the vocabulary. Without the rest (renormalised to the K) what
-the policy does elsewhere would cost nothing, and it drifts there: arXiv:2608.14728 for the reverse
-divergence; a sum that is merely cut off is no divergence and has its minimum elsewhere:
-arXiv:2503.16870 for the forward one. The rest counts as 1e-6 where it is less, with no gradient:
-in float32 nothing of it is known there.
+The K+1 outcomes are two complete distributions. So their divergence is never negative, zero only if
+they agree, and at most that of the full vocabulary. Without the rest (renormalised to the K tokens)
+probability outside of them would cost nothing, and the policy drifts there (reverse divergence:
+arXiv:2608.14728). A truncated sum is no divergence and has another minimum (forward divergence:
+arXiv:2503.16870). A rest below 1e-6 counts as 1e-6 without gradient, because float32 cannot
+represent it precisely.
 
 N: completion tokens, K: candidates of each.
 """
@@ -22,7 +22,7 @@ MIN_REST = 1e-6
 
 
 def candidate_distributions(tokens: Tokens) -> tuple[Tensor, Tensor]:
-    """log p [N, K+1], with gradient, and log q [N, K+1]; the rest comes last."""
+    """Return log p [N, K+1] with gradient, and log q [N, K+1]; the last column is the rest."""
     if tokens.candidate_logprobs is None or tokens.ref_candidate_logprobs is None:
         raise ValueError("a comparison of distributions needs a teacher's candidates: none came")
     return _with_rest(tokens.candidate_logprobs), _with_rest(tokens.ref_candidate_logprobs.detach())

@@ -3,18 +3,17 @@
     ratio  = pi / anchor                     pi: policy in training, anchor: policy that sampled
     loss_t = -stop_gradient(clip(ratio, clip_low, clip_high)) * advantage * log pi
 
-Every token keeps a gradient, however far its ratio moved; only the weight is bounded. The bounds
-are absolute (not distances from 1). MiniMax-M1, arXiv:2506.13585; [0, 5] after ScaleRL,
-arXiv:2510.13786.
+Every token keeps a gradient, because only its weight is bounded. The bounds are absolute, not
+distances from 1. MiniMax-M1, arXiv:2506.13585; [0, 5] after ScaleRL, arXiv:2510.13786.
 """
 
 from losses.tokens import TokenLoss, Tokens, ratio_to
 
-ORDERED = ("clip_low", "clip_high")
+RANGES = {"clip_low": "< clip_high"}
 
 
 def cispo(tokens: Tokens, *, clip_low: float, clip_high: float) -> TokenLoss:
-    """CISPO loss [N]; clip_fraction counts tokens whose weight was bounded."""
+    """Return the loss [N]; clip_fraction [N] is 1 if the weight was bounded."""
     ratio = ratio_to(tokens.anchor, tokens.logprobs.detach())  # [N]
     weight = ratio.clamp(clip_low, clip_high)  # [N]
     loss = -weight * tokens.advantages * tokens.logprobs  # [N]

@@ -1,4 +1,4 @@
-"""Weights that correct for trainer and vLLM disagreeing on the probability of the same token.
+"""Weights that correct the difference between the trainer's and vLLM's probability of a token.
 
     w_t = exp(log old - log mu)          old: the trainer's own logprob, mu: vLLM's
     w_i = product of w_t over sequence i
@@ -10,10 +10,11 @@
     mis               w_i * 1[low <= w_i <= high]                        for every token of i
     geometric_mask    1[low <= exp(mean over i of log w_t) <= high]      for every token of i
 
-A weight multiplies its token's loss and carries no gradient. With mu as the anchor the loss's own
-ratio already corrects; correcting again would count the mismatch twice, so these go with old as
-the anchor. N: completion tokens of a micro-batch, S: its sequences, each with all its tokens. A
-log ratio is clamped to +-20 after summing, where every cap and bound has long decided.
+A weight multiplies its token's loss and carries no gradient. If the anchor is mu, the loss's own
+ratio corrects already, and a correction would count the mismatch twice. So corrections need old as
+the anchor. A log ratio is clamped to +-20 after summing, far outside of every cap and bound.
+
+N: completion tokens of a micro-batch, S: its sequences, each with all its tokens.
 """
 
 from dataclasses import dataclass
@@ -23,13 +24,12 @@ from torch import Tensor
 
 from losses.tokens import MAX_LOG_RATIO, mean_per_sequence, ratio_to, sum_per_sequence
 
-NEUTRAL = ("none",)  # corrects nothing
-ORDERED = ("low", "high")
+RANGES = {"low": ">= 0 and < high", "cap": "> 0"}
 
 
 @dataclass(frozen=True, eq=False)
 class Correction:
-    """What a correction returns."""
+    """The result of a correction."""
 
     weights: Tensor  # [N] factor of each token's loss, without gradient
     metrics: dict[str, Tensor]  # name: [N], without gradient
@@ -37,23 +37,23 @@ class Correction:
 
 def none(
     old_logprobs: Tensor,
-    rollout_logprobs: Tensor,  # noqa: ARG001 - one signature for every correction
+    rollout_logprobs: Tensor,  # noqa: ARG001 (all corrections share one signature)
     sequence_ids: Tensor,  # noqa: ARG001
     num_sequences: int,  # noqa: ARG001
 ) -> Correction:
-    """Weight 1 for every token."""
+    """Return weight 1 for every token."""
     return Correction(torch.ones_like(old_logprobs), {})
 
 
 def tis_token(
     old_logprobs: Tensor,
     rollout_logprobs: Tensor,
-    sequence_ids: Tensor,  # noqa: ARG001 - one signature for every correction
+    sequence_ids: Tensor,  # noqa: ARG001 (all corrections share one signature)
     num_sequences: int,  # noqa: ARG001
     *,
     cap: float,
 ) -> Correction:
-    """Truncated importance sampling, by token. Yao et al. 2025, "Your Efficient RL Framework
+    """Return truncated importance weights by token. Yao et al. 2025, "Your Efficient RL Framework
     Secretly Brings You Off-Policy RL Training".
     """
     return _truncated(_token_ratio(old_logprobs, rollout_logprobs), cap)
@@ -67,7 +67,7 @@ def tis_sequence(
     *,
     cap: float,
 ) -> Correction:
-    """Truncated importance sampling of sequences: exact up to the cap, and noisier with length."""
+    """Return truncated importance weights by sequence: exact below the cap, noisier with length."""
     ratio = _sequence_ratio(old_logprobs, rollout_logprobs, sequence_ids, num_sequences)  # [N]
     return _truncated(ratio, cap)
 
@@ -75,13 +75,13 @@ def tis_sequence(
 def icepop(
     old_logprobs: Tensor,
     rollout_logprobs: Tensor,
-    sequence_ids: Tensor,  # noqa: ARG001 - one signature for every correction
+    sequence_ids: Tensor,  # noqa: ARG001 (all corrections share one signature)
     num_sequences: int,  # noqa: ARG001
     *,
     low: float,
     high: float,
 ) -> Correction:
-    """Importance sampling that drops tokens outside a band. IcePop, arXiv:2510.18855."""
+    """Return importance weights, and 0 for tokens outside the band. IcePop, arXiv:2510.18855."""
     return _masked(_token_ratio(old_logprobs, rollout_logprobs), low, high)
 
 
@@ -94,8 +94,10 @@ def mis(
     low: float,
     high: float,
 ) -> Correction:
-    """Importance sampling that drops sequences outside a band. Liu, Li et al. 2025, "When Speed
-    Kills Stability: Demystifying RL Collapse from the Training-Inference Mismatch".
+    """Return importance weights by sequence, and 0 for sequences outside the band.
+
+    Liu, Li et al. 2025, "When Speed Kills Stability: Demystifying RL Collapse from the
+    Training-Inference Mismatch".
     """
     ratio = _sequence_ratio(old_logprobs, rollout_logprobs, sequence_ids, num_sequences)  # [N]
     return _masked(ratio, low, high)
@@ -110,7 +112,7 @@ def geometric_mask(
     low: float,
     high: float,
 ) -> Correction:
-    """Drop sequences by the geometric mean of their tokens' ratios, whatever their length."""
+    """Return 0 for sequences whose geometric mean ratio is outside the band, else 1."""
     difference = (old_logprobs - rollout_logprobs).detach()  # [N]
     mean = mean_per_sequence(difference, sequence_ids, num_sequences)  # [S]
     ratio = _exp(mean)[sequence_ids]  # [N]

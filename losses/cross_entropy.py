@@ -1,14 +1,14 @@
-"""Cross entropy: imitate the completion, whoever wrote it.
+"""Cross entropy: imitate the completion, whatever its source.
 
     loss_t = -log pi
 
-Supervised fine-tuning on demonstrations, and distillation from a teacher's text. Advantages and
-ratios play no part.
+For supervised fine-tuning on demonstrations, and for distillation from a teacher's text. It uses
+neither advantages nor ratios.
 """
 
 from losses.tokens import TokenLoss, Tokens
 
 
 def cross_entropy(tokens: Tokens) -> TokenLoss:
-    """Negative log likelihood [N]."""
+    """Return the negative log likelihood [N]."""
     return TokenLoss(-tokens.logprobs, {})

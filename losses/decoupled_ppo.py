@@ -1,18 +1,19 @@
-"""Decoupled PPO with an anchor that follows the policy the further, the staler the token is.
+"""Decoupled PPO: staler tokens have an anchor closer to the policy in training.
 
     log prox = (1 - a) * log mu + a * sg(log pi)               a = staleness / (staleness + 1)
     r        = pi / prox
     w        = sg(min(prox / mu, weight_cap))
     loss_t   = w * max(-A * r, -A * clip(r, 1 - clip_low, 1 + clip_high))
 
-PPO bounds how far pi moves from the policy that sampled. Where that lies several versions back the
-bound keeps a token from learning anything. Decoupled PPO (AReaL, arXiv:2505.24298) bounds the step
-from a proximal policy, the one before the update, and corrects for mu by the weight in front. Its
-logprobs would take a pass of their own; on the way from mu to pi, `staleness` of the
-`staleness + 1` steps lie before it, and a line through the logprobs stands in for it: A-3PO,
-arXiv:2512.06547. With staleness 0 this is PPO's clip. Where a batch is updated several times the
-proximal policy's logprobs are there, and taken. AReaL's code leaves out a token whose weight is
-above its cap; here it counts by the cap, as under truncated importance sampling.
+PPO bounds the distance of pi from the policy that sampled. If that policy is several versions old,
+the bound stops tokens from learning. Decoupled PPO (AReaL, arXiv:2505.24298) bounds the distance
+from a proximal policy, the one before the update, and corrects for mu by the weight w. The logprobs
+of that policy would need another forward pass. A-3PO (arXiv:2512.06547) interpolates them instead
+between mu and pi, because `staleness` of the `staleness + 1` steps lie before the update. With
+staleness 0 this is PPO's clip. If a batch is updated several times, old is known and used as prox.
+AReaL's code drops a token whose weight exceeds the cap; here the token keeps the cap as its weight,
+as in truncated importance sampling. A-3PO's paper divides by `staleness`, AReaL's code by
+`staleness + 1`, as here, because the policy in training becomes the next version.
 """
 
 import torch
@@ -20,13 +21,12 @@ import torch
 from losses.tokens import TokenLoss, Tokens, ratio_to
 
 RANGES = {"weight_cap": "> 0"}
-CORRECTS = True  # for what lies between mu and the anchor: a correction would do so twice
 
 
 def decoupled_ppo(
     tokens: Tokens, *, clip_low: float, clip_high: float, weight_cap: float
 ) -> TokenLoss:
-    """Clipped surrogate [N], weighted by at most `weight_cap`; metrics count what was bounded."""
+    """Return the clipped surrogate [N] with weights up to weight_cap; metrics count the bounds."""
     mu, pi = tokens.rollout_logprobs, tokens.logprobs.detach()  # [N]
     proximal = tokens.old_logprobs  # [N]
     if proximal is None:

@@ -1,21 +1,21 @@
-"""DPPO: drop a token by how far its probability moved, not by its ratio, and pull ratios towards 1.
+"""DPPO: drop tokens whose probability moved too far, and pull ratios towards 1.
 
     ratio  = pi / anchor
-    drop   = pi - mu > delta_high    where A > 0        it already rose far enough
-             pi - mu < -delta_low    where A <= 0       it already fell far enough
+    drop   = pi - mu > delta_high    if A > 0        it already rose far enough
+             pi - mu < -delta_low    if A <= 0       it already fell far enough
     loss_t = -1[not drop] * A * ratio + tau * (log pi - log anchor)^2
 
-A rare token may move by a large ratio and hardly change the distribution; a likely one may not.
-The pull acts on dropped tokens too, and is not clamped: it has no exp. arXiv:2602.04879 (binary
-total variation); the square after Kimi-K2.5, arXiv:2602.02276; together prime-rl's default since
-mid-2026.
+A large ratio of a rare token hardly changes the distribution, that of a likely token does. The
+squared term also acts on dropped tokens. It is not clamped, because it has no exp.
+arXiv:2602.04879 (binary total variation); the square after Kimi-K2.5, arXiv:2602.02276; together
+prime-rl's default since mid-2026.
 """
 
 from losses.tokens import TokenLoss, Tokens, ratio_to
 
 
 def dppo(tokens: Tokens, *, delta_low: float, delta_high: float, tau: float) -> TokenLoss:
-    """DPPO loss [N]; metrics count the dropped tokens, by direction of the move."""
+    """Return the loss [N]; metrics count the dropped tokens, by direction of the move."""
     ratio = ratio_to(tokens.anchor, tokens.logprobs)  # [N]
     moved = (tokens.logprobs.exp() - tokens.rollout_logprobs.exp()).detach()  # [N] in -1..1
     rises = tokens.advantages > 0  # [N]

@@ -3,8 +3,8 @@
     delta_l = r_l + gamma * V_(l+1) - V_l
     A_l     = delta_l + gamma * gae_lambda * A_(l+1)        after the last step V and A are 0
 
-With gae_lambda 1 an advantage is the return less the value: right on average whatever the values
-are, and as noisy as returns. With 0 it is a single delta: quiet, and as wrong as the values.
+With gae_lambda 1 an advantage is the return minus the value: unbiased for any values, and as noisy
+as the returns. With 0 it is one delta: little noise, and the full bias of the values.
 arXiv:1506.02438.
 
 R: rollouts, L: steps of the longest, tokens or turns (conf/critic).
@@ -17,10 +17,10 @@ RANGES = {"gamma": ">= 0 and <= 1", "gae_lambda": ">= 0 and <= 1"}
 
 
 def gae(rewards: Tensor, values: Tensor, *, gamma: float, gae_lambda: float) -> Tensor:
-    """Advantages [R, L] from rewards [R, L] and values [R, L].
+    """Return advantages [R, L] from rewards [R, L] and values [R, L].
 
-    A rollout that is shorter is padded with zeros: that is what its end is worth, and their
-    advantage is 0.
+    A shorter rollout is padded with zeros, which is the value after its end. The padding has
+    advantage 0.
     """
     advantages = torch.empty_like(values)
     next_value = next_advantage = values.new_zeros(len(values))  # [R]

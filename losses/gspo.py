@@ -3,11 +3,11 @@
     ratio_i = exp(mean over the tokens of i of (log pi - log anchor))
     loss_t  = max(-A * ratio_i, -A * clip(ratio_i, 1 - clip_low, 1 + clip_high))   for every t of i
 
-The gradient runs through ratio_i to all tokens of the sequence, which is kept or clipped as a
-whole. The mean moves far less than a token's ratio, hence bounds of 1e-4. Weighted by
-sequence_mean only: under token_mean a sequence would count once for each of its tokens. A
-sequence's tokens must all be in one micro-batch. The clamp of the log ratio acts on the mean.
-Qwen, arXiv:2507.18071.
+The gradient runs through ratio_i to all tokens of the sequence, so a sequence is kept or clipped as
+a whole. The mean moves far less than the ratio of a token, hence bounds of 1e-4. GSPO needs
+aggregation=sequence_mean, because under token_mean a sequence would count once per token. All
+tokens of a sequence must be in one micro-batch. The clamp of the log ratio acts on the mean. Qwen,
+arXiv:2507.18071.
 """
 
 import torch
@@ -18,7 +18,7 @@ PER_SEQUENCE = True  # one weight a sequence: rl/config/algorithm_rules.py asks 
 
 
 def gspo(tokens: Tokens, *, clip_low: float, clip_high: float) -> TokenLoss:
-    """Sequence-clipped surrogate [N]; metrics count tokens of clipped sequences, by bound."""
+    """Return the clipped surrogate [N]; metrics count tokens of clipped sequences, by bound."""
     advantages = tokens.advantages
     difference = tokens.logprobs - tokens.anchor  # [N]
     mean = mean_per_sequence(difference, tokens.sequence_ids, tokens.num_sequences)  # [S]

@@ -4,9 +4,9 @@
     loss_t = mix KL(q || m) + (1 - mix) KL(p || m)                     over candidates and rest
     d loss_t / d log p_i = (1 - mix) p_i (log(p_i / m_i) - log(p_0 / m_0))
 
-arXiv:2306.13649. Bounded, so no single token can dominate. loss / mix tends to the forward KL as
-mix tends to 0, loss / (1 - mix) to the reverse KL as it tends to 1: a mix near either end wants a
-learning rate to match.
+The loss is bounded, so no single token can dominate. loss / mix tends to the forward KL as mix
+tends to 0, and loss / (1 - mix) tends to the reverse KL as mix tends to 1. So a mix near 0 or 1
+needs a larger learning rate. arXiv:2306.13649.
 """
 
 import math
@@ -20,10 +20,10 @@ RANGES = {"mix": "> 0 and < 1"}
 
 
 def jsd_topk(tokens: Tokens, *, mix: float) -> TokenLoss:
-    """Generalised Jensen-Shannon divergence [N], at most ln 2."""
+    """Return the generalised Jensen-Shannon divergence [N], at most ln 2."""
     log_p, log_q = candidate_distributions(tokens)  # [N, K+1]
     p, q = log_p.exp(), log_q.exp()
-    # Not log(mix q + (1 - mix) p): in float32 both are 0 from -104 nats on, and 0 * infinity NaN.
+    # Not log(mix q + (1 - mix) p), because in float32 both are 0 below -104 nats.
     log_m = torch.logaddexp(log_q + math.log(mix), log_p + math.log(1 - mix))  # [N, K+1]
     loss = (mix * q * (log_q - log_m) + (1 - mix) * p * (log_p - log_m)).sum(-1)  # [N]
     return TokenLoss(loss, {"jsd": loss.detach()})

@@ -1,19 +1,19 @@
-"""Masked importance sampling: the plain surrogate, without the tokens whose ratio left a band.
+"""Masked importance sampling: the plain surrogate without the tokens whose ratio is out of bounds.
 
     ratio  = pi / anchor
     loss_t = -1[ratio_low <= ratio <= ratio_high] * ratio * A
 
-Unlike PPO's clip a token outside the band is dropped whichever way it would have been pushed;
-inside, the gradient runs through the ratio. What the `verifiers` RLTrainer computes, [1/8, 8].
+Unlike PPO's clip, a token out of bounds is dropped for both signs of the advantage. For all other
+tokens the gradient runs through the ratio. The `verifiers` RLTrainer computes this with [1/8, 8].
 """
 
 from losses.tokens import TokenLoss, Tokens, ratio_to
 
-ORDERED = ("ratio_low", "ratio_high")
+RANGES = {"ratio_low": "< ratio_high"}
 
 
 def masked_is(tokens: Tokens, *, ratio_low: float, ratio_high: float) -> TokenLoss:
-    """Masked surrogate [N]; metrics count the dropped tokens, by side of the band."""
+    """Return the masked surrogate [N]; metrics count the dropped tokens, by bound."""
     ratio = ratio_to(tokens.anchor, tokens.logprobs)  # [N]
     low, high = ratio < ratio_low, ratio > ratio_high  # [N], [N]
     keep = ~(low | high)  # [N]

@@ -2,24 +2,24 @@
 
     ratio  = pi / anchor
     loss_t = max(-A * ratio, -A * clip(ratio, 1 - clip_low, 1 + clip_high))
-    with dual_clip, where A < 0:  loss_t = min(that, -A * dual_clip)
+    with dual_clip, if A < 0:  loss_t = min(that, -A * dual_clip)
 
-A clipped token has no gradient. Without dual_clip a token with A < 0 pushes ever harder the more
-probable it became; dual_clip (a ratio, > 1) is where that stops. The bounds are distances from 1.
-arXiv:1707.06347; unequal bounds after DAPO, arXiv:2503.14476; dual clip arXiv:1912.09729.
+A clipped token has no gradient. Without dual_clip the gradient of a token with A < 0 grows with its
+ratio without limit; beyond the ratio dual_clip (> 1) it is 0. clip_low and clip_high are distances
+from 1. arXiv:1707.06347; unequal bounds after DAPO, arXiv:2503.14476; dual clip arXiv:1912.09729.
 """
 
 import torch
 
 from losses.tokens import TokenLoss, Tokens, ratio_to
 
-ABOVE_ONE = ("dual_clip",)
+RANGES = {"dual_clip": "> 1"}
 
 
 def ppo_clip(
     tokens: Tokens, *, clip_low: float, clip_high: float, dual_clip: float | None
 ) -> TokenLoss:
-    """Clipped surrogate [N]; metrics count the tokens that lost their gradient, by bound."""
+    """Return the clipped surrogate [N]; metrics count tokens without gradient, by bound."""
     advantages = tokens.advantages
     ratio = ratio_to(tokens.anchor, tokens.logprobs)  # [N]
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)  # [N]

@@ -1,11 +1,11 @@
-"""SAPO: a smooth gate on the ratio in the place of PPO's clip.
+"""SAPO: a smooth gate on the ratio instead of PPO's clip.
 
-    ratio  = pi / anchor,   tau = tau_positive where A > 0, else tau_negative
+    ratio  = pi / anchor,   tau = tau_positive if A > 0, else tau_negative
     loss_t = -A * sigmoid(tau * (ratio - 1)) * 4 / tau
     gradient with respect to log pi:  -A * ratio * gate,   gate = 4 * p * (1 - p),  p = that sigmoid
 
-The gate is 1 at ratio 1, where the gradient equals PPO's, and falls off on both sides; a larger
-tau falls faster. Weighted by sequence_mean only, as published. Qwen, arXiv:2511.20347.
+The gate is 1 at ratio 1, where the gradient equals PPO's, and falls on both sides, faster for a
+larger tau. It needs aggregation=sequence_mean, as published. Qwen, arXiv:2511.20347.
 """
 
 import torch
@@ -16,7 +16,7 @@ PER_SEQUENCE = True  # by its paper
 
 
 def sapo(tokens: Tokens, *, tau_positive: float, tau_negative: float) -> TokenLoss:
-    """Gated surrogate [N]; gate is the share of PPO's unclipped gradient that a token kept."""
+    """Return the gated surrogate [N]; gate [N] is the kept share of PPO's unclipped gradient."""
     advantages = tokens.advantages
     ratio = ratio_to(tokens.anchor, tokens.logprobs)  # [N]
     tau = torch.full_like(ratio, tau_negative).masked_fill(advantages > 0, tau_positive)  # [N]

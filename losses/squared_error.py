@@ -1,11 +1,11 @@
-"""What a critic minimises: half the squared distance of its values from the returns.
+"""The loss of a critic: half the squared distance of its values from the returns.
 
     loss = (V - R)^2 / 2
     with clip:  loss = max((V - R)^2, (V_old + clamp(V - V_old, -clip, clip) - R)^2) / 2
 
-V_old: the value before the step's first update. With clip, a value that has moved further has no
-gradient while it is nearer to its return than clip allowed. The bound is in the units of the
-return; implementations of PPO brought it, the paper (arXiv:1707.06347) has none.
+V_old is the value before the step's first update. With clip, a value that moved further than clip
+towards its return has no gradient. clip is in units of the return. It comes from implementations
+of PPO; the paper (arXiv:1707.06347) has none.
 """
 
 import torch
@@ -19,7 +19,7 @@ RANGES = {"clip": "> 0"}
 def squared_error(
     values: Tensor, returns: Tensor, old_values: Tensor, *, clip: float | None
 ) -> TokenLoss:
-    """Loss [N] of values [N]; a metric counts those that moved beyond the clip."""
+    """Return the loss [N] of values [N]; a metric counts values that moved more than clip."""
     error = (values - returns).square()  # [N]
     if clip is None:
         return TokenLoss(error / 2, {})

@@ -1,16 +1,15 @@
-"""What a token loss sees and returns, and the importance ratio they all share.
+"""The input and output of a token loss, and the importance ratio that all losses share.
 
     log_ratio = clamp(log pi - log anchor, -20, 20)
     ratio     = exp(log_ratio)
 
 N: completion tokens of a micro-batch, S: its sequences. pi: policy in training, mu: policy that
-sampled, anchor: mu, or old (pi before the step's first update) when one batch gets several
-updates.
+sampled. anchor: mu, or old (pi before the step's first update) if a batch gets several updates.
 
-Beyond the clamp the ratio is a constant, so its gradient is zero. A token whose probability moved
-by e^20 shows a broken server or a broken update, not something to learn: its true gradient, 5e8
-times the others', would be the whole step; at the other end, 2e-9, nothing is lost. The objective
-counts such tokens once for every loss, in `Tokens.ratio_clamped`.
+Beyond the clamp the ratio is constant, so its gradient is zero. A ratio of e^20 shows a broken
+server or a broken update, and its true gradient, 5e8 times the others', would dominate the step. At
+e^-20 the lost gradient is negligible. `Tokens.ratio_clamped` tells the objective which tokens were
+clamped, for every loss alike.
 """
 
 from dataclasses import dataclass
@@ -31,23 +30,23 @@ class Tokens:
     advantages: Tensor  # [N]
     sequence_ids: Tensor  # [N] int64 in 0..num_sequences-1, in any order
     num_sequences: int  # S; a sequence may have no token here
-    staleness: Tensor  # [N] int64, versions that its sampler lay behind the policy in training
-    entropies: Tensor  # [N] of the policy in training where it chose the token, without gradient
-    positions: Tensor  # [N] int64, place among its rollout's completion tokens, from 0
-    turns: Tensor  # [N] int64, assistant turn of its rollout, from 0
+    staleness: Tensor  # [N] int64, version of pi minus version of the policy that sampled
+    entropies: Tensor  # [N] entropy of pi before the token, without gradient
+    positions: Tensor  # [N] int64, index among its rollout's completion tokens
+    turns: Tensor  # [N] int64, index of the assistant turn in its rollout
     old_logprobs: Tensor | None = None  # [N] log pi before the step's first update
-    ref_logprobs: Tensor | None = None  # [N] of the frozen reference, or of a teacher
-    # Of the reference's K most likely tokens at each place, for a loss that reads these fields:
+    ref_logprobs: Tensor | None = None  # [N] log ref, of the frozen reference or of a teacher
+    # The reference's K most likely tokens at each position, if the loss reads these fields:
     candidate_logprobs: Tensor | None = None  # [N, K] log pi, with gradient
-    ref_candidate_logprobs: Tensor | None = None  # [N, K] of the reference, falling
+    ref_candidate_logprobs: Tensor | None = None  # [N, K] log ref, in falling order
 
     @staticmethod
     def by_hand(
         logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, **others: Any
     ) -> "Tokens":
-        """Tokens for a table worked by hand: one sequence of one turn, none of it stale.
+        """Return tokens for a table worked by hand: one sequence of one turn, without staleness.
 
-        Whatever else matters is given by its name.
+        `others` sets further fields by name.
         """
         zeros = torch.zeros(len(logprobs), dtype=torch.int64)
         tokens = {
@@ -62,9 +61,8 @@ class Tokens:
 
     @property
     def anchor(self) -> Tensor:
-        """Logprobs [N] of the policy that ratios are taken to, without gradient."""
-        # With old at hand, how far it is from mu is no longer the ratio's business but a
-        # correction's (losses/correction.py).
+        """Logprobs [N] of the policy in the denominator of the ratio, without gradient."""
+        # With old as the anchor, losses/correction.py corrects the difference of old and mu.
         anchor = self.rollout_logprobs if self.old_logprobs is None else self.old_logprobs
         return anchor.detach()
 
@@ -77,29 +75,29 @@ class Tokens:
 
 @dataclass(frozen=True, eq=False)
 class TokenLoss:
-    """What a token loss returns: nothing is reduced, weighted or logged yet."""
+    """The result of a token loss, before it is weighted, reduced and logged."""
 
     loss: Tensor  # [N] to be minimised
-    metrics: dict[str, Tensor]  # name: [N], or one number for all of them; without gradient
+    metrics: dict[str, Tensor]  # name: [N], or one number for all tokens; without gradient
 
 
 def log_ratio(anchor: Tensor, logprobs: Tensor) -> Tensor:
-    """log(pi / anchor) [N], clamped to +-20 with zero gradient beyond."""
+    """Return log(pi / anchor) [N], clamped to +-20 with zero gradient beyond."""
     return (logprobs - anchor).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def ratio_to(anchor: Tensor, logprobs: Tensor) -> Tensor:
-    """pi / anchor [N], within e^+-20."""
+    """Return pi / anchor [N], within e^+-20."""
     return log_ratio(anchor, logprobs).exp()
 
 
 def sum_per_sequence(values: Tensor, sequence_ids: Tensor, num_sequences: int) -> Tensor:
-    """Sum [S] of the values [N] of each sequence; 0 for a sequence without tokens."""
+    """Return the sum [S] of the values [N] of each sequence; 0 without tokens."""
     return values.new_zeros(num_sequences).index_add(0, sequence_ids, values)
 
 
 def mean_per_sequence(values: Tensor, sequence_ids: Tensor, num_sequences: int) -> Tensor:
-    """Mean [S] of the values [N] of each sequence; 0 for a sequence without tokens."""
-    # At least 1, for 0 / 0 of a sequence without tokens would be NaN.
+    """Return the mean [S] of the values [N] of each sequence; 0 without tokens."""
+    # At least 1, because 0 / 0 of a sequence without tokens is NaN.
     lengths = torch.bincount(sequence_ids, minlength=num_sequences).clamp(min=1)  # [S]
     return sum_per_sequence(values, sequence_ids, num_sequences) / lengths

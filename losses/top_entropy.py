@@ -1,12 +1,11 @@
-"""PPO's clipped surrogate on the tokens at which the policy was least certain, and on no others.
+"""PPO's clipped surrogate on the tokens with the highest entropy, and 0 on all others.
 
     loss_t = ppo_clip_t * 1[entropy_t is among the `fraction` highest of its sequence]
 
-Most tokens of a chain of thought continue what was decided; a few decide. Learning from the latter
-alone does as well or better: "Beyond the 80/20 Rule", arXiv:2506.01939. The paper compares the
-tokens of a whole batch; here those of a sequence are compared, so that how a batch is split changes
-nothing. Tokens that tie with the last one in are in. Those left out keep their place in the
-aggregation's denominator.
+Few tokens of a chain of thought decide where it goes. Learning from these alone is as good or
+better: "Beyond the 80/20 Rule", arXiv:2506.01939. The paper ranks the tokens of a whole batch. Here
+the tokens of a sequence are ranked, so that the result does not depend on the split of the batch.
+Ties with the lowest kept entropy are kept. All tokens count in the aggregation's denominator.
 """
 
 import torch
@@ -15,8 +14,7 @@ from torch import Tensor
 from losses.ppo_clip import ppo_clip
 from losses.tokens import TokenLoss, Tokens
 
-ABOVE_ONE = ("dual_clip",)
-RANGES = {"fraction": "> 0 and <= 1"}
+RANGES = {"dual_clip": "> 1", "fraction": "> 0 and <= 1"}
 
 
 def top_entropy(
@@ -27,7 +25,7 @@ def top_entropy(
     clip_high: float,
     dual_clip: float | None,
 ) -> TokenLoss:
-    """Clipped surrogate [N], 0 at the tokens left out; kept_fraction counts the others."""
+    """Return the clipped surrogate [N], 0 at dropped tokens; kept_fraction [N] is 1 at the rest."""
     surrogate = ppo_clip(tokens, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
     kept = highest(tokens.entropies, tokens.sequence_ids, tokens.num_sequences, fraction).to(
         surrogate.loss.dtype
@@ -37,14 +35,14 @@ def top_entropy(
 
 
 def highest(values: Tensor, sequence_ids: Tensor, num_sequences: int, fraction: float) -> Tensor:
-    """True [N] for the ceil(fraction * length) highest values [N] of each sequence, and ties."""
+    """Return True [N] at the ceil(fraction * length) highest values of each sequence, and ties."""
     if not len(values):
         return torch.zeros_like(values, dtype=torch.bool)
     lengths = torch.bincount(sequence_ids, minlength=num_sequences)  # [S]
-    # By sequence, within it from high to low: of two stable sorts the last one rules.
+    # Sort by sequence, and within a sequence from high to low, by two stable sorts.
     order = values.argsort(descending=True, stable=True)
     order = order[sequence_ids[order].argsort(stable=True)]  # [N]
     ends = lengths.cumsum(0)  # [S]
     counts = (lengths.double() * fraction - 1e-9).ceil().long()  # [S] 0.2 of 15 is 3, not 4
-    lowest = ends - lengths + counts - 1  # [S] the last one in; of a sequence without tokens: any
+    lowest = ends - lengths + counts - 1  # [S] index of the lowest kept value; any if no tokens
     return values >= values[order][lowest][sequence_ids]

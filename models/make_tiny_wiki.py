@@ -1,8 +1,8 @@
-"""Makes models/tiny-wiki: a tokenizer of names' pieces, then a tiny policy taught by imitation.
+"""Make models/tiny-wiki: a tokenizer for pieces of names, and a tiny policy trained by imitation.
 
     python models/make_tiny_wiki.py [override ...]      about 20 minutes on two cores
 
-Everything the policy sees here is made up (envs/wiki/facts.py): it cannot know a single real page.
+All training text is made up (envs/wiki/facts.py), so the policy knows no real page.
 """
 
 import json
@@ -18,22 +18,22 @@ from random import Random
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # run as a script from anywhere
+sys.path.insert(0, str(ROOT))  # so that the script runs from any folder
 
 from offbyone.environments import load  # noqa: E402
 from rl.model.tiny import CONTROL_TOKENS, MARKUP_TOKENS, byte_letters  # noqa: E402
 
 TARGET = ROOT / "models" / "tiny-wiki"
-VOCABULARY = 512  # pieces, special tokens excepted
-DEMONSTRATIONS = 6000  # to learn the pieces from
-# Letters, a digit, white space, the rest: a name has the same pieces wherever it stands, so that
-# to copy it is to copy tokens.
+VOCABULARY = 512  # pieces without special tokens
+DEMONSTRATIONS = 6000  # conversations that the tokenizer is trained on
+# Words, single digits, white space, the rest. A name has the same pieces in every context, so that
+# the policy can copy it token by token.
 PIECES = r"[A-Za-z]+|[0-9]|\s+|[^A-Za-z0-9\s]+"
 KEPT = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 
 
 def texts() -> Iterator[str]:
-    """Yield what is said in made-up episodes, tool calls as JSON."""
+    """Yield the text of made-up episodes, with tool calls as JSON."""
     env = load("wiki-search", levels=[1, 2, 3])
     for messages in islice(env.demonstrations(Random(1)), DEMONSTRATIONS):
         for message in messages:
@@ -61,7 +61,7 @@ def make_tokenizer() -> Tokenizer:
 
 
 def main() -> None:
-    """Write the folder; its README stays."""
+    """Write the folder and keep its README."""
     TARGET.mkdir(exist_ok=True)
     make_tokenizer().save(str(TARGET / "tokenizer.json"))
     with tempfile.TemporaryDirectory() as output:

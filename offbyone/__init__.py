@@ -1,4 +1,4 @@
-"""Our environments under the name that the `verifiers` library looks for.
+"""The environments of this project under the name that the `verifiers` library looks for.
 
 vf.load_environment("offbyone", env="reverse-text")        verifiers 0.1.14
 vf-eval offbyone --env.taskset.env reverse-text            verifiers >= 0.4
@@ -7,7 +7,7 @@ vf-eval offbyone --env.taskset.env reverse-text            verifiers >= 0.4
 from importlib.util import find_spec
 
 if find_spec("verifiers") is None:
-    __all__ = []  # offbyone.environments needs no library
+    __all__ = []  # offbyone.environments works without the library
 elif find_spec("verifiers.envs"):
     from offbyone.classic import load_environment
 

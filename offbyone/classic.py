@@ -1,4 +1,4 @@
-"""Our environments as environments of `verifiers`, classic API.
+"""This project's environments as environments of `verifiers`, classic API.
 
 vf.load_environment("offbyone", env="reverse-text", max_length=8)
 """
@@ -16,22 +16,21 @@ from verifiers.utils.message_utils import (  # pyright: ignore[reportMissingImpo
 )
 
 from envs import threads
-from envs.episode import Episode, Example, Split, StopReason
+from envs.episode import Episode, Example, Split, StopReason, rewards_by_name
 from envs.protocol import Environment
-from envs.turn_rewards import by_name
-from envs.verifiers.classic import our_message
+from envs.verifiers.classic import plain_message
 from offbyone.environments import load
 
-EPISODE = "offbyone_episode"  # where a state keeps ours
+EPISODE = "offbyone_episode"  # key of the Episode in the library's state
 
 
-def load_environment(env: str = "reverse-text", **knobs: Any) -> "Exported":
-    """Return our environment `env` (a file of conf/env, or module.Class) with `knobs` changed."""
-    return Exported(load(env, **knobs))
+def load_environment(env: str = "reverse-text", **options: Any) -> "Exported":
+    """Return environment `env` (a file of conf/env, or module.Class) with `options` changed."""
+    return Exported(load(env, **options))
 
 
 class Exported(vf.MultiTurnEnv):
-    """Their rollout loop around our `reply`, their rubric around our `score`."""
+    """The library's rollout loop around `Environment.reply`, its rubric around `score`."""
 
     def __init__(self, env: Environment) -> None:
         examples = cache(env.examples)
@@ -40,32 +39,32 @@ class Exported(vf.MultiTurnEnv):
             eval_dataset=lambda: _dataset(env, examples("eval"), "eval"),
             tool_defs=env.tool_specs,
             rubric=ExportedRubric(env),
-            max_turns=-1,  # ours are counted by env_response, which may still want the last turn
+            max_turns=-1,  # no limit, because env_response counts turns and must see the last one
         )
-        self._ours, self._examples = env, examples
+        self._exported, self._examples = env, examples
 
     async def setup_state(self, state: vf.State) -> None:
-        """Begin our episode of the row."""
+        """Begin the episode of the row."""
         info = state["info"]
         example = self._examples(info["split"])[info["id"]]
-        env = self._ours.environment_of(example)
+        env = self._exported.environment_of(example)
         state[EPISODE] = Episode(example=example, messages=env.opened(example.messages))
 
     async def env_response(
         self,
-        messages: vf.Messages,  # noqa: ARG002 the episode holds them
+        messages: vf.Messages,  # noqa: ARG002 (the episode holds them)
         state: vf.State,
-        **knobs: Any,  # noqa: ARG002
+        **options: Any,  # noqa: ARG002
     ) -> vf.Messages:
-        """Our reply; none ends the rollout."""
+        """Return the environment's reply. An empty reply ends the rollout."""
         episode: Episode = state[EPISODE]
-        message = _heard(state)
-        env = self._ours.environment_of(episode.example)
+        message = _newest_message(state)
+        env = self._exported.environment_of(episode.example)
         if state["trajectory"][-1]["is_truncated"]:
             return _end(state, StopReason.MAX_TOKENS)
         try:
             reply = await threads.call(env.reply, episode, message)
-        except Exception as error:  # their loop takes its own errors only
+        except Exception as error:  # the library's loop handles vf.Error only
             raise vf.Error(f"{type(env).__name__}.reply: {error}") from error
         if reply is None:
             return _end(state, StopReason.STOP)
@@ -76,26 +75,26 @@ class Exported(vf.MultiTurnEnv):
 
 
 class ExportedRubric(vf.Rubric):
-    """Our named rewards as metrics, and their weighted sum as the reward."""
+    """The environment's named rewards as metrics, and their weighted sum as the reward."""
 
     def __init__(self, env: Environment) -> None:
         super().__init__()
-        self._ours = env
+        self._exported = env
 
     async def score_rollout(self, state: vf.State) -> None:
-        """Score one rollout; one that cannot be judged ends in an error."""
+        """Score one rollout. A rollout that cannot be judged ends in an error."""
         state["reward"], state["metrics"] = 0.0, {}
         if state["error"] is not None:
             return
         episode: Episode = state[EPISODE]
-        # Where a limit of theirs ended the rollout, env_response never saw the last turn.
-        _heard(state)
+        # If a limit of the library ended the rollout, env_response did not see the last turn.
+        _newest_message(state)
         episode.stop_reason = episode.stop_reason or _stop_reason(state)
-        env = self._ours.environment_of(episode.example)
+        env = self._exported.environment_of(episode.example)
         try:
             scored = await threads.call(env.score, episode)
-            rewards, _ = by_name(scored, episode.turns)
-        except Exception as error:  # noqa: BLE001 (environment code; their loop has no catch here)
+            rewards, _ = rewards_by_name(scored, episode.turns)
+        except Exception as error:  # noqa: BLE001 (environment code may raise anything)
             state["error"] = vf.Error(f"{type(env).__name__}.score: {error}")
             return
         reward = sum(weight * rewards.get(name, 0.0) for name, weight in env.reward_weights.items())
@@ -106,7 +105,7 @@ class ExportedRubric(vf.Rubric):
             state["error"] = vf.Error(f"{type(env).__name__}.score returned NaN or infinity")
 
     async def score_group(self, states: list[vf.State]) -> None:
-        """Score each by itself; advantages are those of their own rubric."""
+        """Score each rollout by itself. The advantage is the reward minus the group's mean."""
         for state in states:
             await self.score_rollout(state)
         mean = sum(state["reward"] for state in states) / max(1, len(states))
@@ -115,10 +114,10 @@ class ExportedRubric(vf.Rubric):
 
     @vf.cleanup
     async def release(self, state: vf.State) -> None:
-        """Give back what the episode holds; after scoring."""
+        """Release what the episode holds, after scoring."""
         episode: Episode | None = state.get(EPISODE)
         if episode is not None:
-            self._ours.environment_of(episode.example).close(episode)
+            self._exported.environment_of(episode.example).close(episode)
 
 
 def _dataset(env: Environment, examples: Sequence[Example], split: Split) -> Dataset:
@@ -133,17 +132,17 @@ def _dataset(env: Environment, examples: Sequence[Example], split: Split) -> Dat
     return Dataset.from_list(rows)
 
 
-def _heard(state: vf.State) -> dict[str, Any]:
-    """The policy's newest message, which the episode now holds."""
+def _newest_message(state: vf.State) -> dict[str, Any]:
+    """Add the policy's newest message to the episode, if it is missing there, and return it."""
     episode: Episode = state[EPISODE]
     if len(state["trajectory"]) > episode.turns:
-        episode.messages.append(our_message(state["trajectory"][-1]["completion"][-1]))
+        episode.messages.append(plain_message(state["trajectory"][-1]["completion"][-1]))
         episode.turns = len(state["trajectory"])
     return episode.messages[-1]
 
 
 def _end(state: vf.State, reason: StopReason) -> vf.Messages:
-    """End the rollout after the policy's turn: a final response that is empty."""
+    """End the rollout after the policy's turn, by an empty final response."""
     state[EPISODE].stop_reason = reason
     state["final_env_response"] = []
     return []

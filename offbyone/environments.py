@@ -1,13 +1,10 @@
-"""One of our environments by the name of its YAML file, for programs that are no run of ours.
+"""Load one of this project's environments by the name of its YAML file, outside of a run.
 
-load("reverse-text", max_length=8)    conf/env/reverse-text.yaml with one knob changed
-load("my_package.MyEnv", size=3)      a class of yours with all its knobs
+load("reverse-text", max_length=8)    conf/env/reverse-text.yaml with one option changed
+load("my_package.MyEnv", size=3)      a class of yours with all its options
 """
 
-from collections.abc import Mapping
 from difflib import get_close_matches
-from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,28 +12,28 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from envs.protocol import Environment
-from rl.config.signatures import read
+from rl.config.build import build
 
 CONF = Path(__file__).parents[1] / "conf"
-# What an environment's YAML asks of the model: a full-grown one, which is told of the tools.
+# An environment's YAML refers to options of the model. model=hf describes the tools in the prompt.
 MODEL = ("model=hf", "model.path=unknown")
 
 
-def load(name: str, **knobs: Any) -> Environment:
+def load(name: str, **options: Any) -> Environment:
     """Return the environment.
 
-    Raises:
-        ValueError: there is no such environment or knob, or a knob has no value here.
-
+    Raise ValueError if there is no such environment or option, or an option has no value.
     """
     node = {"_target_": name} if "." in name else _node(name)
-    if unknown := sorted(set(knobs) - set(node)) if "." not in name else []:
-        raise ValueError(f"{name} has no knobs {unknown}: it has {', '.join(list(node)[1:])}")
-    return _built({**node, **knobs}, name)
+    if "." not in name and (unknown := sorted(set(options) - set(node))):
+        raise ValueError(f"{name} has no options {unknown}: it has {', '.join(list(node)[1:])}")
+    node |= options
+    _require_values(node, name)
+    return build(node)()
 
 
 def _node(name: str) -> dict[str, Any]:
-    """The environment's node as a run would have it."""
+    """Return the environment's node as a run would have it."""
     if not (CONF / "env" / f"{name}.yaml").exists():
         names = [path.stem for path in sorted((CONF / "env").glob("*.yaml"))]
         close = get_close_matches(name, names, n=1)
@@ -49,23 +46,10 @@ def _node(name: str) -> dict[str, Any]:
     return {str(key): value for key, value in node.items()}
 
 
-def _built(value: Any, path: str) -> Any:
-    """The value with its nodes built: classes as instances, functions with their knobs."""
+def _require_values(value: Any, path: str) -> None:
+    """Raise ValueError if an option below `path` still has the placeholder ???."""
     if value == "???":
         raise ValueError(f"{path} has no value yet: give it one")
-    if isinstance(value, list):
-        return [_built(item, f"{path}.{i}") for i, item in enumerate(value)]
-    if not isinstance(value, Mapping):
-        return value
-    knobs = {k: _built(v, f"{path}.{k}") for k, v in value.items() if k != "_target_"}
-    if "_target_" not in value:
-        return knobs
-    module, _, name = value["_target_"].rpartition(".")
-    target = getattr(import_module(module), name)
-    if not isinstance(target, type):
-        return partial(target, **knobs)
-    settings = {key: knobs.pop(key) for key in read(value["_target_"]).configured & knobs.keys()}
-    made = target(**knobs)
-    if settings:  # what an environment takes beside its constructor's
-        made.configure(**settings)
-    return made
+    if isinstance(value, dict | list):
+        for key, child in value.items() if isinstance(value, dict) else enumerate(value):
+            _require_values(child, f"{path}.{key}")

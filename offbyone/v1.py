@@ -1,11 +1,10 @@
-"""Our environments as a taskset of `verifiers.v1`, with the harness that plays them.
+"""This project's environments as a taskset of `verifiers.v1`, with the harness that plays them.
 
 vf-eval offbyone --env.taskset.env reverse-text --env.taskset.knobs '{"max_length": 8}'
 """
 
 import math
 from collections.abc import Iterator
-from functools import cached_property
 from typing import Any, Literal
 
 import httpx
@@ -16,15 +15,14 @@ from verifiers.v1.runtimes import (  # pyright: ignore[reportMissingImports]
 )
 
 from envs import threads
-from envs.episode import Episode, Example, StopReason
+from envs.episode import Episode, Example, StopReason, rewards_by_name
 from envs.messages import Message
 from envs.protocol import Environment
-from envs.turn_rewards import by_name
 from offbyone.environments import load
 
 
 class ExportedConfig(vf.TasksetConfig):
-    """Which of our environments, with which knobs changed, and which of its splits."""
+    """Which environment, which of its options (`knobs`) are changed, and which split."""
 
     env: str = "reverse-text"
     knobs: dict[str, Any] = {}  # noqa: RUF012 pydantic copies it
@@ -32,63 +30,57 @@ class ExportedConfig(vf.TasksetConfig):
 
 
 class ExportedState(vf.State):
-    """Our episode of the rollout, and the environment that plays it."""
+    """The Episode of the rollout, and the environment that plays it."""
 
-    ours: Any = None
+    played_by: Any = None
     episode: Any = None
 
 
 class ExportedTask(vf.Task[vf.TaskData, ExportedState, vf.TaskConfig]):
-    """One of our examples."""
+    """One example of the environment."""
 
-    ours: Environment
+    played_by: Environment
     example: Example
 
     async def setup(self, trace: vf.Trace) -> None:
-        """Begin our episode."""
-        trace.state.ours = self.ours
-        messages = self.ours.opened(self.example.messages)
+        """Begin the episode."""
+        trace.state.played_by = self.played_by
+        messages = self.played_by.opened(self.example.messages)
         trace.state.episode = Episode(example=self.example, messages=messages)
 
     async def score(self, trace: vf.Trace, runtime: Any = None) -> None:
-        """Record our named rewards with their weights; unweighted ones are metrics."""
+        """Record the named rewards with their weights, and rewards without a weight as metrics."""
         await super().score(trace, runtime)
         if self.scoring_deferred:
             return
-        episode: Episode = trace.state.episode
-        rewards, _ = by_name(await threads.call(self.ours.score, episode), episode.turns)
+        env, episode = self.played_by, trace.state.episode
+        rewards, _ = rewards_by_name(await threads.call(env.score, episode), episode.turns)
         if not all(map(math.isfinite, rewards.values())):
-            raise ValueError(
-                f"{type(self.ours).__name__}.score returned NaN or infinity: {rewards}"
-            )
+            raise ValueError(f"{type(env).__name__}.score returned NaN or infinity: {rewards}")
         for name, value in rewards.items():
-            if name in self.ours.reward_weights:
-                trace.record_reward(name, value, self.ours.reward_weights[name])
+            if name in env.reward_weights:
+                trace.record_reward(name, value, env.reward_weights[name])
             else:
                 trace.record_metric(name, value)
 
 
 class ExportedTaskset(vf.Taskset[ExportedTask, ExportedConfig]):
-    """The examples of one of our environments."""
-
-    @cached_property
-    def ours(self) -> Environment:
-        """The environment, which may be a mixture."""
-        return load(self.config.env, **self.config.knobs)
+    """The examples of one environment, which may be a mixture."""
 
     def load(self) -> Iterator[ExportedTask]:
         """Yield all examples of the split."""
-        for example in self.ours.examples(self.config.split):
-            env = self.ours.environment_of(example)
+        whole = load(self.config.env, **self.config.knobs)
+        for example in whole.examples(self.config.split):
+            env = whole.environment_of(example)
             prompt = env.opened(example.messages)
             data = vf.TaskData(id=f"{example.env}-{example.id}", prompt=prompt)
             task = ExportedTask(data, self.config.task)
-            task.ours, task.example = env, example
+            task.played_by, task.example = env, example
             yield task
 
 
 class ExportedHarness(vf.Harness[vf.HarnessConfig]):
-    """Plays the episode in this process: the policy through their endpoint, replies by us."""
+    """Play the episode in this process: turns from the library's endpoint, replies from `env`."""
 
     APPENDS_SYSTEM_PROMPT = True
     EXECUTES_CODE = False
@@ -102,13 +94,13 @@ class ExportedHarness(vf.Harness[vf.HarnessConfig]):
         endpoint: str,
         secret: str,
         mcp_urls: dict[str, str],  # noqa: ARG002
-        data: vf.TaskData,  # noqa: ARG002 the episode holds the prompt
+        data: vf.TaskData,  # noqa: ARG002 (the episode holds the prompt)
     ) -> ProgramResult:
-        """Return how it went; a model call that failed is the result's error."""
-        env, episode = trace.state.ours, trace.state.episode
+        """Return status 0, or status 1 with the error text of a failed model call."""
+        env, episode = trace.state.played_by, trace.state.episode
         tools = [{"type": "function", "function": spec} for spec in env.tool_specs or []]
         headers = {"Authorization": f"Bearer {secret}"}
-        # How long a turn may take is for their timeouts to say.
+        # No timeout here, because the library has its own.
         async with httpx.AsyncClient(base_url=endpoint, headers=headers, timeout=None) as client:
             while True:
                 body = {"model": ctx.model, "messages": episode.messages}
@@ -128,27 +120,27 @@ class ExportedHarness(vf.Harness[vf.HarnessConfig]):
         trace: vf.Trace,
         runtime: vf.Runtime,  # noqa: ARG002
     ) -> None:
-        """Give back what the episode holds."""
+        """Release what the episode holds."""
         if trace.state.episode is not None:
-            trace.state.ours.close(trace.state.episode)
+            trace.state.played_by.close(trace.state.episode)
 
 
 class ExportedEnvConfig(vf.EnvConfig):
-    """One agent on this machine: our harness runs no program."""
+    """One agent on this machine, because the harness runs no program."""
 
     agent: vf.AgentConfig = vf.AgentConfig(runtime=SubprocessConfig())
 
 
 class ExportedEnv(vf.Env[ExportedEnvConfig]):
-    """One agent plays one task."""
+    """An environment in which one agent plays one task."""
 
     async def run(self, task: vf.Task, agents: vf.Agents) -> None:
-        """Play it."""
+        """Play the task."""
         await agents.agent.run(task)
 
 
 async def _goes_on(env: Environment, episode: Episode, choice: dict[str, Any]) -> bool:
-    """Take the policy's turn and our reply to it into the episode; False at its end."""
+    """Add the policy's turn and the reply to the episode. Return False at its end."""
     message: Message = {k: v for k, v in choice["message"].items() if v is not None}
     message.setdefault("content", "")
     episode.messages.append(message)

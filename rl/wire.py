@@ -1,7 +1,7 @@
 """Length-prefixed messages between the rollouts process and the trainer ranks.
 
-A message is msgpack; numpy arrays travel as (dtype, shape, raw bytes), never as pickles. The
-asyncio side lives in `rl/rollouts/service.py`, the blocking side in `rl/trainer/rollouts_link.py`.
+A message is msgpack. A numpy array is sent as (dtype, shape, raw bytes), never as a pickle. The
+asyncio side is in `rl/rollouts/service.py`, the blocking side in `rl/trainer/rollouts_link.py`.
 """
 
 import struct
@@ -15,29 +15,29 @@ HEADER = struct.Struct("<Q")
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """A trainer rank asks the rollouts process for something."""
+    """A request of a trainer rank to the rollouts process."""
 
     what: str  # next_batch(step) | publish(version) | evaluation(version) | state
     rank: int = 0
     step: int = 0
     version: int = 0
-    last: bool = False  # of evaluation: it is due, for no version comes after it
-    replicas: dict[str, int] = {}  # of publish: the incarnation of each that has the version
+    last: bool = False  # of evaluation: no version comes after it, so it is due
+    replicas: dict[str, int] = {}  # of publish: the incarnation of each vLLM that has the version
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What the rollouts process says to a call."""
+    """The answer of the rollouts process to a call."""
 
-    value: msgspec.Raw = msgspec.Raw(b"\xc0")  # the record that was asked for, packed
-    over: str = ""  # else: why no further batch will come
-    solved: bool = False  # and whether that is good news
+    value: msgspec.Raw = msgspec.Raw(b"\xc0")  # the requested record, packed
+    over: str = ""  # if not empty: why there is no further batch
+    solved: bool = False  # if over: whether the task is solved
 
 
 class NoMoreBatches(Exception):
-    """Nothing is left to train on; the message says why.
+    """There is no further batch; the message says why.
 
     Attributes:
-        solved: the policy has learned all that there was, a good end; else it learns nothing.
+        solved: True if the task is solved; False if the policy learns nothing from it.
 
     """
 

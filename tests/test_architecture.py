@@ -1,7 +1,8 @@
-"""The house: which package may know which, and where the heavy libraries live.
+"""Check which package may import which, and where the heavy libraries are imported.
 
-A package of rl/ is a process or a concern; those with a __main__.py are processes. What crosses the
-wall between processes lies at the root of rl/. docs/architecture.md draws it.
+A package of rl/ is a process or one concern of training; processes have a __main__.py. Data that
+crosses from one process to another is defined at the root of rl/. docs/architecture.md draws the
+packages.
 """
 
 import ast
@@ -17,44 +18,48 @@ import pytest
 REPO = Path(__file__).parents[1]
 LONGEST_ENTRY_POINT = 50
 
-# What a package may import besides itself. One without an entry here fails the test.
+# What a package may import besides itself. A package without an entry fails the test.
 MAY_IMPORT = {
     "rl.records": "envs",
     "rl.wire": "",
-    "rl.config": "",
-    "rl.run": "",
-    "rl.cluster": "rl.run",
+    "rl.config": "rl.runtime",
+    "rl.runtime": "",
+    "rl.dry_call": "rl.records rl.config rl.rollouts envs losses",
+    "rl.terminal": "rl.runtime",
+    "rl.cluster": "rl.runtime",
     "rl.model": "rl.config",
-    "rl.placement": "rl.config rl.run rl.model",
-    "rl.inference": "rl.config rl.run rl.model",
+    "rl.placement": "rl.config rl.runtime rl.model",
+    "rl.inference": "rl.config rl.runtime rl.model",
     "rl.sampling": "rl.records rl.model rl.inference envs",
-    "rl.evaluation": "rl.records rl.config rl.run rl.placement rl.inference rl.sampling envs",
-    "rl.rollouts": "rl.records rl.wire rl.config rl.run rl.model rl.inference rl.sampling "
+    "rl.evaluation": "rl.records rl.config rl.runtime rl.sampling envs",
+    "rl.rollouts": "rl.records rl.wire rl.config rl.runtime rl.model rl.inference rl.sampling "
     "rl.evaluation envs",
-    "rl.learner": "rl.records rl.config rl.run rl.model losses",
-    "rl.weights": "rl.records rl.config rl.run rl.model rl.inference rl.learner",
-    "rl.trainer": "rl.records rl.wire rl.config rl.run rl.inference rl.learner rl.weights",
-    "rl.report": "rl.run envs",
-    "rl.prompts": "rl.records rl.config rl.run rl.model rl.placement rl.inference rl.sampling "
-    "rl.evaluation rl.report envs",
-    "rl.viewer": "rl.run",
-    "rl.supervisor": "rl.config rl.run rl.cluster rl.model rl.placement rl.inference rl.report "
-    "envs",
-    "rl.sweeps": "rl.config rl.run rl.report",
-    "rl.cli": "rl.config rl.run rl.sweeps",
+    "rl.learner": "rl.records rl.config rl.runtime rl.model envs losses",
+    "rl.weights": "rl.records rl.config rl.runtime rl.model rl.inference rl.learner",
+    "rl.trainer": "rl.records rl.wire rl.config rl.runtime rl.inference rl.learner rl.weights",
+    "rl.supervisor": "rl.config rl.dry_call rl.runtime rl.terminal rl.cluster rl.model "
+    "rl.placement rl.inference envs",
+    "lab.plan": "rl.config rl.dry_call rl.runtime rl.model rl.placement rl.supervisor",
+    "lab.report": "rl.runtime rl.terminal envs",
+    "lab.viewer": "rl.runtime",
+    "lab.evaluation": "rl.records rl.config rl.runtime rl.placement rl.inference rl.sampling "
+    "rl.evaluation lab.viewer envs",
+    "lab.prompts": "rl.records rl.config rl.runtime rl.model rl.placement rl.inference rl.sampling "
+    "rl.evaluation rl.terminal lab.evaluation envs",
+    "lab.sweeps": "rl.config rl.runtime rl.terminal",
+    "lab.cli": "rl.config rl.dry_call rl.runtime lab.sweeps",
     "envs": "",
     "losses": "",
     "offbyone": "envs rl.config",
 }
 PROCESSES = {"rl.inference", "rl.rollouts", "rl.trainer"}
-# All that rl/ may know of the other two folders: what an environment is, what a loss sees.
+# The only modules of envs/ and losses/ that rl/ may import.
 SHARED = {
-    *("envs.cache", "envs.episode", "envs.messages", "envs.protocol", "envs.threads"),
-    *("envs.lazy_examples", "envs.turn_limits"),
-    "envs.turn_rewards",
+    *("envs.episode", "envs.http_client", "envs.loading", "envs.messages", "envs.options"),
+    *("envs.protocol", "envs.threads"),
     "losses.tokens",
 }
-AT_HOME = {
+ONLY_IN = {
     "vllm": {"rl.weights.vllm_plugin", "rl.weights.vllm_proof", "rl.inference.quick_start"},
     "deepspeed": {"rl.learner.deepspeed_engine", "rl.learner.ranks"},
     "ray": {"rl.cluster.ray_cluster"},
@@ -65,7 +70,7 @@ ENTRY_POINTS = sorted(path for path in REPO.glob("*.py") if path.name != "confte
 
 
 def _modules() -> Iterator[tuple[str, Path]]:
-    for folder in ("rl", "losses", "envs", "offbyone"):
+    for folder in ("rl", "lab", "losses", "envs", "offbyone"):
         for path in sorted((REPO / folder).rglob("*.py")):
             parts = path.relative_to(REPO).with_suffix("").parts
             yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
@@ -75,18 +80,18 @@ MODULES = dict(_modules())
 
 
 def package_of(module: str) -> str:
-    """The package of a module of ours, at the depth of MAY_IMPORT."""
+    """Return the package of one of our modules, as MAY_IMPORT names it."""
     return next(p for p in (".".join(module.split(".")[:2]), module.split(".")[0]) if p in PACKAGES)
 
 
 PACKAGES = {
-    ".".join(parts[:2] if parts[0] == "rl" else parts[:1])
+    ".".join(parts[:2] if parts[0] in ("rl", "lab") else parts[:1])
     for parts in (name.split(".") for name in MODULES)
-} - {"rl"}
+} - {"rl", "lab"}
 
 
 def imports(path: Path) -> set[str]:
-    """Modules that a file imports anywhere in it, `from package import module` spelled out."""
+    """Return the modules that a file imports anywhere, also by `from package import module`."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -98,28 +103,37 @@ def imports(path: Path) -> set[str]:
     return names
 
 
-def ours(name: str) -> set[str]:
-    """What a module imports of ours, itself excepted."""
+def own_imports(name: str) -> set[str]:
+    """Return the modules of this repository that a module imports."""
     return (imports(MODULES[name]) & MODULES.keys()) - {name}
 
 
 def roots(path: Path) -> set[str]:
+    """Return the top-level packages that a file imports."""
     return {module.partition(".")[0] for module in imports(path)}
 
 
-def test_every_package_has_its_line_and_every_line_its_package():
+def test_every_package_has_an_entry_and_every_entry_a_package():
     assert set(MAY_IMPORT) == PACKAGES
     assert {p for p in PACKAGES if f"{p}.__main__" in MODULES} == PROCESSES
 
 
 @pytest.mark.parametrize("package", MAY_IMPORT)
-def test_a_package_imports_only_what_it_may(package):
+def test_a_package_imports_only_allowed_packages(package):
     allowed = {package, *MAY_IMPORT[package].split()}
-    inside = [name for name in MODULES if name != "rl" and package_of(name) == package]
+    inside = [name for name in MODULES if name not in ("rl", "lab") and package_of(name) == package]
     assert inside
     for name in inside:
-        strangers = {other for other in ours(name) if package_of(other) not in allowed}
-        assert not strangers, f"{name} imports {sorted(strangers)}"
+        refused = {other for other in own_imports(name) if package_of(other) not in allowed}
+        assert not refused, f"{name} imports {sorted(refused)}"
+
+
+def test_the_table_of_the_page_equals_the_allowed_imports():
+    page = (REPO / "docs" / "architecture.md").read_text()
+    rows = re.findall(r"^\| ([\w., ]+) \| ([\w. ]*)\|$", page.partition("## Reading")[0], re.M)
+    table = {package: allowed.split() for names, allowed in rows for package in names.split(", ")}
+    table.pop("package", None)
+    assert table == {package: allowed.split() for package, allowed in MAY_IMPORT.items()}
 
 
 def test_the_allowed_imports_form_no_cycle():
@@ -127,40 +141,45 @@ def test_the_allowed_imports_form_no_cycle():
     assert set(TopologicalSorter(graph).static_order()) == PACKAGES
 
 
-def test_no_modules_import_each_other_in_a_circle():
+def test_no_modules_import_each_other_in_a_cycle():
     try:
-        TopologicalSorter({name: ours(name) for name in MODULES}).prepare()
+        TopologicalSorter({name: own_imports(name) for name in MODULES}).prepare()
     except CycleError as error:
         pytest.fail(" -> ".join(error.args[1]))
 
 
-def test_rl_knows_no_particular_loss_and_no_particular_environment():
+def test_rl_imports_no_single_loss_and_no_single_environment():
     for name in (name for name in MODULES if name.startswith("rl.")):
-        particular = {m for m in ours(name) if m.startswith(("envs.", "losses."))} - SHARED
-        assert not particular, f"{name} imports {sorted(particular)}"
+        single = {m for m in own_imports(name) if m.startswith(("envs.", "losses."))} - SHARED
+        assert not single, f"{name} imports {sorted(single)}"
 
 
-def test_a_package_of_rl_says_in_one_docstring_what_it_is_and_imports_nothing():
+def test_an_init_file_contains_one_docstring_and_nothing_else():
     for name, path in MODULES.items():
-        if path.name == "__init__.py" and name != "offbyone":  # that one is other programs' face
+        if path.name == "__init__.py" and name != "offbyone":  # other programs import that one
             (only,) = ast.parse(path.read_text()).body
-            assert isinstance(only, ast.Expr), f"{name} does more than say what it is"
+            assert isinstance(only, ast.Expr), f"{name} contains more than a docstring"
 
 
-def test_an_entry_point_is_thin_and_imports_only_rl():
+def test_rl_never_imports_lab():
+    for name in (name for name in MODULES if name.startswith("rl.")):
+        assert not [other for other in own_imports(name) if other.startswith("lab.")], name
+
+
+def test_an_entry_point_is_short_and_imports_no_heavy_library():
     assert ENTRY_POINTS
     for path in ENTRY_POINTS:
         assert not roots(path) & {"losses", "envs", *HEAVY}, path.name
         assert len(path.read_text().splitlines()) <= LONGEST_ENTRY_POINT, path.name
 
 
-@pytest.mark.parametrize("library", AT_HOME)
-def test_vllm_deepspeed_and_ray_are_imported_in_one_place(library):
-    assert {name for name, path in MODULES.items() if library in roots(path)} == AT_HOME[library]
+@pytest.mark.parametrize("library", ONLY_IN)
+def test_vllm_deepspeed_and_ray_are_imported_only_in_listed_modules(library):
+    assert {name for name, path in MODULES.items() if library in roots(path)} == ONLY_IN[library]
 
 
 def targets(*groups: str) -> set[str]:
-    """Modules that the YAML files of these groups name."""
+    """Return the modules that the YAML files of these groups name."""
     texts = (
         path.read_text() for group in groups for path in (REPO / "conf" / group).glob("*.yaml")
     )
@@ -181,14 +200,14 @@ def targets(*groups: str) -> set[str]:
             "model env order sampler client buffer reward truncation advantage aggregation "
             "evaluation",
         ),
-        ("evaluate, rl.evaluation.standalone", "model env sampler client inference"),
+        ("evaluate, lab.evaluation.standalone", "model env sampler client inference"),
         (
-            "optimize_prompt, rl.prompts.optimize, rl.prompts.search",
+            "optimize_prompt, lab.prompts.optimize, lab.prompts.search",
             "model env sampler client inference",
         ),
     ],
 )
-def test_neither_supervisor_nor_rollouts_nor_whoever_only_plays_can_reach_torch(mains, groups):
+def test_supervisor_rollouts_and_evaluation_never_import_torch(mains, groups):
     modules = ", ".join([mains, *sorted(targets(*groups.split()))])
     code = f"import sys, {modules}; print(*sys.modules)"
     done = subprocess.run(

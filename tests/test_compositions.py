@@ -1,4 +1,4 @@
-"""docs/compositions.md is what the check says today, and what it says trains does train."""
+"""Check that docs/compositions.md equals the answers of the check, and that compositions train."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from benchmarks._covering import Conflict, Covering, form_of
 REPO = Path(__file__).parents[1]
 TEXT = (REPO / "docs" / "compositions.md").read_text()
 CONFLICTS = read_page(TEXT)
-EVERY = 24  # all of them: python -m benchmarks.compositions
+EVERY = 24  # python -m benchmarks.compositions trains all of them
 
 
 @pytest.fixture(scope="module")
@@ -25,34 +25,34 @@ def compositions() -> Compositions:
 
 
 @pytest.fixture(scope="module")
-def sentences(compositions: Compositions) -> dict[Conflict, str]:
-    """What the check says to each conflict of the page, whatever else is chosen."""
+def messages(compositions: Compositions) -> dict[Conflict, str]:
+    """Return the message of the check for each conflict of the page, with random other choices."""
     rng = Random(0)
-    firsts = {sentence: dict(c) for c, sentence in reversed(CONFLICTS.items())}
+    firsts = {message: dict(c) for c, message in reversed(CONFLICTS.items())}
     found = {}
-    for conflict, sentence in CONFLICTS.items():
+    for conflict, message in CONFLICTS.items():
         for _ in range(3):
             others = {group: rng.choice(list(c)) for group, c in compositions.groups.items()}
             row = {**others, **dict(conflict)}
-            said = {form_of(problem, row): problem for problem in compositions.problems(row)}
-            form = form_of(sentence, firsts[sentence])
-            assert form in said, f"{sorted(conflict)} is not refused with: {sentence}"
-            found[conflict] = said[form]
+            problems = {form_of(problem, row): problem for problem in compositions.problems(row)}
+            form = form_of(message, firsts[message])
+            assert form in problems, f"{sorted(conflict)} is not refused with: {message}"
+            found[conflict] = problems[form]
     return found
 
 
-def test_every_sentence_of_the_page_is_what_the_check_says_whatever_else_is_chosen(
-    sentences: dict[Conflict, str],
+def test_the_check_gives_every_message_of_the_page_whatever_else_is_chosen(
+    messages: dict[Conflict, str],
 ) -> None:
     assert len(CONFLICTS) > 100
-    assert set(CONFLICTS.values()) <= set(sentences.values())
+    assert set(CONFLICTS.values()) <= set(messages.values())
 
 
-def test_every_pair_that_the_page_does_not_refuse_occurs_in_a_run_that_the_check_lets_pass(
-    compositions: Compositions, sentences: dict[Conflict, str]
+def test_every_pair_that_the_page_does_not_refuse_occurs_in_an_allowed_run(
+    compositions: Compositions, messages: dict[Conflict, str]
 ) -> None:
-    covering = Covering(compositions.groups, compositions.problems, {**sentences}).fill()
-    assert set(covering.conflicts) == set(sentences), "python -m benchmarks.compositions --page"
+    covering = Covering(compositions.groups, compositions.problems, {**messages}).fill()
+    assert set(covering.conflicts) == set(messages), "python -m benchmarks.compositions --page"
     assert page(covering) == TEXT
     held = {pair for row in covering.rows for pair in combinations(sorted(row.items()), 2)}
     assert held == set(covering.pairs()) - set(covering.refused()) - covering.impossible
@@ -69,13 +69,13 @@ def test_every_pair_that_the_page_does_not_refuse_occurs_in_a_run_that_the_check
         ("env=arithmetic", "sync=adapter"),
     ],
 )
-def test_what_the_page_once_refused_by_mistake_is_no_conflict(pair: tuple[str, str]) -> None:
+def test_a_pair_that_was_once_refused_by_mistake_is_not_a_conflict(pair: tuple[str, str]) -> None:
     choices = {tuple(choice.split("=")) for choice in pair}
     assert not any(conflict <= choices for conflict in CONFLICTS)
 
 
 @pytest.mark.timeout(900)
-def test_some_of_the_runs_of_the_page_train() -> None:
+def test_a_sample_of_the_compositions_trains() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.compositions", "--every", str(EVERY)],
         cwd=REPO,

@@ -1,4 +1,4 @@
-"""What the documentation must not forget."""
+"""Check that the documentation covers every choice, and that its links resolve."""
 
 import re
 from pathlib import Path
@@ -9,26 +9,27 @@ from benchmarks.page import page, programs
 
 REPO = Path(__file__).parents[1]
 CONF, DOCS = REPO / "conf", REPO / "docs"
+README = REPO / "README.md"
 LOSSES = (DOCS / "losses.md").read_text()
-# Files of losses/ that hold no formula of their own.
+# Files of losses/ without a formula.
 NOT_FORMULAS = {"__init__", "tokens"}
 DESCRIBED = ("loss", "advantage", "aggregation", "kl", "correction", "truncation")
 
 
 def choices(*groups: str) -> list[str]:
-    """group=choice of those groups that exist."""
+    """Return group=choice for each choice of these groups."""
     return [f"{g}={path.stem}" for g in groups for path in sorted((CONF / g).glob("*.yaml"))]
 
 
 def section(group: str) -> str:
-    """The part of losses.md that is about a group."""
+    """Return the section of losses.md about a group."""
     if group == "loss":
         return LOSSES.split("## Algorithms\n")[1].split("\n## ")[0]
     return next(part for part in LOSSES.split("\n## ") if f"(conf/{group}" in part.split("\n")[0])
 
 
 @pytest.mark.parametrize("choice", choices(*DESCRIBED))
-def test_every_choice_is_described_where_its_group_is(choice: str) -> None:
+def test_every_choice_is_described_in_the_section_of_its_group(choice: str) -> None:
     group, _, name = choice.partition("=")
     assert re.search(rf"(?<![\w.]){name}(?!\w)", section(group)), f"docs/losses.md omits {choice}"
 
@@ -46,7 +47,26 @@ def test_every_algorithm_has_a_row_in_the_table_and_a_heading_below_it() -> None
     assert {name.partition("=")[2] for name in choices("loss")} <= set(rows)
 
 
-def test_the_page_of_benchmarks_is_what_was_measured() -> None:
+def test_the_table_of_the_readme_has_every_group_and_every_choice() -> None:
+    rows = re.findall(r"^\| ([a-z_]+) \| ([\w., -]+) \| ", README.read_text(), re.MULTILINE)
+    table = {group: names.split(", ") for group, names in rows if (CONF / group).is_dir()}
+    found = {p.name: sorted(file.stem for file in p.glob("*.yaml")) for p in CONF.glob("*/")}
+    assert {group: sorted(names) for group, names in table.items()} == found
+
+
+@pytest.mark.parametrize("page", [README, *sorted(DOCS.glob("*.md"))], ids=lambda page: page.name)
+def test_every_link_and_every_file_that_a_page_names_exists(page: Path) -> None:
+    text = page.read_text()
+    links = [link for link in re.findall(r"\]\(([^)#]+)", text) if "://" not in link]
+    assert not [link for link in links if not (page.parent / link).exists()]
+    folders = "rl|lab|losses|envs|conf|tests|docs|models|examples"
+    named = re.findall(rf"(?<![\w/.-])((?:{folders})/[\w/-]+\.(?:py|yaml|md))", text)
+    written_by_the_reader = {"conf/env/shout.yaml", "conf/order/retry.yaml"}
+    missing = [path for path in named if not (REPO / path).exists() and "/my_" not in path]
+    assert page.name == "a-new-idea.md" or set(missing) <= written_by_the_reader
+
+
+def test_the_page_of_benchmarks_equals_the_kept_measurements() -> None:
     text = (DOCS / "benchmarks.md").read_text()
     assert text == page(), "python -m benchmarks.page"
     assert all(f"## {program}\n" in text for program in programs())

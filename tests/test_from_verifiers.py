@@ -1,6 +1,7 @@
-"""docs/from-verifiers.md: every key of the seed documents has a row, and what it names is there.
+"""Check that docs/from-verifiers.md has a row for every key of the seed documents.
 
-OFFBYONE_SEEDS=<folder of the documents, *.txt> also compares seed_keys.txt with their TOML.
+Each row names existing keys. With OFFBYONE_SEEDS=<folder of the documents, *.txt> a test also
+compares seed_keys.txt with their TOML; .ci/run sets it.
 """
 
 import os
@@ -22,17 +23,18 @@ KEY = re.compile(r"[a-z_]+(\.[a-z_0-9]+)*(=[\w.-]+)?")
 
 
 def rows() -> dict[str, str]:
-    """document.key: the column "ours"."""
+    """Return the column "here" by document.key."""
     found, document = {}, ""
     for line in PAGE.splitlines():
         if line.startswith("## "):
             document = line.removeprefix("## ").partition(":")[0]
         elif line.startswith("| `"):
-            key, there, ours = (cell.strip() for cell in line.strip("|").split(" | "))
-            name = f"{document}.{key.strip('`')}"
-            assert name not in found, f"two rows for {name}"
+            keys, there, ours = (cell.strip() for cell in line.strip("|").split(" | "))
             assert there
-            found[name] = ours
+            for key in re.findall(r"`([^`]+)`", keys):
+                name = f"{document}.{key}"
+                assert name not in found, f"two rows for {name}"
+                found[name] = ours
     return found
 
 
@@ -41,13 +43,13 @@ def is_planned(ours: str) -> bool:
 
 
 def keys_of(ours: str) -> list[str]:
-    """Keys and choices of ours that a cell names, in backticks."""
+    """Return the keys and choices of offbyone that a cell names in backticks."""
     return [text for text in re.findall(r"`([^`]+)`", ours) if KEY.fullmatch(text)]
 
 
 @cache
 def known() -> frozenset[str]:
-    """Every dotted key of every choice, composed."""
+    """Return every dotted key of every composed choice."""
 
     def dotted(value: Any, path: str) -> Iterator[str]:
         yield path
@@ -60,7 +62,7 @@ def known() -> frozenset[str]:
 
 
 def exists(key: str) -> bool:
-    """Whether a key, key=value or group=choice is there."""
+    """Return whether a key, key=value or group=choice exists."""
     name, _, choice = key.partition("=")
     if choice and (CONF / name).is_dir():
         return (CONF / name / f"{choice}.yaml").is_file()
@@ -73,7 +75,7 @@ def test_every_key_of_the_list_has_one_row_and_every_row_is_in_the_list() -> Non
 
 
 @pytest.mark.parametrize("seed_key", rows())
-def test_what_a_row_names_is_there(seed_key: str) -> None:
+def test_the_keys_that_a_row_names_exist(seed_key: str) -> None:
     ours = rows()[seed_key]
     if is_planned(ours):
         return
@@ -82,7 +84,7 @@ def test_what_a_row_names_is_there(seed_key: str) -> None:
 
 
 @pytest.mark.parametrize("seed_key", rows())
-def test_a_row_says_where_it_is_or_why_it_is_not(seed_key: str) -> None:
+def test_a_row_names_a_key_or_a_reason(seed_key: str) -> None:
     ours = rows()[seed_key]
     commands = re.findall(r"`(make \w+|python \w+\.py)`", ours)
     for command in commands:
@@ -101,7 +103,7 @@ NO_PROSE = re.compile(r"""\s*(#.*|["'\]].*|```.*)?""")
 
 
 def toml_keys(text: str) -> set[str]:
-    """Dotted keys of all TOML in a document, fenced or not; prose between ends a table."""
+    """Return the dotted keys of all TOML in a document; prose ends a table."""
     found, table = set(), ""
     for line in text.splitlines():
         header, setting = HEADER.fullmatch(line.strip()), SETTING.fullmatch(line.strip())
@@ -155,6 +157,6 @@ def test_every_toml_key_of_the_seed_documents_is_in_the_list() -> None:
     keys = set().union(*map(toml_keys, texts))
     listed = {line.partition(".")[2] for line in SEED_KEYS}
     tables = {key[:i] for key in listed for i in range(len(key)) if key[i] == "."}
-    alone = {key.rpartition(".")[2] for key in listed}  # prose names a key without its table
+    alone = {key.rpartition(".")[2] for key in listed}  # prose names keys without their table
     assert not keys - listed - tables - alone
     assert len(keys) > 70

@@ -1,4 +1,4 @@
-"""The list of mistakes that `python -m tests.mutations` tries still fits the code."""
+"""Check that the mistakes of `python -m tests.mutations` still apply to the code."""
 
 import ast
 from collections import Counter
@@ -22,9 +22,10 @@ def test_a_mutation_applies_and_names_tests_that_exist(mutation):
         assert f"def {function}" in (REPO / file).read_text(), test
 
 
-def test_every_package_has_its_mutations_and_none_is_there_twice():
+def test_every_package_has_mutations_and_no_mutation_occurs_twice():
     assert len(MUTATIONS) >= 60
     assert max(Counter(m.name for m in MUTATIONS).values()) == 1
     assert len({(m.file, m.old, m.new) for m in MUTATIONS}) == len(MUTATIONS)
     files = {m.file.replace("/", ".") for m in MUTATIONS}
-    assert {p for p in MAY_IMPORT if not any(f.startswith(f"{p}.") for f in files)} == set()
+    trains = {package for package in MAY_IMPORT if not package.startswith(("lab", "rl.terminal"))}
+    assert {p for p in trains if not any(f.startswith(f"{p}.") for f in files)} == set()

@@ -1,7 +1,7 @@
-"""Questions out of a data set (envs/datasets.py): a file of your own, or one of the hub.
+"""Questions from a data set (envs/datasets.py): a file of your own, or a data set of the hub.
 
-An answer as in GSM8K, worked steps and then `#### 18`, is taken apart into solution and answer; any
-other is the answer. Training questions that also occur in the eval split are left out.
+An answer in the form of GSM8K, worked steps and then `#### 18`, is split into solution and answer.
+Training questions that also occur in the eval split are removed.
 """
 
 import re
@@ -20,12 +20,14 @@ class DataQuestions(Questions):
         self._dataset = dataset
 
     def load(self, split: Split) -> Sequence[Question]:
-        """The questions in the order of the rows."""
         return self._splits[split]
 
     @cached_property
     def _splits(self) -> dict[Split, list[Question]]:
-        held_out, train = self._read("eval"), self._read("train")
+        held_out, train = (
+            [question_of(example) for example in self._dataset.examples(split, env="")]
+            for split in ("eval", "train")
+        )
         texts = {question.text for question in held_out}
         kept = [question for question in train if question.text not in texts]
         if not kept or not held_out:
@@ -35,18 +37,14 @@ class DataQuestions(Questions):
             )
         return {"train": kept, "eval": held_out}
 
-    def _read(self, split: Split) -> list[Question]:
-        examples = self._dataset.examples(split, env="")
-        return [question_of(example) for example in examples]
-
 
 def question_of(example: Example) -> Question:
-    """Return an example as a question; ValueError where it has no answer."""
+    """Return an example as a question. Raise ValueError if it has no answer."""
     if "answer" not in example.info:
         raise ValueError(f"question {example.id} has no answer: set dataset.answer to its column")
     text, full_answer = example.messages[-1]["content"].strip(), str(example.info["answer"]).strip()
-    solution, mark, answer = full_answer.rpartition("####")
-    if not mark:
+    solution, separator, answer = full_answer.rpartition("####")
+    if not separator:
         return Question(text, full_answer)
     solution = re.sub(r"<<[^>]*>>", "", solution).strip()  # GSM8K's calculator notes
     return Question(text, answer.strip(), solution)

@@ -1,4 +1,4 @@
-r"""Questions with a mathematical answer: one turn, graded by what the answer means.
+r"""Questions with a mathematical answer: one turn, graded by the meaning of the answer.
 
     Fay has 12 shells. ...            ->   12 + 6 = 18 ... The answer is \boxed{18}
 
@@ -18,7 +18,7 @@ REWARDS = ("correct", "format")
 
 
 class Maths(Environment):
-    """Asks, and grades the final answer."""
+    """Ask questions and grade the final answers."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class Maths(Environment):
         grader: Grader,
         reward_weights: Mapping[str, float],
     ) -> None:
-        """`instruction`: follows every question, on a line of its own."""
+        """`instruction` follows every question, on a line of its own."""
         self.name = name
         self.reward_weights = checked_weights(reward_weights, REWARDS)
         self._questions, self._instruction, self._grader = questions, instruction, grader
@@ -41,40 +41,43 @@ class Maths(Environment):
         ]
 
     def check_machine(self) -> None:
-        """Start a grader's process and end it."""
         self._grader.check_machine()
 
     async def score(self, episode: Episode) -> dict[str, float]:
         r"""Return three numbers, each 0 or 1.
 
-        correct: the last \boxed{}, or else what follows ####, or else the last number, means the
-        answer. format: it was in a box or after ####. unjudged: the judgement took too long, and
-        counts as wrong.
+        correct: the answer means the same as the example's. It is the last \boxed{}, or the text
+        after the last ####, or the last number. format: the answer was in a box or after ####.
+        unjudged: the comparison took too long, and the answer counts as wrong.
         """
-        text = episode.text
-        answer = final_answer(text)
+        answer = final_answer(episode.text)
         same = await self._grader.same(episode.example.info["answer"], answer or "")
         return {
             "correct": float(same is True),
-            "format": float(bool(marked_answer(text.rpartition("</think>")[2]))),
+            "format": float(bool(marked_answer(episode.text.rpartition("</think>")[2]))),
             "unjudged": float(same is None),
         }
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield questions with their worked solution, none of the eval split, for ever."""
+        """Yield training questions with an expert's turns, without end."""
         for question in self._questions.fresh(rng):
-            if not question.solution:
+            turns = self._expert(question)
+            if not turns:
                 raise ValueError(
-                    f"the questions of env {self.name!r} have no worked solutions, so there is "
+                    f"the questions of env {self.name!r} come without solutions, so there is "
                     "nothing to imitate: set model.warm_start=null, or another sampler"
                 )
-            steps = f"{question.solution}\n{boxed(question.answer)}"
-            yield [self._prompt(question), assistant(steps)]
+            yield [self._prompt(question), *turns]
+
+    def _expert(self, question: Question) -> list[Message]:
+        """Return the worked solution as a turn; empty if the question has none."""
+        steps = f"{question.solution}\n{boxed(question.answer)}"
+        return [assistant(steps)] if question.solution else []
 
     def _prompt(self, question: Question) -> Message:
         return user("\n".join(filter(None, [question.text, self._instruction])))
 
 
 def boxed(answer: str) -> str:
-    """The answer in the form that is asked for."""
+    """Return the answer in the form that the instruction asks for."""
     return rf"\boxed{{{answer}}}"

@@ -1,20 +1,20 @@
-r"""Whether two answers mean the same: 1/2 and \frac{1}{2}, 1,234 and 1234.0, x+1 and 1+x.
+r"""Compare the meaning of answers: 1/2 and \frac{1}{2}, 1,234 and 1234.0, x+1 and 1+x.
 
-Numbers are compared here, exactly. Everything else goes to math-verify (a LaTeX grammar and sympy)
-in a few processes of its own, for three reasons: an expression may take for ever, or all memory,
-and it is the policy's, which has no business in our process. They are sandboxes
-(envs/sandbox/sandbox.py), so a judgement that hangs costs itself and no other.
+Numbers are compared here, exactly. math-verify (a LaTeX grammar and sympy) compares everything else
+in a few sandboxes (envs/sandbox/sandbox.py), because an expression comes from the policy and may
+take endless time or all memory. A comparison that hangs does not affect the others.
 """
 
 import asyncio
 import re
 from fractions import Fraction
 
+from envs.options import check_at_least
 from envs.sandbox.sandbox import Limits, Sandbox, try_out
 from envs.tools import ToolError
 
-PATIENCE = 20  # seconds on the clock per second of processor time
-MAX_CHARS = 500  # of an answer: what is longer is none
+CLOCK_PER_CPU = 20  # seconds on the clock per second of processor time
+MAX_CHARS = 500  # a longer answer is compared as plain text
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?")
 _QUANTITY = re.compile(rf"[$€£]?\s*({_NUMBER.pattern}(?:\s*/\s*\d+)?)(?: [a-zA-Z°]{{2,}}| °)*")
 _IN_TEXT = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:/\d+)?")
@@ -36,9 +36,9 @@ assert same("x + 1", "1 + x")
 
 
 def final_answer(text: str) -> str | None:
-    r"""The last \boxed{...}, or else what follows the last ####, or else the last number.
+    r"""Return the last \boxed{...}, else the text after the last ####, else the last number.
 
-    Thoughts do not count. None where there is nothing of the kind.
+    Reasoning does not count. None: the text has no such answer.
     """
     text = text.rpartition("</think>")[2]
     marked = marked_answer(text)
@@ -49,10 +49,10 @@ def final_answer(text: str) -> str | None:
 
 
 def marked_answer(text: str) -> str | None:
-    r"""The last \boxed{...}, or else what follows the last ####; None where there is neither."""
-    opened: list[tuple[int, bool]] = []  # where each open brace begins, and whether it is a box's
+    r"""Return the last \boxed{...}, else the text after the last ####; None if it has neither."""
+    opened: list[tuple[int, bool]] = []  # position of each open brace, and whether it opens a box
     start, answer = -1, None
-    for brace in _BRACE.finditer(text):  # once through, however many are never closed
+    for brace in _BRACE.finditer(text):  # one pass, so unclosed braces cost no time
         if brace[0] in ("{", r"\boxed{"):
             opened.append((brace.end(), len(brace[0]) > 1))
         elif brace[0] == "}" and opened:
@@ -66,7 +66,7 @@ def marked_answer(text: str) -> str | None:
 
 
 def normalised(answer: str) -> str:
-    """The answer without what carries no meaning: dollars around, spaces, `\\text`, a last dot."""
+    """Return the answer without outer dollars, extra spaces, `\\text` and a final dot."""
     answer = re.sub(r"\\(?:text|mathrm|mbox)\{([^{}]*)\}", r" \1", answer)
     answer = re.sub(r"\\[,!;: ]|\\left(?![a-z])|\\right(?![a-z])|~", " ", answer)
     answer = answer.replace("{,}", ",").replace("\\$", "$").replace("\u2212", "-")
@@ -77,7 +77,7 @@ def normalised(answer: str) -> str:
 
 
 def number(answer: str) -> Fraction | None:
-    """The exact value of a normalised number with or without a unit; None for anything else."""
+    """Return the exact value of a normalised number with or without a unit, else None."""
     if mixed := _MIXED.fullmatch(answer):
         whole, above, below = (int(part) for part in mixed.groups())
         if below == 0:
@@ -93,17 +93,16 @@ def number(answer: str) -> Fraction | None:
 
 
 class Grader:
-    """Judges answers. Its processes start when they are first needed."""
+    """Compares answers in sandboxes, which start at their first use."""
 
     def __init__(
         self, *, workers: int, cpu_seconds: int, memory_mb: int, allow_without_landlock: bool
     ) -> None:
-        """`workers`: processes of `memory_mb` MiB; `cpu_seconds`: of one judgement."""
-        if workers < 1:
-            raise ValueError(f"workers={workers}: grading takes at least one process")
+        """`workers` processes of `memory_mb` MiB; one comparison may take `cpu_seconds`."""
+        check_at_least(1, workers=workers)
         self._limits = Limits(
             cpu_seconds=cpu_seconds,
-            call_timeout=PATIENCE * cpu_seconds,
+            call_timeout=CLOCK_PER_CPU * cpu_seconds,
             memory_mb=memory_mb,
             max_output_chars=100,
             site_packages=True,
@@ -113,11 +112,11 @@ class Grader:
         self._free = asyncio.Semaphore(workers)
 
     def check_machine(self) -> None:
-        """Start one process and end it. ValueError where that cannot be done here."""
+        """Start one sandbox and end it. Raise ValueError if this machine cannot start one."""
         try_out(self._limits, _PRELOAD)
 
     async def same(self, gold: str, answer: str) -> bool | None:
-        """Whether `answer` means `gold`; None where that takes more than the limits."""
+        """Return whether `answer` means `gold`, or None if the comparison exceeds the limits."""
         if len(answer) > MAX_CHARS:
             return answer == gold
         gold, answer = normalised(gold), normalised(answer)
@@ -127,17 +126,17 @@ class Grader:
         if None not in values:
             return values[0] == values[1]
         async with self._free:
-            sandbox = self._idle.pop()  # the one used last: it is warm
+            sandbox = self._idle.pop()  # the last used one, because its process runs already
             try:
                 output = await sandbox.run(f"same({gold!r}, {answer!r})")
             except ToolError:  # too slow
                 output = ""
             finally:
                 self._idle.append(sandbox)
-        # Anything else, a traceback say, judges nothing.
+        # Any other output, such as a traceback, is no result.
         return {"True": True, "False": False}.get(output.strip())
 
     def close(self) -> None:
-        """End the processes."""
+        """End the sandboxes."""
         for sandbox in self._idle:
             sandbox.close()

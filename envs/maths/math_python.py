@@ -4,17 +4,17 @@ r"""Questions with a mathematical answer and a Python interpreter: several turns
       python(code="48213 * 90217")   ->   4349632221
     \boxed{4349632221}
 
-The interpreter is the episode's own and keeps its variables until the episode ends.
+Each episode has an interpreter of its own, which keeps its variables until the episode ends.
 """
 
-from collections.abc import Iterator, Mapping
-from random import Random
+from collections.abc import Mapping
 
 from envs.episode import Episode
 from envs.maths.environment import Maths, boxed
 from envs.maths.grading import Grader
-from envs.maths.questions import Questions
+from envs.maths.questions import Question, Questions
 from envs.messages import Message, assistant, tool_call
+from envs.options import check_at_least
 from envs.sandbox.sandbox import START_TIMEOUT, Limits, Sandbox, try_out
 
 
@@ -33,7 +33,7 @@ class MathPython(Maths):
         max_concurrent: int | None,
         sandbox: Limits,
     ) -> None:
-        """`max_concurrent`: episodes at once, each with a process of up to sandbox.memory_mb."""
+        """`max_concurrent` bounds the interpreters, each with up to sandbox.memory_mb."""
         super().__init__(
             name=name,
             questions=questions,
@@ -41,16 +41,13 @@ class MathPython(Maths):
             grader=grader,
             reward_weights=reward_weights,
         )
-        for knob, value in (("max_turns", max_turns), ("max_concurrent", max_concurrent)):
-            if value is not None and value < 1:
-                raise ValueError(f"{knob}={value}: give it 1 or more")
+        check_at_least(1, max_turns=max_turns, max_concurrent=max_concurrent)
         self.max_turns, self.max_concurrent = max_turns, max_concurrent
         self.tools = [self.python]
         self.tool_timeout = START_TIMEOUT + sandbox.call_timeout
         self._limits = sandbox
 
     def check_machine(self) -> None:
-        """Start a grader's process and an interpreter, and end them."""
         super().check_machine()
         try_out(self._limits)
 
@@ -70,17 +67,8 @@ class MathPython(Maths):
         if sandbox := episode.memory.pop("python", None):
             sandbox.close()
 
-    def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield questions, a call of the tool and the answer, none of the eval split, for ever."""
-        for question in self._questions.fresh(rng):
-            if not question.code:
-                raise ValueError(
-                    f"the questions of env {self.name!r} come without Python code, so there is "
-                    "nothing to imitate: set model.warm_start=null, or another sampler"
-                )
-            yield [
-                self._prompt(question),
-                tool_call("python", code=question.code),
-                {"role": "tool", "tool_call_id": "call_0", "content": question.answer},
-                assistant(boxed(question.answer)),
-            ]
+    def _expert(self, question: Question) -> list[Message]:
+        """Return one call of the tool and the answer; empty if the question has no code."""
+        call = tool_call("python", code=question.code)
+        told = {"role": "tool", "tool_call_id": "call_0", "content": question.answer}
+        return [call, told, assistant(boxed(question.answer))] if question.code else []

@@ -1,7 +1,7 @@
-"""Questions with a mathematical answer, and where they come from.
+"""Questions with a mathematical answer, and the base classes of their sources.
 
-A source says how many there are and keeps the eval split apart; an environment (environment.py,
-math_python.py) asks them and grades. Sources: word_problems.py and calculations.py make them up,
+A source loads the splits and keeps the eval questions apart. The environments (environment.py,
+math_python.py) ask and grade. word_problems.py and calculations.py make questions up,
 dataset_questions.py reads them.
 """
 
@@ -11,8 +11,9 @@ from functools import cached_property
 from random import Random
 
 from envs.episode import Split
+from envs.options import check_at_least
 
-MAX_TRIES = 20  # draws per new question before we say that there are too few
+MAX_TRIES = 20  # draws per new question before the source reports too few questions
 
 
 @dataclass(frozen=True)
@@ -21,48 +22,45 @@ class Question:
 
     text: str
     answer: str
-    solution: str = ""  # steps in words, without the final answer; empty where unknown
-    code: str = ""  # Python that ends in the answer; empty where unknown
+    solution: str = ""  # steps in words, without the final answer; empty: unknown
+    code: str = ""  # Python whose last line is the answer; empty: unknown
 
 
 class Questions:
-    """Base of all sources. Constructors are cheap; `load` may read files."""
+    """Base class of all sources. Constructors are cheap; `load` may read files."""
 
     def load(self, split: Split) -> Sequence[Question]:
-        """All questions of a split, in an order that does not change between runs."""
+        """Return all questions of a split, in an order that does not change between runs."""
         raise NotImplementedError
 
     def fresh(self, rng: Random) -> Iterator[Question]:
-        """Yield questions to learn from, none of the eval split, for ever."""
+        """Yield questions to learn from, none of the eval split, without end."""
         known = self.load("train")
         while True:
             yield rng.choice(known)
 
 
 class Procedural(Questions):
-    """Base of sources that make questions up: `draw` makes one, fixed seeds make the splits.
+    """Base class of sources that make questions up: `draw` makes one, fixed seeds make the splits.
 
-    The eval questions depend on no other knob than those of `draw` and num_eval, are distinct, and
-    occur neither in training nor among the fresh ones.
+    The eval questions depend on the options of `draw` and on num_eval alone. They are distinct, and
+    occur neither in training nor among the fresh questions.
     """
 
     def __init__(self, *, num_train: int, num_eval: int) -> None:
-        if num_train < 1 or num_eval < 1:
-            raise ValueError(
-                f"num_train={num_train}, num_eval={num_eval}: no split can do without a question"
-            )
+        check_at_least(1, num_train=num_train, num_eval=num_eval)
         self._num_train, self._num_eval = num_train, num_eval
 
     def draw(self, rng: Random) -> Question:
-        """One question."""
+        """Return one question."""
         raise NotImplementedError
 
     def load(self, split: Split) -> Sequence[Question]:
-        """Distinct questions, num_train or num_eval of them."""
+        """Return num_train or num_eval distinct questions."""
         return self._eval if split == "eval" else self._train
 
     def fresh(self, rng: Random) -> Iterator[Question]:
-        """Yield newly made questions."""
+        """Yield new questions, none of the eval split, without end."""
         held_out = {question.text for question in self._eval}
         while True:
             question = self.draw(rng)

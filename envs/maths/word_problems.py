@@ -1,15 +1,16 @@
-"""Made-up word problems in steps, with their solution: what GSM8K looks like, without a download.
+"""Made-up word problems in steps, with their solution: like GSM8K, but without a download.
 
     Fay has 12 shells. A friend gives Fay 6 more shells. Fay sorts the shells into 2 equal heaps and
     keeps one heap. How many shells does Fay have now?          12 + 6 = 18, 18 / 2 = 9
 
-Each step is one operation on the number so far, so min_steps and max_steps grade the difficulty.
+Each step is one operation on the number so far, so min_steps and max_steps set the difficulty.
 """
 
 from collections.abc import Callable
 from random import Random
 
 from envs.maths.questions import Procedural, Question
+from envs.options import check_range
 
 NAMES = ("Ada", "Ben", "Chen", "Dara", "Emil", "Fay", "Goran", "Hana", "Ivo", "Jun", "Kofi", "Lena")
 THINGS = ("apples", "beads", "books", "coins", "marbles", "pens", "shells", "stamps")
@@ -65,16 +66,12 @@ class WordProblems(Procedural):
     """Stories of min_steps..max_steps steps about a number of things."""
 
     def __init__(self, *, min_steps: int, max_steps: int, num_train: int, num_eval: int) -> None:
-        if not 1 <= min_steps <= max_steps:
-            raise ValueError(
-                f"min_steps={min_steps}, max_steps={max_steps}: a problem needs at least one step "
-                "and min_steps may not exceed max_steps"
-            )
+        check_range(min_steps=min_steps, max_steps=max_steps)
         super().__init__(num_train=num_train, num_eval=num_eval)
         self._num_steps = range(min_steps, max_steps + 1)
 
     def draw(self, rng: Random) -> Question:
-        """One story; its solution has a line a step, its code is one expression."""
+        """Return one story. Its solution has one line per step, its code is one expression."""
         name, things = rng.choice(NAMES), rng.choice(THINGS)
         total = rng.randint(3, 60)
         story, lines, code = [f"{name} has {total} {things}."], [], str(total)
@@ -86,7 +83,7 @@ class WordProblems(Procedural):
             sentence, operation, after = step
             story.append(sentence)
             lines.append(f"{operation} = {after}")
-            # In the code the expression so far stands in the place of its value.
+            # The code uses the expression so far instead of its value.
             rest = operation.removeprefix(str(total)).replace("/", "//")
             code, total = f"({code}){rest}" if len(lines) > 1 else f"{code}{rest}", after
         story.append(f"How many {things} does {name} have now?")

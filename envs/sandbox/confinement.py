@@ -1,18 +1,18 @@
-"""Shuts the calling process in: from here on it can compute, and read Python's own library.
+"""Confine the calling process: afterwards it can compute, and read Python's own library.
 
-    out of memory     the kernel ends this process first, and nobody else's for its sake
-    resource limits   memory; no core dump, no byte to any file, no child
-    capabilities      none, for a process of root
+    out of memory     the kernel ends this process before all others
+    resource limits   memory; no core dump, no write to any file, no child process
+    capabilities      none, also for root
     Landlock          reads Python's library and the system's, no other file; traces no process
     seccomp           a list of allowed system calls: no network, no child or thread, no program,
                       no signal to others, no change to any file or descriptor elsewhere
 
-None of it asks for root, a namespace or a daemon, so it holds in an unprivileged container and on a
-laptop. Seccomp is required, and so is Landlock (Linux 5.13, not switched off), unless its absence
-is accepted in so many words; an audit hook then holds reading back, which stops accidents and not
-someone who means it: readline, sqlite3 and the C library, once found, read files.
+No layer needs root, a namespace or a daemon, so all work in an unprivileged container and on a
+laptop. Seccomp is required. Landlock (Linux 5.13, not switched off) is required unless the
+configuration accepts its absence. Then an audit hook refuses to read files, which stops accidents
+but no determined attack: readline, sqlite3 and the C library can still read files.
 
-Imports nothing but the standard library: it runs in the sandbox's own process.
+This module imports the standard library alone, because it runs in the sandbox's own process.
 """
 
 import ctypes
@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-# Name, number on x86_64, number on aarch64. On x86_64 older C libraries use the last line, too.
+# Name, number on x86_64, number on aarch64. Older C libraries on x86_64 use the last line.
 ALLOWED = """
     read 0 63, write 1 64, readv 19 65, writev 20 66, pread64 17 67, lseek 8 62, close 3 57,
     fstat 5 80, newfstatat 262 79, statx 332 291, getdents64 217 61, readlinkat 267 78,
@@ -43,22 +43,22 @@ ALLOWED = """
     getegid 108 177, exit 60 93, exit_group 231 94,
     stat 4 -, lstat 6 -, access 21 -, readlink 89 -, poll 7 -, select 23 -, dup2 33 -
 """
-MACHINES = {  # column of ALLOWED, the kernel's name, and three calls of which a part is allowed
+MACHINES = {  # column of ALLOWED, the kernel's number, and three calls that are partly allowed
     "x86_64": (1, 0xC000003E, {"openat": 257, "fcntl": 72, "ioctl": 16}),
     "aarch64": (2, 0xC00000B7, {"openat": 56, "fcntl": 25, "ioctl": 29}),
 }
 FCNTL = (0, 1, 2, 3, 1030)  # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC; not F_SETOWN
 OPEN_TO_CHANGE = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC | os.O_ASYNC
 
-# Parts of a classic BPF program.
+# Instructions, results and operands of a classic BPF program.
 LOAD, EQUAL, ANY_BIT, RETURN = 0x20, 0x15, 0x45, 0x06
 ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050000, 0x80000000
-NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16  # offsets of what a filter sees of a call
+NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16  # offsets in the data that a filter reads
 
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 22, 38
-CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # Landlock, on every machine
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # Landlock's calls on all machines
 READ_FILE, READ_DIR = 4, 8
-RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}  # of files, known to each version of Landlock; then 16
+RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}  # number of file rights per Landlock version; later: 16
 
 NO_LANDLOCK = (
     "this kernel has no Landlock (Linux 5.13 or newer, not switched off), so code could read your "
@@ -69,7 +69,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def _call(function: str, *args: object) -> int:
-    """Call the C library; OSError where it fails."""
+    """Call the C library. Raise OSError if the call fails."""
     result = getattr(_libc, function)(*args)
     if result < 0:
         code = ctypes.get_errno()
@@ -78,12 +78,12 @@ def _call(function: str, *args: object) -> int:
 
 
 def die_with_parent() -> None:
-    """The kernel kills this process when the thread that started it ends."""
+    """Let the kernel kill this process when the thread that started it ends."""
     _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def limit_resources(memory_mb: int) -> None:
-    """Bound the address space (MiB), and forbid what is not needed at all."""
+    """Limit the address space (MiB), and forbid core dumps, file writes and child processes."""
     limits = {
         resource.RLIMIT_AS: memory_mb * 2**20,
         resource.RLIMIT_NOFILE: 64,
@@ -96,7 +96,7 @@ def limit_resources(memory_mb: int) -> None:
 
 
 def readable(packages: Sequence[str]) -> list[str]:
-    """Paths that Python needs: its library, the system's libraries, and `packages`."""
+    """Return the paths that Python needs: its library, system libraries, and `packages`."""
     system = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo"]
     python = [sysconfig.get_path("stdlib"), os.path.join(sys.base_prefix, "lib")]
     paths = [*python, *system, "/etc/ld.so.cache", *packages]
@@ -104,30 +104,27 @@ def readable(packages: Sequence[str]) -> list[str]:
 
 
 def offer_to_the_oom_killer() -> None:
-    """Let the kernel end this process before any other when memory runs out.
-
-    Where /proc cannot be written to, the limit of memory has to do.
-    """
+    """Let the kernel end this process first when memory runs out, if /proc can be written."""
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
 
 
 def drop_capabilities() -> None:
-    """Take root's powers from this process, for good."""
+    """Drop the capabilities of root, irreversibly."""
     _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     header, none = struct.pack("Ii", 0x20080522, 0), bytes(24)
     _call("capset", header, none)
 
 
 def landlock(paths: Sequence[str]) -> bool:
-    """Whether the kernel now refuses every file that is not under `paths`."""
+    """Refuse every file that is not under `paths`. Return False if the kernel has no Landlock."""
     try:
         version = _call("syscall", CREATE_RULESET, None, ctypes.c_size_t(0), 1)
     except OSError as error:
         if error.errno in (errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM):
             return False
         raise
-    # All rights that this version knows: a newer one's would be refused as unknown.
+    # All rights that this version knows, because the kernel refuses unknown rights.
     handled = struct.pack("Q", (1 << RIGHTS.get(version, 16)) - 1)
     ruleset = _call("syscall", CREATE_RULESET, handled, ctypes.c_size_t(8), 0)
     for path in paths:
@@ -141,7 +138,7 @@ def landlock(paths: Sequence[str]) -> bool:
 
 
 def guard_reading(paths: Sequence[str]) -> None:
-    """Refuse, in Python only, what Landlock would: the second best where it is missing."""
+    """Refuse in Python what Landlock would refuse in the kernel, if Landlock is missing."""
     roots = tuple(f"{path.rstrip('/')}/" for path in paths)
     realpath, fsdecode, startswith = os.path.realpath, os.fsdecode, str.startswith
 
@@ -157,13 +154,13 @@ def guard_reading(paths: Sequence[str]) -> None:
 
 
 def _program(machine: str) -> bytes:
-    """The seccomp filter: allowed calls pass, every other one fails as not permitted."""
+    """Return the seccomp filter: calls that are not allowed fail with EPERM."""
     column, architecture, partly = MACHINES[machine]
     numbers = [row.split()[column] for row in ALLOWED.split(",")]
     refuse = (RETURN, 0, 0, REFUSE | errno.EPERM)
     steps = [
         (LOAD, 0, 0, ARCHITECTURE),
-        # Another architecture's calls (32-bit on x86_64) have other numbers for the same names.
+        # Kill calls of another architecture (32-bit on x86_64), because their numbers differ.
         (EQUAL, 1, 0, architecture),
         (RETURN, 0, 0, KILL),
         (LOAD, 0, 0, NUMBER),
@@ -171,9 +168,9 @@ def _program(machine: str) -> bytes:
     for number in numbers:
         if number != "-":
             steps += [(EQUAL, 0, 1, int(number)), (RETURN, 0, 0, ALLOW)]
-    # What a file that is no terminal answers: Python asks every file that it opens.
+    # ENOTTY, as for a file that is no terminal, because Python calls ioctl for every open file.
     steps += [(EQUAL, 0, 1, partly["ioctl"]), (RETURN, 0, 0, REFUSE | errno.ENOTTY)]
-    # Opening to read only. Which path is for Landlock to judge: a filter sees its address alone.
+    # Open for reading only. Landlock checks the path, because a filter sees only its address.
     steps += [
         (EQUAL, 0, 4, partly["openat"]),
         (LOAD, 0, 0, ARGUMENTS + 8 * 2),  # flags
@@ -184,16 +181,14 @@ def _program(machine: str) -> bytes:
     steps += [(EQUAL, 0, 2 + 2 * len(FCNTL), partly["fcntl"]), (LOAD, 0, 0, ARGUMENTS + 8)]
     for command in FCNTL:
         steps += [(EQUAL, 0, 1, command), (RETURN, 0, 0, ALLOW)]
-    # Refused twice: the first ends fcntl's part, and calls that are none of these jump over it.
+    # Two refusals: fcntl's checks end in the first, all other calls jump to the second.
     return b"".join(struct.pack("HBBI", *step) for step in [*steps, refuse, refuse])
 
 
 def seccomp() -> None:
-    """Refuse every system call that is not in ALLOWED, from now on and for good.
+    """Refuse every system call that is not in ALLOWED, irreversibly.
 
-    Raises:
-        OSError: the kernel or the container takes no filter, or the machine is not in MACHINES.
-
+    Raise OSError if the kernel or the container accepts no filter, or MACHINES lacks the machine.
     """
     machine = platform.machine()
     if machine not in MACHINES:
@@ -205,15 +200,15 @@ def seccomp() -> None:
 
 
 def confine(*, memory_mb: int, packages: Sequence[str], allow_without_landlock: bool) -> None:
-    """All of the above, in an order that works. OSError where the kernel does not play along."""
+    """Apply all layers in an order that works. Raise OSError if the kernel refuses one."""
     die_with_parent()
     offer_to_the_oom_killer()
     limit_resources(memory_mb)
-    drop_capabilities()  # sets no_new_privs, without which Landlock and seccomp ask for root
+    drop_capabilities()  # sets no_new_privs, without which Landlock and seccomp need root
     paths = readable(packages)
     landlocked = landlock(paths)
     if not landlocked and not allow_without_landlock:
         raise OSError(NO_LANDLOCK)
     seccomp()  # after Landlock, whose calls it refuses
     if not landlocked:
-        guard_reading(paths)  # last: it takes ctypes away, which all of the above is made of
+        guard_reading(paths)  # last, because it disables ctypes, which all other layers use

@@ -1,9 +1,9 @@
-"""The sandbox's own process: runs code as an interactive interpreter would and tells what it said.
+"""The sandbox's own process: run code as an interactive interpreter would and send its output.
 
-    [4 bytes: length][8 bytes: ticket][text]        one message, either way
+    [4 bytes: length][8 bytes: ticket][text]        one message, in both directions
 
-The ticket of a request comes back with its answer. Code that finds the socket can answer in our
-place; all it can tell is what the caller is told anyway, of bounded length.
+An answer carries the ticket of its request. Code that finds the socket can forge an answer, but
+only text of bounded length that the caller treats as output of the code.
 """
 
 import ast
@@ -21,41 +21,40 @@ from types import CodeType
 from envs.sandbox.confinement import confine
 
 HEADER = struct.Struct(">I8s")
-READY = bytes(8)  # ticket of the first message: empty, or why there is no interpreter
+READY = bytes(8)  # ticket of the first message, which is empty or says why the start failed
 NAME = "<python>"
-MAX_FRAMES = 5  # of a traceback
+MAX_FRAMES = 5  # frames of a traceback that are shown
 
 
 class Printed(io.TextIOBase):
-    """Keeps the beginning and the end of what is printed, within `limit` characters."""
+    """Keep the beginning and the end of the output, within `limit` characters."""
 
     def __init__(self, limit: int) -> None:
-        self._room = limit // 2
+        self._half = limit // 2
         self._head = self._tail = ""
         self._total = 0
 
     def write(self, text: str) -> int:
-        """Add text."""
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-        free = self._room - len(self._head)
+        free = self._half - len(self._head)
         self._head += text[:free]
         self._tail += text[free:]
-        if len(self._tail) > 2 * self._room:  # not at each write: it copies
-            self._tail = self._tail[-self._room :]
+        if len(self._tail) > 2 * self._half:  # not at each write, because slicing copies
+            self._tail = self._tail[-self._half :]
         self._total += len(text)
         return len(text)
 
     def text(self) -> str:
-        """All of it, or both ends and how much is missing between them."""
-        tail = self._tail[-self._room :]
+        """Return the output, or both ends of it and how many characters are left out."""
+        tail = self._tail[-self._half :]
         missing = self._total - len(self._head) - len(tail)
         between = f"\n... {missing} characters left out ...\n" if missing else ""
         return self._head + between + tail
 
 
 class Interpreter:
-    """Python with variables that last from call to call."""
+    """A Python interpreter that keeps its variables between calls."""
 
     def __init__(self, max_output_chars: int) -> None:
         self._max_output_chars = max_output_chars
@@ -67,22 +66,22 @@ class Interpreter:
         printed = Printed(self._max_output_chars)
         sys.stdout = sys.stderr = printed
         sys.stdin = io.StringIO()
-        # Lets a traceback quote the line, though no file holds it.
+        # So that a traceback quotes the line although it is in no file.
         linecache.cache[NAME] = (len(code), None, [f"{line}\n" for line in code.splitlines()], NAME)
         names = self._module.__dict__
         try:
             statements, last = _parts(code)
-            exec(statements, names)  # what we are here for
+            exec(statements, names)
             value = eval(last, names) if last else None
             if value is not None:
                 printed.write(f"{value!r}\n")
-        except BaseException as error:  # noqa: BLE001 (SystemExit is only one way to stop)
+        except BaseException as error:  # noqa: BLE001 (SystemExit included)
             printed.write(_explain(error))
         return printed.text()
 
 
 def _parts(code: str) -> tuple[CodeType, CodeType | None]:
-    """The statements, and the expression at the end if there is one."""
+    """Return the statements, and the expression at the end if there is one."""
     tree = ast.parse(code, NAME)
     last = None
     match tree.body:
@@ -93,9 +92,9 @@ def _parts(code: str) -> tuple[CodeType, CodeType | None]:
 
 
 def _explain(error: BaseException) -> str:
-    """The traceback, without our own frames."""
+    """Return the traceback without the frames of this module."""
     trace, internal = error.__traceback__, True
-    last: deque[types.TracebackType] = deque(maxlen=MAX_FRAMES)  # of what may be a million
+    last: deque[types.TracebackType] = deque(maxlen=MAX_FRAMES)  # a recursion may have a million
     while trace:
         internal = internal and trace.tb_frame.f_code.co_filename != NAME
         if not internal:
@@ -107,12 +106,12 @@ def _explain(error: BaseException) -> str:
 
 
 def receive(fd: int, count: int) -> bytes:
-    """Exactly `count` bytes; the process ends where the other side has closed."""
+    """Return exactly `count` bytes. End the process if the other side has closed."""
     data = b""
     while len(data) < count:
         part = os.read(fd, count - len(data))
         if not part:
-            os._exit(0)  # without atexit, where the policy's code may have put something
+            os._exit(0)  # skips atexit, where the policy's code may have registered functions
         data += part
     return data
 
@@ -126,24 +125,24 @@ def send(fd: int, ticket: bytes, text: str) -> None:
 
 
 def main() -> None:
-    """Confine ourselves, then answer until the socket closes. Knobs: JSON, the last argument."""
-    knobs = json.loads(sys.argv[-1])
-    fd, packages = knobs["fd"], knobs["packages"]
+    """Confine this process, then answer until the socket closes. The last argument is JSON."""
+    options = json.loads(sys.argv[-1])
+    fd, packages = options["fd"], options["packages"]
     try:
         confine(
-            memory_mb=knobs["memory_mb"],
+            memory_mb=options["memory_mb"],
             packages=packages,
-            allow_without_landlock=knobs["allow_without_landlock"],
+            allow_without_landlock=options["allow_without_landlock"],
         )
     except OSError as error:
         send(fd, READY, str(error))
         return
     sys.argv = [""]
-    # The code that runs here shall find Python, and not the module that runs it.
-    sys.path[:] = [*(path for path in sys.path if path != knobs["ours"]), *packages]
+    # The policy's code must find Python and its packages, and not this project.
+    sys.path[:] = [*(path for path in sys.path if path != options["root"]), *packages]
     for name in [name for name in sys.modules if name.split(".")[0] == "envs"]:
         del sys.modules[name]
-    interpreter = Interpreter(knobs["max_output_chars"])
+    interpreter = Interpreter(options["max_output_chars"])
     send(fd, READY, "")
     while True:
         length, ticket = HEADER.unpack(receive(fd, HEADER.size))

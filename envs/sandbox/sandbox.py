@@ -1,20 +1,19 @@
-"""Runs the policy's Python code in a process of its own that can compute and do nothing else.
+"""Run the policy's Python code in a process that can compute and do nothing else.
 
     sandbox = Sandbox(limits)                 nothing starts yet
     await sandbox.run("x = 6 * 7")            ''     the process starts here
     await sandbox.run("x")                    '42\n'
     sandbox.close()                           the process is killed
 
-One process per episode keeps the variables between calls. It may not write any file (so there is no
-temporary folder either), open a socket, start a process or a thread, signal or trace another, or
-read more than Python's library; confinement.py says how. Code that breaks a limit costs its
-own process, and the policy is told.
+One process per episode keeps the variables between calls. It cannot write a file, open a socket,
+start a process or a thread, signal or trace another process, or read more than Python's library
+(confinement.py). If code breaks a limit, its process ends and the policy gets an error message.
 
-This guards against a policy's accidents and crude attacks on a machine that is ours. It is no
-boundary for code that brings exploits: the kernel's remaining calls are reachable and timing can be
-measured. Where the kernel lacks Landlock (before Linux 5.13, or switched off) nothing starts,
-unless it is accepted that Python alone guards files. For code that strangers write, run the
-rollouts in a virtual machine of their own.
+This protects your own machine against accidents and crude attacks of a policy. It does not stop
+exploits of the kernel, because the allowed system calls are reachable and timing can be measured.
+For code that strangers write, run the rollouts in a virtual machine. Without Landlock (before Linux
+5.13, or switched off) nothing starts, unless the configuration accepts that Python's own hooks are
+the only protection of files.
 """
 
 import asyncio
@@ -34,10 +33,10 @@ from envs import threads
 from envs.sandbox.interpreter import HEADER, READY
 from envs.tools import ToolError
 
-START_TIMEOUT = 120.0  # seconds until a new process must be ready
+START_TIMEOUT = 120.0  # seconds
 BOOT = "import sys; sys.path.append({!r}); from envs.sandbox.interpreter import main; main()"
 OURS = str(Path(__file__).parents[2])
-# Nothing of our own environment; numerical libraries would start threads, which fail here.
+# No variable of the parent process. One thread, because numerical libraries cannot start more.
 ENVIRONMENT = {"LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
@@ -47,13 +46,12 @@ class Limits:
 
     Attributes:
         cpu_seconds: processor time of one call.
-        call_timeout: seconds of one call on the clock; on a busy machine code waits for its turn.
+        call_timeout: seconds of one call on the clock, which run faster on a busy machine.
         memory_mb: address space of the process; Python itself takes about 30.
-        max_output_chars: of the answer to one call; what is longer loses its middle.
+        max_output_chars: length of one answer; a longer answer loses its middle.
         site_packages: whether installed packages (sympy, numpy) can be imported.
-        allow_without_landlock: whether code may run where nothing but Python's own hooks keeps it
-            from reading files.
-
+        allow_without_landlock: whether code may run if Python's own hooks are the only protection
+            against reading files.
     """
 
     cpu_seconds: int
@@ -72,11 +70,11 @@ class Limits:
 
 
 class _Lost(Exception):
-    """The process ended, or answered as it never does; the message says which."""
+    """The process ended or sent an impossible answer. The message says which."""
 
 
 def try_out(limits: Limits, preload: str = "") -> None:
-    """Start one sandbox and end it. ValueError, for the user, where this machine has none."""
+    """Start one sandbox and end it. Raise ValueError if this machine cannot start one."""
 
     async def start() -> None:
         sandbox = Sandbox(limits, preload)
@@ -91,39 +89,37 @@ def try_out(limits: Limits, preload: str = "") -> None:
 
 
 class Sandbox:
-    """A Python interpreter behind bars. Starts when it is first used."""
+    """A confined Python interpreter. It starts at its first use."""
 
     def __init__(self, limits: Limits, preload: str = "") -> None:
-        """`preload`: code that every fresh process runs first, at leisure."""
+        """`preload` is code that every new process runs first, without the time limit of a call."""
         self._limits, self._preload = limits, preload
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
-        self._watch: asyncio.TimerHandle | None = None  # of the process's clock
-        self._spent = False  # its processor time, so we killed it
+        self._watch: asyncio.TimerHandle | None = None  # the next look at the processor time
+        self._spent = False  # True: killed because of its processor time
 
     async def run(self, code: str) -> str:
-        """Return what `code` prints, the value of its last expression, and its exception.
+        """Return the printed text of `code`, the value of its last expression, and its exception.
 
-        Raises:
-            ToolError: it broke a limit or its interpreter; the next call starts with a fresh one.
-            RuntimeError: no sandbox can be started on this machine.
-
+        Raise ToolError if it broke a limit or ended its process; the next call starts a new one.
+        Raise RuntimeError if this machine cannot start a sandbox.
         """
         try:
             return await self._ask(code)
-        except BaseException:  # cancelled, too: the late answer would meet the next question
+        except BaseException:  # cancellation included, so that no late answer meets the next call
             self.close()
             raise
 
     def close(self) -> None:
-        """Kill the process, without waiting for its end."""
+        """Kill the process and do not wait for its end."""
         if self._watch:
             self._watch.cancel()
         if self._socket:
             self._socket.close()
         if self._process:
             self._process.kill()
-            # To wait for its end would hold up the loop: it is collected later.
+            # Waiting would block the event loop, so _reap collects the process later.
             _ending.append(self._process)
         self._process = self._socket = None
         _reap()
@@ -131,7 +127,7 @@ class Sandbox:
     async def _ask(self, code: str) -> str:
         if self._process is None:
             await self._start()
-        # Code could write answers to later calls in advance: it cannot know their tickets.
+        # A random ticket, so that code cannot forge answers to later calls in advance.
         ticket = secrets.token_bytes(8)
         try:
             async with asyncio.timeout(self._limits.call_timeout):
@@ -142,16 +138,16 @@ class Sandbox:
             what = f"took longer than {self._limits.call_timeout:g} s"
         except _Lost as lost:
             what = str(lost)
-        except OSError:  # it has closed its end
+        except OSError:  # the process has closed its end of the socket
             what = await self._cause()
         raise ToolError(
             f"the code {what}; the interpreter was restarted and its variables are gone"
         )
 
     def _allow_processor_time(self) -> None:
-        """Kill the process when it has used cpu_seconds from now, be it after its answer.
+        """Kill the process when it has used cpu_seconds from now, even after its answer.
 
-        The kernel's own limit sends a signal, which code can ignore.
+        The kernel's own limit is not enough, because it sends a signal that code can ignore.
         """
         assert self._process
         process, loop = self._process, asyncio.get_running_loop()
@@ -160,7 +156,7 @@ class Sandbox:
         def look() -> None:
             with suppress(OSError):
                 left = until - _processor_time(process)
-                if left > 0:  # it has one thread: it cannot spend that any sooner
+                if left > 0:  # one thread needs at least this long to use the rest
                     self._watch = loop.call_later(left, look)
                 else:
                     self._spent = True
@@ -171,7 +167,7 @@ class Sandbox:
         self._watch = loop.call_later(self._limits.cpu_seconds, look)
 
     async def _cause(self) -> str:
-        """Why the process has ended, or is about to."""
+        """Return why the process has ended, or is about to end."""
         assert self._process
         self._process.kill()
         status = await threads.call(self._process.wait)
@@ -188,25 +184,33 @@ class Sandbox:
         self._socket, child_end = socket.socketpair()
         self._socket.setblocking(False)
         paths = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
-        knobs = {
+        options = {
             "fd": child_end.fileno(),
-            "ours": OURS,
+            "root": OURS,
             "packages": sorted(paths) if limits.site_packages else [],
             "memory_mb": limits.memory_mb,
             "max_output_chars": limits.max_output_chars,
             "allow_without_landlock": limits.allow_without_landlock,
         }
-        # Here and not in a thread: the process dies with the thread that starts it.
+        # Not in another thread, because the process dies with the thread that starts it.
         with child_end:
             self._process = subprocess.Popen(
-                [sys.executable, "-ISB", "-X", "utf8", "-c", BOOT.format(OURS), json.dumps(knobs)],
+                [
+                    sys.executable,
+                    "-ISB",
+                    "-X",
+                    "utf8",
+                    "-c",
+                    BOOT.format(OURS),
+                    json.dumps(options),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 env=ENVIRONMENT,
                 cwd="/",
                 pass_fds=[child_end.fileno()],
-                start_new_session=True,  # Ctrl-C at the terminal is for the run to handle
+                start_new_session=True,  # so that Ctrl-C at the terminal does not reach it
             )
         try:
             async with asyncio.timeout(START_TIMEOUT):
@@ -226,9 +230,9 @@ class Sandbox:
         await asyncio.get_running_loop().sock_sendall(self._socket, message)
 
     async def _receive(self, ticket: bytes) -> str:
-        """The answer to a message; _Lost where it is another's, or longer than it can be."""
+        """Return the answer with this ticket. Raise _Lost if the ticket or the length is wrong."""
         length, answered = HEADER.unpack(await self._read(HEADER.size))
-        # At most four bytes a character, and 100 characters for what was left out.
+        # At most 4 bytes per character, and 100 characters to say what was left out.
         if answered != ticket or length > 4 * (self._limits.max_output_chars + 100):
             raise _Lost("answered in the interpreter's place")
         return (await self._read(length)).decode(errors="replace")
@@ -245,11 +249,11 @@ class Sandbox:
 
 
 def _processor_time(process: subprocess.Popen[bytes]) -> float:
-    """Seconds that it has used. OSError where it has ended."""
-    return time.clock_gettime((~process.pid << 3) | 2)  # the kernel's name of its clock
+    """Return the processor time of a process. Raise OSError if it has ended."""
+    return time.clock_gettime((~process.pid << 3) | 2)  # the kernel's id of its clock
 
 
-_ending: list[subprocess.Popen[bytes]] = []  # killed, not yet collected
+_ending: list[subprocess.Popen[bytes]] = []  # killed, and not yet collected
 
 
 def _reap() -> None:

@@ -1,12 +1,11 @@
 """The classic API of `verifiers`: an environment with a dataset, a rollout loop and a rubric.
 
-Their rollout asks its `Client` for every turn; ours asks the policy in training.
+The library's rollout asks a `Client` for every turn. PolicyClient asks the policy in training.
 """
 
 # pyright: reportAttributeAccessIssue=false
-# (pyright takes `verifiers` for the folder that this file is in)
+# (pyright mistakes `verifiers` for the folder of this file)
 
-import json
 import signal
 import time
 import uuid
@@ -26,24 +25,19 @@ from verifiers.types import (  # pyright: ignore[reportMissingImports]
 from envs.episode import Split, StopReason
 from envs.messages import Message, user
 from envs.protocol import ContextFull, Speak, Spoken
-from envs.verifiers.world import Outcome, Row
+from envs.verifiers.adapter import Outcome, Row
+from envs.verifiers.endpoint import MODEL, as_json_text, text_of
 
-MODEL = "policy"
 _STOPS = {"max_turns_reached": StopReason.MAX_TURNS, "timeout_reached": StopReason.TIMEOUT}
 
 
-class ClassicWorld:
-    """An environment that `load_environment` made.
+class ClassicAdapter:
+    """An environment that `load_environment` made."""
 
-    Raises:
-        ValueError: a reward of it compares the rollouts of a group.
-
-    """
-
-    max_concurrent = None  # its rollouts are coroutines
+    max_concurrent = None  # its rollouts are coroutines, so the sampler's limit is enough
 
     def __init__(self, name: str, args: dict[str, Any]) -> None:
-        with _own_signals():
+        with _kept_signal_handlers():
             self._env = vf.load_environment(name, **args)
         if self._env.requires_group_rollouts:
             raise ValueError(
@@ -55,7 +49,7 @@ class ClassicWorld:
         self.reward_weights = {name: float(weight) for name, weight in listed if weight}
 
     def rows(self, split: Split, limit: int | None) -> list[Row] | None:
-        """The rows of its dataset, or of its eval_dataset."""
+        """Return the rows of its dataset or of its eval_dataset."""
         build = self._env.build_eval_dataset if split == "eval" else self._env.build_dataset
         dataset = build()
         if dataset is None:
@@ -64,12 +58,12 @@ class ClassicWorld:
         return [Row(_opening(row["prompt"]), row) for row in dataset.select(range(size)).to_list()]
 
     async def play(self, row: Row, speak: Speak) -> Outcome:
-        """One rollout by their own loop, scored by their rubric."""
+        """Run one rollout by the library's loop, scored by its rubric."""
         (output,) = await self._env.run_group([row.data], PolicyClient(speak), MODEL, {})
         if output["error"]:
             raise RuntimeError(f"the rollout ended in an error: {output['error']!r}")
         stop = _STOPS.get(output["stop_condition"] or "")
-        # Of one turn, or of a last one cut off, the turn itself says better why it ended.
+        # A single turn, or a last turn that was cut off, has the more precise stop reason.
         cut_off = output["is_truncated"] or getattr(self._env, "max_turns", 1) == 1
         return Outcome(
             reward=float(output["reward"]),
@@ -79,7 +73,7 @@ class ClassicWorld:
 
 
 class PolicyClient(Client):
-    """Their client whose endpoint is the policy in training."""
+    """A `Client` of the library whose endpoint is the policy in training."""
 
     def __init__(self, speak: Speak) -> None:
         super().__init__(speak)
@@ -91,15 +85,15 @@ class PolicyClient(Client):
         return {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
 
     async def to_native_prompt(self, messages: list[Any]) -> tuple[list[Message], dict[str, Any]]:
-        return [our_message(message) for message in messages], {}
+        return [plain_message(message) for message in messages], {}
 
     async def get_native_response(
         self,
         prompt: list[Message],
-        model: str,  # noqa: ARG002 there is one policy
-        sampling_args: dict[str, Any],  # noqa: ARG002 the sampler's count
+        model: str,  # noqa: ARG002 (there is one policy)
+        sampling_args: dict[str, Any],  # noqa: ARG002 (the run's sampler decides)
         tools: list[dict[str, Any]] | None = None,
-        **knobs: Any,  # noqa: ARG002
+        **options: Any,  # noqa: ARG002
     ) -> Spoken:
         try:
             return await self.client(prompt, tools)
@@ -107,7 +101,7 @@ class PolicyClient(Client):
             raise vf.OverlongPromptError(str(error)) from error
 
     async def raise_from_native_response(self, response: Spoken) -> None:
-        """Whatever the policy says is a valid turn."""
+        """Accept every turn, because none of the policy's turns is an error."""
 
     async def from_native_response(self, response: Spoken) -> Response:
         message = response.message
@@ -126,26 +120,29 @@ class PolicyClient(Client):
             message=ResponseMessage(
                 content=message["content"],
                 reasoning_content=message.get("reasoning_content"),
-                tool_calls=[their_call(call) for call in calls] or None,
+                tool_calls=[_library_call(call) for call in calls] or None,
                 finish_reason=reason,
                 is_truncated=response.cut_off,
             ),
         )
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing, because the client holds no connection."""
 
 
-def their_call(call: Message) -> ToolCall:
-    """A tool call in their flat form: arguments as JSON text, or as the policy wrote them."""
-    arguments = call["function"]["arguments"]
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return ToolCall(id=call["id"], name=call["function"]["name"], arguments=text)
+def _library_call(call: Message) -> ToolCall:
+    """Return a tool call in the library's flat form, with its arguments as JSON text."""
+    function = call["function"]
+    arguments = as_json_text(function["arguments"])
+    return ToolCall(id=call["id"], name=function["name"], arguments=arguments)
 
 
-def our_message(message: Any) -> Message:
-    """One of their messages as a plain dict in OpenAI form."""
-    plain: Message = {"role": message.role, "content": _text(message.content)}
+def plain_message(message: Any) -> Message:
+    """Return a message of the library as a plain dict in OpenAI form."""
+    content = message.content
+    if isinstance(content, list):
+        content = [part if isinstance(part, dict) else part.model_dump() for part in content]
+    plain: Message = {"role": message.role, "content": text_of(content)}
     if reasoning := getattr(message, "reasoning_content", None):
         plain["reasoning_content"] = reasoning
     if calls := getattr(message, "tool_calls", None):
@@ -162,26 +159,16 @@ def our_message(message: Any) -> Message:
     return plain
 
 
-def _text(content: Any) -> str:
-    if isinstance(content, list):
-        parts = [part if isinstance(part, dict) else part.model_dump() for part in content]
-        kinds = {part["type"] for part in parts}
-        if kinds - {"text"}:
-            raise ValueError(f"the policy reads text, not {sorted(kinds - {'text'})}")
-        return "".join(part["text"] for part in parts)
-    return content or ""
-
-
 def _opening(prompt: Any) -> list[Message]:
     if isinstance(prompt, str):
         return [user(prompt)]
-    # Arrow gives every message every key that any of them has.
+    # Arrow gives each message all keys that any message has.
     return [{key: value for key, value in m.items() if value is not None} for m in prompt]
 
 
 @contextmanager
-def _own_signals() -> Iterator[None]:
-    """Loading an environment sets handlers for the signals that end us; put ours back."""
+def _kept_signal_handlers() -> Iterator[None]:
+    """Restore this process's signal handlers, because loading an environment replaces them."""
     kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     for number, handler in kept.items():

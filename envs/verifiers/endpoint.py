@@ -2,7 +2,7 @@
 
     POST /v1/chat/completions     X-Session-ID says which episode asks
 
-Plain and streamed requests are answered; a streamed turn comes in one piece.
+Requests may ask for a stream. A streamed turn comes in one piece.
 """
 
 import json
@@ -20,21 +20,21 @@ from envs.protocol import ContextFull, Speak, Spoken
 
 MODEL = "policy"
 SESSION = "X-Session-ID"
-_LONGEST_REQUEST = 1 << 30  # bytes; a conversation may be long
+_MAX_REQUEST = 1 << 30  # bytes; a conversation may be long
 
 
 @dataclass
 class PolicyEndpoint:
-    """Speakers by session; an episode has its session here for as long as it is played."""
+    """The endpoint; `speakers` maps each session that is being played to its policy."""
 
     speakers: dict[str, Speak] = field(default_factory=dict)
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[str]:
-        """Yield the base URL."""
-        app = web.Application(client_max_size=_LONGEST_REQUEST)
+        """Serve the endpoint and yield its base URL."""
+        app = web.Application(client_max_size=_MAX_REQUEST)
         app.router.add_post("/v1/chat/completions", self._answer)
-        # An episode that timed out hangs up: its request must not keep vLLM busy.
+        # Cancel a request whose episode timed out, so that vLLM stops working on it.
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
         await runner.setup()
         try:
@@ -48,7 +48,10 @@ class PolicyEndpoint:
         if speak is None:
             return _refused(409, "no_such_session", "this episode has ended")
         body = await request.json()
-        messages = [_readable(message) for message in body["messages"]]
+        try:
+            messages = [m | {"content": text_of(m.get("content"))} for m in body["messages"]]
+        except ValueError as error:
+            raise web.HTTPBadRequest(text=str(error)) from error
         tools = [tool["function"] for tool in body.get("tools") or []]
         try:
             spoken = await speak(messages, tools or None)
@@ -60,20 +63,20 @@ class PolicyEndpoint:
 
 
 def completion(spoken: Spoken) -> dict[str, Any]:
-    """A turn as the endpoint's answer."""
+    """Return a turn as the answer to a request."""
     choice = {"index": 0, "message": _wire(spoken.message), "finish_reason": _reason(spoken)}
     return _frame("chat.completion", [choice], spoken)
 
 
 def _events(spoken: Spoken) -> bytes:
-    """The same as a stream of two chunks: all that was said, then why it ended."""
+    """Return a turn as a stream of two chunks: the whole message, then the finish reason."""
     delta = _wire(spoken.message)
     for index, call in enumerate(delta.get("tool_calls", [])):
         call["index"] = index
     content = {"index": 0, "delta": delta, "finish_reason": None}
     ending = {"index": 0, "delta": {}, "finish_reason": _reason(spoken)}
     chunks = [_frame("chat.completion.chunk", [choice], spoken) for choice in (content, ending)]
-    # Clients put the chunks of one answer together by their id.
+    # Clients join the chunks of one answer by their id.
     chunks[1]["id"] = chunks[0]["id"]
     lines = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks]
     return "".join([*lines, "data: [DONE]\n\n"]).encode()
@@ -101,29 +104,28 @@ def _reason(spoken: Spoken) -> str:
 
 
 def _wire(message: Message) -> Message:
-    """Arguments travel as JSON text; a call that cannot be parsed, as the policy wrote it."""
-    calls = [
-        {"id": call["id"], "type": "function", "function": _as_text(call["function"])}
-        for call in message.get("tool_calls") or []
-    ]
+    """Return a message whose tool calls have their arguments as JSON text."""
+    calls = []
+    for call in message.get("tool_calls") or []:
+        name, arguments = call["function"]["name"], as_json_text(call["function"]["arguments"])
+        function = {"name": name, "arguments": arguments}
+        calls.append({"id": call["id"], "type": "function", "function": function})
     return message | ({"tool_calls": calls} if calls else {})
 
 
-def _as_text(function: dict[str, Any]) -> dict[str, Any]:
-    arguments = function["arguments"]
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return {"name": function["name"], "arguments": text}
+def as_json_text(arguments: Any) -> str:
+    """Return arguments as JSON text. A call that cannot be parsed keeps the policy's own text."""
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
-def _readable(message: Message) -> Message:
-    """A message with text as content; parts that are no text are refused."""
-    content = message.get("content")
+def text_of(content: Any) -> str:
+    """Return the text of a message's content. Raise ValueError if a piece of it is not text."""
     if not isinstance(content, list):
-        return message | {"content": content or ""}
+        return content or ""
     kinds = {part["type"] for part in content} - {"text"}
     if kinds:
-        raise web.HTTPBadRequest(text=f"the policy reads text, not {sorted(kinds)}")
-    return message | {"content": "".join(part["text"] for part in content)}
+        raise ValueError(f"the policy reads text, not {sorted(kinds)}")
+    return "".join(part["text"] for part in content)
 
 
 def _refused(status: int, code: str, text: str) -> web.Response:

@@ -1,12 +1,12 @@
-"""Environments of the `verifiers` library, both of its generations, in our loop.
+"""Environments of the `verifiers` library, of both of its generations, as an Environment.
 
-    env.id=owner/name  ->  the installed package  ->  ClassicWorld | TasksetWorld
+    env.id=owner/name  ->  the installed package  ->  ClassicAdapter | TasksetAdapter
                                                        rows, play, reward weights
 
-The library holds the conversation as it would against any chat endpoint, and each of its
-requests is one turn of our policy (`Environment.play`). So its prompts, tools, stop conditions and
-rewards are its own, and every token is sampled by the run's vLLM. Its sampling settings are not
-looked at: those are the sampler's.
+The library holds the conversation as it would with any chat endpoint. Each of its requests is one
+turn of the policy (`Environment.play`). So prompts, tools, stop conditions and rewards are those of
+the library, and the run's vLLM samples every token. The library's sampling settings are ignored,
+because the run's sampler has its own.
 
 `verifiers` 0.1 has the classic API (a module with `load_environment`), 0.4 the tasksets of
 `verifiers.v1`. They cannot be installed together.
@@ -19,15 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from envs.episode import Episode, Example, Split
+from envs.options import check_at_least
 from envs.protocol import Environment, Speak
-from envs.verifiers.world import Row, World, check_text
+from envs.verifiers.adapter import Adapter, Row, check_text
 
-_LOOKED_AT = 64  # prompts of a split, for images: they are of one kind
-UNLISTED = "unlisted"  # what their reward holds beyond the rewards whose weights are known
+_CHECKED_PROMPTS = 64  # of each split, for images; the prompts of an environment are alike
+UNLISTED = "unlisted"  # the library's reward minus the weighted rewards whose weights are known
 
 
 class Verifiers(Environment):
-    """One environment of the library. Knobs are explained in conf/env/verifiers.yaml."""
+    """One environment of the library. conf/env/verifiers.yaml explains the options."""
 
     holds_conversation = True
 
@@ -40,25 +41,22 @@ class Verifiers(Environment):
         num_eval: int,
         max_concurrent: int | None,
     ) -> None:
-        if num_eval < 0 or (num_train is not None and num_train < 1):
-            raise ValueError(
-                f"num_train={num_train}, num_eval={num_eval}: train on one example or more "
-                "(null: on all there are) and hold out none or more"
-            )
+        check_at_least(1, num_train=num_train)
+        check_at_least(0, num_eval=num_eval)
         self.name = module_of(id).replace("_", "-")
         self.max_concurrent = max_concurrent
-        self.reward_weights = {}  # known once it is loaded
+        self.reward_weights = {}  # set when the environment is loaded
         self._id, self._args = id, args or {}
         self._num_train, self._num_eval = num_train, num_eval
 
-    def configure(  # pyright: ignore[reportIncompatibleMethodOverride] the library has the others
+    def configure(  # pyright: ignore[reportIncompatibleMethodOverride] the library has the rest
         self, *, system_prompt: str | None = None
     ) -> None:
-        """Take a system prompt, in the place of the library's own."""
+        """Set a system prompt, which replaces that of the library."""
         super().configure(system_prompt=system_prompt)
 
     def examples(self, split: Split) -> list[Example]:
-        """All examples of a split; loads their package and its data at the first call."""
+        """Return all examples of a split. The first call loads the package and its data."""
         rows = self._rows[split]
         return [
             Example(id=i, env=self.name, messages=list(row.messages), info={"split": split})
@@ -66,33 +64,31 @@ class Verifiers(Environment):
         ]
 
     async def play(self, episode: Episode, speak: Speak) -> None:
-        """Let the library hold the conversation, and score it."""
+        """Let the library hold the conversation and score it."""
         row = self._rows[episode.example.info["split"]][episode.example.id]
-        outcome = await self._world.play(row, speak)
+        outcome = await self._adapter.play(row, speak)
         episode.memory["outcome"] = outcome
         episode.stop_reason = outcome.stop_reason
 
     async def score(self, episode: Episode) -> dict[str, float]:
-        """Their rewards and metrics by name; weighted, they sum to their reward."""
+        """Return the library's rewards and metrics. Their weighted sum is the library's reward."""
         outcome = episode.memory.get("outcome")
-        if outcome is None:  # the context was full and their code did not mind
+        if outcome is None:  # the context was full and the library's code ignored it
             return {}
         rewards = {**dict.fromkeys(self.reward_weights, 0.0), **outcome.rewards}
         rest = outcome.reward - sum(w * rewards[name] for name, w in self.reward_weights.items())
         return {**rewards, UNLISTED: 0.0 if abs(rest) < 1e-9 else rest}
 
     @cached_property
-    def _world(self) -> World:
-        return load_world(self._id, self._args)
+    def _adapter(self) -> Adapter:
+        return load_adapter(self._id, self._args)
 
     @cached_property
     def _rows(self) -> dict[Split, list[Row]]:
-        held_out = self._world.rows("eval", self._num_eval)
+        held_out = self._adapter.rows("eval", self._num_eval)
         own = 0 if held_out is not None else self._num_eval
-        train = self._world.rows(
-            "train", None if self._num_train is None else self._num_train + own
-        )
-        train = train or []
+        limit = None if self._num_train is None else self._num_train + own
+        train = self._adapter.rows("train", limit) or []
         if len(train) <= own:
             raise ValueError(
                 f"env.id={self._id} has {len(train)} examples, which leaves none to train on "
@@ -100,24 +96,22 @@ class Verifiers(Environment):
             )
         if held_out is None:
             train, held_out = train[: len(train) - own], train[len(train) - own :]
-        check_text(self._id, (*train[:_LOOKED_AT], *held_out[:_LOOKED_AT]))
-        self.reward_weights = {**self._world.reward_weights, UNLISTED: 1.0}
+        check_text(self._id, (*train[:_CHECKED_PROMPTS], *held_out[:_CHECKED_PROMPTS]))
+        self.reward_weights = {**self._adapter.reward_weights, UNLISTED: 1.0}
         if self.max_concurrent is None:
-            self.max_concurrent = self._world.max_concurrent
+            self.max_concurrent = self._adapter.max_concurrent
         return {"train": train, "eval": held_out}
 
 
 def module_of(env_id: str) -> str:
-    """The module of `owner/name@version`."""
+    """Return the module of `owner/name@version`."""
     return env_id.rpartition("/")[2].partition("@")[0].replace("-", "_")
 
 
-def load_world(env_id: str, args: dict[str, Any]) -> World:
-    """Load an installed environment by whichever library is installed.
+def load_adapter(env_id: str, args: dict[str, Any]) -> Adapter:
+    """Load an environment with the installed generation of the library.
 
-    Raises:
-        ValueError: the library or the package is missing, or they are of different generations.
-
+    Raise ValueError if the library or the package is missing, or their generations differ.
     """
     if find_spec("verifiers") is None:
         raise ValueError(
@@ -131,7 +125,7 @@ def load_world(env_id: str, args: dict[str, Any]) -> World:
         raise ValueError(
             f"env.id={env_id}, but there is no module {module}: install the environment's package"
         )
-    # Read and not imported: the other generation's environment would fail with its own error.
+    # Read the source, because importing an environment of the other generation would raise.
     source = Path(known.origin).read_text() if known.origin else ""
     if ("load_environment" if classic else "__all__") not in source:
         written_for = "tasksets of verifiers>=0.4" if classic else "classic API, verifiers==0.1.14"
@@ -140,9 +134,9 @@ def load_world(env_id: str, args: dict[str, Any]) -> World:
             f"{version('verifiers')} is installed: install the other one"
         )
     if classic:
-        from envs.verifiers.classic import ClassicWorld
+        from envs.verifiers.classic import ClassicAdapter
 
-        return ClassicWorld(module, args)
-    from envs.verifiers.v1 import TasksetWorld
+        return ClassicAdapter(module, args)
+    from envs.verifiers.v1 import TasksetAdapter
 
-    return TasksetWorld(module, args)
+    return TasksetAdapter(module, args)

@@ -1,11 +1,11 @@
 """Tasksets and harnesses of `verifiers.v1`: an environment runs episodes against an endpoint.
 
-Its harness, often a program of its own, asks the endpoint of envs/verifiers/endpoint.py for every
-turn, and the trace's id in the request says which of our episodes that is.
+The harness, often a separate program, asks the endpoint of envs/verifiers/endpoint.py for every
+turn. The trace id in the request identifies the episode.
 """
 
 # pyright: reportAttributeAccessIssue=false
-# (pyright takes `verifiers` for the folder that this file is in)
+# (pyright mistakes `verifiers` for the folder of this file)
 
 import asyncio
 import os
@@ -20,28 +20,28 @@ from verifiers.v1.utils import loaders  # pyright: ignore[reportMissingImports]
 from envs.episode import Split, StopReason
 from envs.messages import Message, user
 from envs.protocol import ContextFull, Speak, Spoken
+from envs.verifiers.adapter import Outcome, Row
 from envs.verifiers.endpoint import MODEL, PolicyEndpoint
-from envs.verifiers.world import Outcome, Row
 
 _EPISODES_PER_CORE = 4
 _STOPS = {"max_turns": StopReason.MAX_TURNS, "agent_timeout": StopReason.TIMEOUT}
 
 
-class TasksetWorld:
+class TasksetAdapter:
     """A taskset with the environment that plays it."""
 
     def __init__(self, name: str, args: dict[str, Any]) -> None:
-        """`args`: the environment's configuration, as in the library's own `env` table."""
+        """`args` is the environment's configuration, as in the library's own `env` table."""
         self._env = loaders.load_environment(env_config(name, args))
-        # A harness is a program, and so is each of its tool servers: on two cores, thirty that
-        # start together take minutes. Mostly they wait for the policy, hence several a core.
+        # A harness and each of its tool servers are processes, and thirty that start together
+        # take minutes on two cores. They mostly wait for the policy, hence several per core.
         self.max_concurrent = _EPISODES_PER_CORE * len(os.sched_getaffinity(0))
         self._endpoint = PolicyEndpoint()
         self._context: asyncio.Future[vf.ModelContext] | None = None
         self.reward_weights: dict[str, float] = {}
 
     def rows(self, split: Split, limit: int | None) -> list[Row] | None:
-        """Its tasks; a taskset has no splits."""
+        """Return its tasks. A taskset has no splits, so the eval split is None."""
         if split == "eval":
             return None
         taskset = self._env.taskset
@@ -53,7 +53,7 @@ class TasksetWorld:
         return [Row(_opening(task.data), task) for task in tasks]
 
     async def play(self, row: Row, speak: Speak) -> Outcome:
-        """One episode by their environment, judged by their task."""
+        """Run one episode by the library's environment, judged by its task."""
         sessions: list[str] = []
         full = False
 
@@ -78,12 +78,12 @@ class TasksetWorld:
         return _outcome(episode, full)
 
     async def _serving(self) -> vf.ModelContext:
-        """What their agents ask; the servers behind it live as long as the event loop."""
+        """Return the context of the agents. Its servers run until the event loop ends."""
         if self._context is None:
             self._context = asyncio.get_running_loop().create_future()
-            # Held, because the loop itself only refers to its tasks weakly.
+            # Keep a reference, because the event loop holds its tasks weakly.
             self._task = asyncio.create_task(self._serve(self._context))
-        # All episodes wait for this one: cancelling one of them must not cancel it.
+        # All episodes await this future, so a cancelled episode must not cancel it.
         return await asyncio.shield(self._context)
 
     async def _serve(self, ready: "asyncio.Future[vf.ModelContext]") -> None:
@@ -92,17 +92,18 @@ class TasksetWorld:
                 client = vf.EvalClientConfig(base_url=url, api_key_var="OFFBYONE_NO_KEY")
                 ready.set_result(vf.ModelContext(model=MODEL, client=client))
                 await asyncio.Event().wait()
-        except Exception as error:  # whatever their servers raise, those that wait must hear of it
+        except Exception as error:  # the episodes that wait must get any error of the servers
             if ready.done():
                 raise
             ready.set_exception(error)
 
 
 def env_config(name: str, args: dict[str, Any]) -> Any:
-    """Their configuration of a taskset's environment.
+    """Return the library's configuration of a taskset's environment.
 
-    Where neither taskset nor `args` chooses a harness, an agent gets the one without tools: no
-    policy in training has a shell that nobody asked for. Harnesses that execute no code run here.
+    If neither the taskset nor `args` chooses a harness, an agent gets the harness without tools, so
+    that no policy in training gets a shell by default. Harnesses that execute no code run in a
+    subprocess on this machine.
     """
     config: dict[str, Any] = {**args, "taskset": {**args.get("taskset", {}), "id": name}}
     chosen = loaders.env_config_type(name, config.get("id", ""))
@@ -127,14 +128,14 @@ def env_config(name: str, args: dict[str, Any]) -> Any:
 
 
 def _weights(task: Any) -> dict[str, float]:
-    """Weights of the rewards that the task names before it is played."""
+    """Return the weights of the rewards that the task declares."""
     weights = {fn.__name__: float(getattr(fn, "_vf_weight", 1.0)) for fn in task.hooks("reward")}
     judges = {judge.reward_name: float(judge.config.weight) for judge in task.plugged_judges()}
     return {name: weight for name, weight in (weights | judges).items() if weight}
 
 
 def _outcome(episode: Any, full: bool) -> Outcome:
-    """Their account of an episode; `full`: its context ran full, which a harness may die of."""
+    """Return the outcome of an episode. If its context was `full`, a failed harness is no error."""
     if len(episode.traces) > 1:
         names = [trace.agent.name for trace in episode.traces]
         raise ValueError(f"agents {names} played, and only an environment of one agent can train")

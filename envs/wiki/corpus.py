@@ -1,10 +1,11 @@
-"""Pages made of sections, the questions about them, and where both come from.
+"""Pages with sections, the questions about them, and the files that both come from.
 
     {"title": "Paris", "sections": {"Overview": "Paris is the capital of France."}}      a page
     {"question": "...", "answer": "..."}                                                 a question
 
-A page may have `content` instead: Markdown, one section per heading. They come from JSON lines, or
-from anything that the library `datasets` loads: a data set of the Hugging Face hub, or a folder.
+A page may have `content` instead of `sections`: Markdown, one section per heading. Pages and
+questions come from JSON lines, or from a source that the library `datasets` loads: a data set of
+the Hugging Face hub, or a folder.
 """
 
 import re
@@ -15,25 +16,20 @@ from typing import Any
 
 from envs.loading import json_lines, load_rows
 
-OPENING = "Introduction"  # of Markdown, what stands before its first heading
+INTRODUCTION = "Introduction"  # the section before the first heading of Markdown
 HEADING = re.compile(r"^#{1,6}\s+(.+?)\s*#*$")
 
 
 @dataclass(frozen=True)
 class Page:
-    """One page.
-
-    Attributes:
-        sections: text by heading, in order.
-
-    """
+    """One page."""
 
     title: str
-    sections: dict[str, str]
+    sections: dict[str, str]  # heading -> text, in order
 
     @property
     def id(self) -> str:
-        """The title as it stands in addresses: spaces become underscores."""
+        """The title with underscores instead of spaces."""
         return self.title.replace(" ", "_")
 
     @property
@@ -43,7 +39,7 @@ class Page:
 
     @property
     def text(self) -> str:
-        """Everything on the page, for the index."""
+        """The whole page as one text, for the index."""
         return "\n".join([self.title, *(f"{name}\n{text}" for name, text in self.sections.items())])
 
 
@@ -52,11 +48,10 @@ class Question:
     """A question with its answer.
 
     Attributes:
-        level: 1, the page is named; 2, it must be found by what it says; 3, it takes two pages;
-            0, unknown.
-        path: (title, heading) of what an expert reads, in order; empty where nobody knows.
-        query: what the expert searches for first; the first title if empty.
-
+        level: 1: the question names the page. 2: the page must be found by its content. 3: the
+            answer takes two pages. 0: unknown.
+        path: (title, heading) of each section that an expert reads, in order; empty: unknown.
+        query: the expert's first search; empty: the first title.
     """
 
     text: str
@@ -69,14 +64,12 @@ class Question:
 def read_pages(source: str, split: str, columns: Mapping[str, str]) -> list[Page]:
     """Return the pages of a source.
 
+    Raise ValueError if it cannot be read, a row is no page, or two pages have the same title.
+
     Args:
         source: a .jsonl file; anything else is a name that `datasets` loads.
-        split: of that data set.
-        columns: what the source calls each of our names.
-
-    Raises:
-        ValueError: it cannot be read, a row is no page, or two pages have the same title.
-
+        split: split of that data set.
+        columns: maps the names used here to the names of the source's columns.
     """
     pages: dict[str, Page] = {}
     for where, record in _records(source, split, columns):
@@ -88,7 +81,7 @@ def read_pages(source: str, split: str, columns: Mapping[str, str]) -> list[Page
 
 
 def page_of(record: dict[str, Any], where: str) -> Page:
-    """Return a record as a page."""
+    """Return a record as a page. Raise ValueError, which names `where`, if it is no page."""
     title, sections, content = (record.get(key) for key in ("title", "sections", "content"))
     if not isinstance(title, str) or not title.strip():
         raise ValueError(f"{where}: a page needs a `title`{_has(record)}")
@@ -102,7 +95,7 @@ def page_of(record: dict[str, Any], where: str) -> Page:
 
 
 def _split(markdown: str) -> Iterator[tuple[str, str]]:
-    heading, lines = OPENING, list[str]()
+    heading, lines = INTRODUCTION, list[str]()
     for line in [*markdown.splitlines(), "# end"]:
         if match := HEADING.match(line):
             if text := "\n".join(lines).strip():
@@ -115,9 +108,7 @@ def _split(markdown: str) -> Iterator[tuple[str, str]]:
 def read_questions(source: str, split: str, columns: Mapping[str, str]) -> list[Question]:
     """Return the questions of a source (`question`, `answer`, optional `level`), as `read_pages`.
 
-    Raises:
-        ValueError: it cannot be read, or a row lacks one of the two.
-
+    Raise ValueError if the source cannot be read, or a row lacks question or answer.
     """
     questions = []
     for where, record in _records(source, split, columns):
@@ -131,7 +122,7 @@ def read_questions(source: str, split: str, columns: Mapping[str, str]) -> list[
 def _records(
     source: str, split: str, columns: Mapping[str, str]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield where each row stands, and the row under our names."""
+    """Yield each row with its columns renamed, after its file and line for error messages."""
     if source.endswith(".jsonl"):
         rows = ((f"{source}, line {n}", row) for n, row in json_lines(Path(source).expanduser()))
     else:

@@ -2,9 +2,9 @@
 
     question -> search_pages(query) -> view_sections(page_id) -> read_section(section_id) -> answer
 
-The shipped corpus holds some 400 pages made from tables of facts (envs/wiki/facts.py); your own
+The shipped corpus has about 400 pages made from tables of facts (envs/wiki/facts.py). Your own
 pages and questions are JSONL files or data sets (envs/wiki/corpus.py). The held-out questions are
-others, about other pages.
+about pages that no training question is about.
 """
 
 import zlib
@@ -17,12 +17,12 @@ from typing import Any
 from envs.episode import Episode, Example, Split
 from envs.judge import Judge
 from envs.messages import Message, assistant, tool_call, user
+from envs.options import check_at_least
 from envs.protocol import Environment, checked_weights
 from envs.rewards import exact, f1, final_text
 from envs.wiki.corpus import Page, Question, read_pages, read_questions
 from envs.wiki.facts import made_up, shipped
-from envs.wiki.finding import pages_found
-from envs.wiki.index import WikiIndex
+from envs.wiki.index import WikiIndex, pages_found
 
 REWARDS = ("exact", "f1", "found", "judge")
 COLUMNS = ("title", "content", "sections", "question", "answer", "level")
@@ -57,10 +57,10 @@ class WikiSearch(Environment):
                 f"corpus={corpus}, questions={questions}: a corpus of your own needs both; "
                 "leave both null for the one that ships"
             )
-        for knob, name in (("corpus", corpus), ("questions", questions)):
-            # Whatever does not end like that may be a data set of the hub.
+        for option, name in (("corpus", corpus), ("questions", questions)):
+            # A name without this ending may be a data set of the hub.
             if name and name.endswith(".jsonl") and not Path(name).expanduser().is_file():
-                raise ValueError(f"{knob}={name}: no such file (looked for in {Path.cwd()})")
+                raise ValueError(f"{option}={name}: no such file (looked for in {Path.cwd()})")
         if unknown := set(columns) - set(COLUMNS):
             raise ValueError(
                 f"columns names {sorted(unknown)}: it maps {', '.join(COLUMNS)} to what your data "
@@ -68,11 +68,7 @@ class WikiSearch(Environment):
             )
         if not levels or set(levels) - {0, 1, 2, 3}:
             raise ValueError(f"levels={list(levels)}: list one or more of 1, 2, 3 (0: unknown)")
-        if max_turns < 1 or num_results < 1 or num_eval < 1:
-            raise ValueError(
-                f"max_turns={max_turns}, num_results={num_results}, num_eval={num_eval}: each is "
-                "at least 1"
-            )
+        check_at_least(1, max_turns=max_turns, num_results=num_results, num_eval=num_eval)
         if not 0 <= giving_up <= 1:
             raise ValueError(f"giving_up={giving_up}: a share of the demonstrations, from 0 to 1")
         if "judge" in reward_weights and judge is None:
@@ -88,7 +84,7 @@ class WikiSearch(Environment):
         self._levels, self._num_eval, self._num_results = set(levels), num_eval, num_results
 
     def examples(self, split: Split) -> list[Example]:
-        _ = self._index  # what is wrong with the pages comes out before the first episode
+        _ = self._index  # read the pages now, so that an error comes before the first episode
         return [
             Example(
                 id=number,
@@ -107,13 +103,12 @@ class WikiSearch(Environment):
     def tools(  # pyright: ignore[reportIncompatibleVariableOverride]
         self,
     ) -> list[Callable[..., Any]]:
-        """Search, list sections, read one."""
         return _tools(self._index)
 
     async def score(self, episode: Episode) -> dict[str, float | list[float]]:
-        """Return exact (0 or 1) and f1 of the last message, and the judge's verdict if asked.
+        """Return exact (0 or 1), f1 and, with a judge, the judge's score of the last message.
 
-        And found, turn by turn: the share of the pages with the answer that its search brought up.
+        found is given per turn: the share of the answer's pages that the turn's search found.
         """
         text, answer = final_text(episode), [episode.example.info["answer"]]
         opening = len(episode.example.messages)
@@ -126,10 +121,10 @@ class WikiSearch(Environment):
         return rewards | ({"judge": await self._judge(episode)} if self._judge else {})
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield an expert's conversations about made-up pages, for ever.
+        """Yield an expert's conversations about made-up pages, without end.
 
-        A share `giving_up` of them ends after the search: what imitation learns from an expert who
-        is often lazy, reinforcement can mend.
+        A share `giving_up` of them ends after the search, so that reinforcement can improve on the
+        imitated expert.
         """
         while True:
             pages, questions = made_up(rng)
@@ -140,7 +135,7 @@ class WikiSearch(Environment):
                 if conversation is None:
                     continue
                 if self._giving_up and rng.random() < self._giving_up:
-                    # question, call, result
+                    # The first three messages are question, call and result.
                     conversation = [*conversation[:3], assistant(GIVEN_UP)]
                 yield conversation
 
@@ -159,7 +154,7 @@ class WikiSearch(Environment):
 
     @cached_property
     def _splits(self) -> dict[Split, list[Question]]:
-        """Questions by split: all those about one page are in the same one."""
+        """Questions by split. All questions about one page are in the same split."""
         by_page: dict[str, list[Question]] = {}
         for question in self._pages_and_questions[1]:
             if question.level in self._levels:
@@ -167,7 +162,7 @@ class WikiSearch(Environment):
                 by_page.setdefault(page, []).append(question)
         held_out: list[Question] = []
         train: list[Question] = []
-        # By checksum, not hash(): every process and every start holds out the same pages.
+        # By checksum and not by hash(), so that every process holds out the same pages.
         for page in sorted(by_page, key=lambda title: (zlib.crc32(title.encode()), title)):
             (held_out if len(held_out) < self._num_eval else train).extend(by_page[page])
         if not train:
@@ -179,12 +174,10 @@ class WikiSearch(Environment):
 
 
 def expert(question: Question, index: WikiIndex) -> list[Message] | None:
-    """Return a conversation that finds the answer, or None where the search does not lead there."""
+    """Return a conversation that finds the answer, or None if the search does not find the page."""
     titles = [title for title, _ in question.path]
-    turns: list[tuple[str, str, str]] = [
-        ("search_pages", "query", question.query or titles[0]),
-    ]
-    if question.level != 2:  # there the title found is the answer
+    turns = [("search_pages", "query", question.query or titles[0])]
+    if question.level != 2:  # at level 2 the title of the page is the answer
         for title, heading in question.path:
             page = title.replace(" ", "_")
             turns.append(("view_sections", "page_id", page))

@@ -2,9 +2,9 @@
 
     countries.csv -> a page for each country and one for its capital      elements.csv -> one each
 
-Every sentence is made from one cell of a table; a cell is empty where there is no single answer.
-`made_up` builds the same pages about entities that do not exist, for demonstrations: a policy that
-imitates an expert on the real pages learns them by heart instead of learning to look things up.
+Every sentence is made from one cell of a table. A cell is empty if there is no single answer.
+`made_up` builds such pages about entities that do not exist, for demonstrations. A policy that
+imitates an expert on the real pages would memorise them instead of learning to search.
 """
 
 import csv
@@ -26,11 +26,11 @@ INVENTED = ("country", "capital", "currency", "language", "element")
 
 @dataclass(frozen=True)
 class Fact:
-    """One column: where a page states it, and how."""
+    """How a page states one column of the table."""
 
     section: str
     sentence: str  # {title} and {value}
-    unique: bool = False  # whether a value belongs to one page, so that it can be looked up by it
+    unique: bool = False  # True if the value identifies the page, so that questions can use it
 
 
 FACTS = {
@@ -70,7 +70,7 @@ def made_up(rng: Random) -> tuple[list[Page], list[Question]]:
         rows = [_invent(kind, columns, rng) for _ in range(FRESH_ROWS)]
         tables[kind] = rows
     names = Counter(name for rows in tables.values() for row in rows for name in _names(row))
-    # A name that was made up twice would be two pages of one title, or an answer that is not one.
+    # Two equal names would be two pages of one title, or a question with two answers.
     fresh = {
         kind: [row for row in rows if all(names[name] == 1 for name in _names(row))]
         for kind, rows in tables.items()
@@ -79,7 +79,7 @@ def made_up(rng: Random) -> tuple[list[Page], list[Question]]:
 
 
 def _invent(kind: str, columns: Mapping[str, list[str]], rng: Random) -> Row:
-    """A row about nothing that exists: new names, and values that are new or shared."""
+    """Return a row about an entity that does not exist: new names, new or real values."""
     row = {column: rng.choice(cells) for column, cells in columns.items()}
     for column in INVENTED:
         if column in row:
@@ -91,12 +91,12 @@ def _invent(kind: str, columns: Mapping[str, list[str]], rng: Random) -> Row:
 
 
 def _names(row: Row) -> list[str]:
-    """The names that are titles of pages."""
+    """Return the names of a row that are titles of pages."""
     return [row[column] for column in ("country", "capital", "element") if column in row]
 
 
 def invent_name(known: tuple[str, ...], rng: Random) -> str:
-    """Return a name in the manner of `known` that is none of them: a Markov chain over letters."""
+    """Return a new name that looks like the `known` names, by a Markov chain over letters."""
     chain = _chain(known)
     while True:
         name = ""
@@ -109,7 +109,7 @@ def invent_name(known: tuple[str, ...], rng: Random) -> str:
 
 @cache
 def _chain(known: tuple[str, ...]) -> dict[str, list[str]]:
-    """Return the letters that follow each two letters in the names; a line break ends one."""
+    """Return the letters that follow each pair of letters; a line break ends a name."""
     following: dict[str, list[str]] = defaultdict(list)
     for name in known:
         for i, letter in enumerate(name + "\n"):
@@ -138,7 +138,7 @@ def _questions(tables: Mapping[str, Iterable[Row]]) -> list[Question]:
 
 
 def _about(kind: str, row: Row) -> Iterator[Question]:
-    """Questions of level 1 (the page is named), 2 (the page must be found), 3 (two pages)."""
+    """Yield questions of level 1 (the page is named), 2 (it must be found), 3 (two pages)."""
     title = row[kind]
     for column, fact in FACTS[kind].items():
         value = row[column]

@@ -1,7 +1,9 @@
-"""The three tools over a corpus: search, list sections, read one."""
+"""The three tools over a corpus: search, list sections, read a section; and the reward `found`."""
 
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 
+from envs.messages import Message
 from envs.tools import ToolError
 from envs.wiki.corpus import Page
 from envs.wiki.retrieval import EmbeddingRetrieval, WordRetrieval
@@ -14,10 +16,9 @@ class WikiIndex:
         """Build the index.
 
         Args:
-            pages: with different ids.
-            num_results: pages that a search lists, at most.
+            pages: the pages, with different ids.
+            num_results: the most pages that a search lists.
             embeddings: the model that compares query and page; None: BM25.
-
         """
         self._pages = {page.id: page for page in pages}
         self._ids = list(self._pages)
@@ -27,7 +28,7 @@ class WikiIndex:
             for section, text in zip(page.section_ids, page.sections.values(), strict=True)
         }
         self._num_results = num_results
-        # The title counts twice: pages that mention it must not come before its own.
+        # The title counts twice, so that a page comes before pages that only mention it.
         texts = [f"{page.title}\n{page.text}" for page in pages]
         self._retrieval = (
             WordRetrieval(texts) if embeddings is None else EmbeddingRetrieval(texts, embeddings)
@@ -67,3 +68,37 @@ class WikiIndex:
 def _near(word: str, known: list[str]) -> str:
     close = get_close_matches(word, known, n=1)
     return f"; did you mean {close[0]!r}?" if close else "; use an id that a tool returned"
+
+
+def pages_found(messages: Sequence[Message], wanted: Sequence[str]) -> list[float]:
+    """Return for each turn of the policy the share of the wanted pages that its searches found.
+
+    A page counts once, for the first turn whose search listed it. So all turns together earn at
+    most 1, and a repeated search earns nothing.
+
+    Args:
+        messages: the conversation, from its first to its last turn.
+        wanted: page ids; if empty, every turn earns 0.
+    """
+    found: list[float] = []
+    missing = set(wanted)
+    for results in _searches(messages):
+        new = missing & results
+        missing -= new
+        found.append(len(new) / len(wanted) if wanted else 0.0)
+    return found
+
+
+def _searches(messages: Sequence[Message]) -> Iterator[set[str]]:
+    """Yield the page ids that the searches of each turn listed."""
+    for i, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        calls = message.get("tool_calls") or []
+        answers = messages[i + 1 : i + 1 + len(calls)]  # in order; missing if the episode ended
+        yield {
+            page
+            for call, answer in zip(calls, answers, strict=False)
+            if call["function"]["name"] == "search_pages" and answer["role"] == "tool"
+            for page in str(answer["content"]).split("\n")
+        }

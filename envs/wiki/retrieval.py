@@ -1,38 +1,28 @@
-"""Which pages fit a query: BM25 over their words (`bm25s`), or nearness of embeddings."""
+"""Rank texts by a query: BM25 over their words (`bm25s`), or similarity of embeddings."""
 
 import hashlib
 import os
 import re
 from collections.abc import Sequence
 from threading import Lock
-from typing import Protocol
 
 import bm25s
 import numpy as np
 
-from envs.cache import cache_folder
-from envs.loading import in_one_line
+from envs.loading import cache_folder, in_one_line
 
 WORD = re.compile(r"\w+")
 
 
-class Retrieval(Protocol):
-    """An index over texts; may be asked from several threads at once."""
-
-    def best(self, query: str, number: int) -> list[int]:
-        """Return the positions of the texts that fit, at most `number`, best first."""
-        ...
-
-
 class WordRetrieval:
-    """BM25; a text without a word of the query does not fit."""
+    """BM25. A text without a word of the query does not match."""
 
     def __init__(self, texts: Sequence[str]) -> None:
-        """Build the index."""
         self._bm25 = bm25s.BM25()
         self._bm25.index([_words(text) for text in texts], show_progress=False)
 
     def best(self, query: str, number: int) -> list[int]:
+        """Return the positions of at most `number` matching texts, best first. Thread-safe."""
         words = [word for word in _words(query) if word in self._bm25.vocab_dict]
         if not words:
             return []
@@ -41,18 +31,13 @@ class WordRetrieval:
 
 
 class EmbeddingRetrieval:
-    """Cosine similarity of embeddings, by any model that `sentence-transformers` loads."""
+    """Cosine similarity of embeddings, with any model that `sentence-transformers` loads."""
 
     def __init__(self, texts: Sequence[str], model: str) -> None:
-        """Embed the texts, or take them from the cache of an earlier start.
+        """Embed the texts, or read their embeddings from the cache of an earlier run.
 
-        Args:
-            texts: each is cut to the length that the model reads.
-            model: a folder, or a name on the hub.
-
-        Raises:
-            ValueError: the library or the model cannot be loaded; one sentence.
-
+        `model` is a folder or a name on the hub. It reads the beginning of a long text only. Raise
+        ValueError if the library or the model cannot be loaded.
         """
         try:
             from sentence_transformers import SentenceTransformer
@@ -62,17 +47,18 @@ class EmbeddingRetrieval:
                 "pip install 'offbyone[embeddings]', or embeddings=null for BM25"
             ) from error
         try:
-            # Policies and vLLM need the accelerators, and a query is a few words.
+            # On the CPU, because a query is short and vLLM and the trainer need the GPUs.
             self._model = SentenceTransformer(model, device="cpu")
-        except Exception as error:  # its own, the hub's and those of the network
+        except Exception as error:  # errors of the library, of the hub and of the network
             raise ValueError(
                 f"embeddings={model}: sentence-transformers cannot load it ({in_one_line(error)}); "
                 "name a folder or a model of the hub"
             ) from error
-        self._lock = Lock()  # one query at a time: torch's threads are faster than ours
+        self._lock = Lock()  # one query at a time, because torch uses all cores for each
         self._vectors = self._embedded(list(texts))
 
     def best(self, query: str, number: int) -> list[int]:
+        """Return the positions of the `number` most similar texts, best first. Thread-safe."""
         with self._lock:
             vector = self._model.encode_query(
                 query, normalize_embeddings=True, show_progress_bar=False
@@ -80,7 +66,7 @@ class EmbeddingRetrieval:
         return [int(i) for i in _largest(self._vectors @ np.asarray(vector), number)]
 
     def _embedded(self, texts: list[str]) -> np.ndarray:
-        """Return [texts, dimension], rows of length 1, kept between runs."""
+        """Return vectors [texts, dimension] of length 1, from the cache if they are in it."""
         kept = cache_folder() / "embeddings" / f"{self._key(texts)}.npy"
         if kept.is_file():
             return np.load(kept)
@@ -88,14 +74,14 @@ class EmbeddingRetrieval:
             self._model.encode_document(texts, normalize_embeddings=True, show_progress_bar=True)
         )
         kept.parent.mkdir(parents=True, exist_ok=True)
-        # Written aside: another run may look for it meanwhile, and must not read half of it.
+        # Write another file and rename it, so that another run never reads half of it.
         aside = kept.with_suffix(f".{os.getpid()}.npy")
         np.save(aside, vectors)
         aside.rename(kept)
         return vectors
 
     def _key(self, texts: list[str]) -> str:
-        """Return what changes with the model's weights or a text."""
+        """Return a fingerprint of the model's weights and the texts."""
         digest = hashlib.sha256("\0".join(texts).encode())
         for weights in self._model.parameters():
             digest.update(weights.detach().float().numpy().tobytes())

@@ -1,7 +1,7 @@
-"""What the supervisor knows of a machine: it starts parts there, and sees how they end.
+"""What the supervisor knows of a machine: it starts processes there, and sees how they end.
 
-A part may be started on any host by the same call, and a host that is lost is a part that ended
-plus one exception, HostLost, for whoever wants to start another there.
+The same call starts a process on any host. If a host is lost, its processes count as ended, and
+every further start there raises HostLost.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,70 +9,52 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from rl.run.failure import RunFailed
+from rl.runtime.failure import RunFailed
 
 
 class HostLost(RunFailed):
-    """A machine of the run is gone, and all that ran there; the message is for the user."""
+    """A machine of the run is gone with all its processes; the message is for the user."""
 
 
 class HeadLost(RunFailed):
-    """Whoever holds the machines together is gone, and all that runs there soon; for the user.
-
-    Attributes:
-        left_s: how long the parts there still run.
-
-    """
+    """The head of the cluster is gone, and all processes there end soon."""
 
     def __init__(self, message: str, left_s: float) -> None:
         super().__init__(message)
-        self.left_s = left_s
+        self.left_s = left_s  # seconds that these processes still run
 
 
-class Part(Protocol):
-    """One process of a run and everything it starts."""
+class Process(Protocol):
+    """One process of a run with all its children."""
 
     name: str
     log: Path  # in the run's folder, which every host sees
 
     @property
     def group(self) -> int | None:
-        """Process group where it is one of this machine's."""
-        ...
+        """Process group; None if the process is on another machine."""
 
     @property
     def returncode(self) -> int | None:
-        """Exit status, None while running; negative for a signal, and for a host that is lost."""
-        ...
+        """Exit status; None while it runs, negative for a signal or a lost host."""
 
     def tail(self) -> str:
-        """The end of its log, or why there will be none."""
+        """Return the end of its log, with the loss of its host if that happened."""
         ...
 
     def kill(self) -> None:
-        """End all of it; its exit status can still be asked for."""
-        ...
+        """End it with all its children; its exit status stays readable."""
 
     def end(self) -> None:
-        """End all of it. Safe to call twice."""
-        ...
+        """End it with all its children. Safe to call twice."""
 
 
 class Host(Protocol):
-    """One machine, or what was reserved on it.
+    """One machine, or a reserved share of it."""
 
-    Attributes:
-        address: what the other hosts reach it by.
-        devices: the GPUs there are for us, as CUDA_VISIBLE_DEVICES names them.
-        cores: how many logical CPUs there are for us.
-        lost: why nothing of the run is there any more, None while it may be.
-
-    """
-
-    address: str
-    devices: tuple[str, ...]
-    cores: int
-    lost: HostLost | None
+    address: str  # by which the other hosts reach it
+    devices: tuple[str, ...]  # its GPUs for this run, as CUDA_VISIBLE_DEVICES names them
+    lost: HostLost | None  # why all its processes are gone, None while it works
 
     def start(
         self,
@@ -82,55 +64,35 @@ class Host(Protocol):
         env: Mapping[str, str],
         log: Path,
         ends_on_term: bool = True,
-    ) -> Part:
-        """Start a part, in the supervisor's working directory; `ends_on_term` as of a Child.
+    ) -> Process:
+        """Start a process in the supervisor's working directory; HostLost if the host is gone.
 
-        Raises:
-            HostLost: nothing can be started there any more.
-
+        `ends_on_term`: whether a TERM ends it (see Child).
         """
         ...
 
     def free_port(self) -> int:
-        """Return a TCP port that nobody listened on a moment ago."""
-        ...
-
-    def end(self) -> None:
-        """End all parts within one grace period."""
+        """Return a TCP port that was free a moment ago."""
         ...
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What a run needs of its hosts.
+    """What a run needs of its hosts."""
 
-    Attributes:
-        replicas: vLLM servers that the run starts.
-        devices_per_replica: GPUs of each, which lie on one host.
-        ranks: processes that train.
-
-    """
-
-    replicas: int
-    devices_per_replica: int
-    ranks: int
+    replicas: int  # vLLM servers that the run starts
+    devices_per_replica: int  # GPUs of each, on one host
+    ranks: int  # training processes
 
 
 @dataclass(frozen=True)
 class Hosts:
-    """Where each part of a run is started.
+    """Where each process of a run is started."""
 
-    Attributes:
-        here: the supervisor's own; the rollouts process runs there.
-        replicas: the host of each vLLM.
-        ranks: the host of each rank; those of one host follow each other.
-
-    """
-
-    here: Host
-    replicas: Sequence[Host]
-    ranks: Sequence[Host]
+    here: Host  # the supervisor's own host; the rollouts process runs there
+    replicas: Sequence[Host]  # the host of each vLLM
+    ranks: Sequence[Host]  # the host of each rank; ranks of one host are neighbours
 
     def local_rank(self, rank: int) -> int:
-        """The number of a rank among those of its host."""
+        """Return the number of a rank among those of its host."""
         return self.ranks[:rank].count(self.ranks[rank])

@@ -1,4 +1,4 @@
-"""This machine: parts are children of the supervisor, and the reaper knows them all."""
+"""This machine: processes are children of the supervisor, and the reaper knows them all."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import ClassVar
 
 from rl.cluster.host import Demand, HostLost, Hosts
-from rl.run.child import Child, Reaper, end_together
-from rl.run.devices import visible_cores, visible_gpus
-from rl.run.folder import RunFolder
-from rl.run.interface import free_port
+from rl.runtime.child import Child, Reaper, end_together
+from rl.runtime.devices import visible_gpus
+from rl.runtime.folder import RunFolder
+from rl.runtime.network import free_port
 
 
 class LocalHost:
-    """The supervisor's own machine; `network` is what its parts are told of the others."""
+    """The supervisor's machine; `network` tells its processes how to reach the other hosts."""
 
     lost: HostLost | None = None
 
@@ -21,7 +21,7 @@ class LocalHost:
         self, reaper: Reaper, address: str = "127.0.0.1", network: Mapping[str, str] | None = None
     ) -> None:
         self.address, self._network = address, dict(network or {})
-        self.devices, self.cores = tuple(visible_gpus()), len(visible_cores())
+        self.devices = tuple(visible_gpus())
         self._reaper = reaper
         self._children: list[Child] = []
 
@@ -34,7 +34,7 @@ class LocalHost:
         log: Path,
         ends_on_term: bool = True,
     ) -> Child:
-        """Start a part as a child of this process."""
+        """Start a child of this process."""
         env = {**self._network, **env}
         child = Child(
             name, command, log=log, reaper=self._reaper, env=env, ends_on_term=ends_on_term
@@ -44,18 +44,18 @@ class LocalHost:
         return child
 
     def free_port(self) -> int:
-        """Return a TCP port that nobody listened on a moment ago."""
+        """Return a TCP port that was free a moment ago."""
         return free_port(self.address)
 
     def end(self) -> None:
-        """End all parts within one grace period."""
+        """End all processes within one grace period."""
         end_together(self._children)
         for child in self._children:
             child.end()
 
 
 class LocalCluster:
-    """One host, this one: nothing has to be reserved, and Unix sockets reach everybody."""
+    """One host, this one: nothing is reserved, and Unix sockets connect all processes."""
 
     spans_hosts: ClassVar[bool] = False
     by_hand: ClassVar[bool] = False
@@ -63,11 +63,11 @@ class LocalCluster:
     @contextmanager
     def hosts(
         self,
-        run_folder: RunFolder,  # noqa: ARG002 other clusters ask whether every host sees it
+        run_folder: RunFolder,  # noqa: ARG002 other clusters check that every host sees it
         reaper: Reaper,
         demand: Demand,
     ) -> Iterator[Hosts]:
-        """Yield this machine for everything; end what was started there."""
+        """Yield this machine for all processes; end them after the block."""
         host = LocalHost(reaper)
         try:
             yield Hosts(host, [host] * demand.replicas, [host] * demand.ranks)

@@ -1,8 +1,8 @@
-"""Parts that somebody starts by hand, one command each: for srun, torchrun, or another terminal.
+"""Processes that the user starts by hand: with srun, torchrun, or in another terminal.
 
-The supervisor prints the commands, and from then on sees what the parts write into the run's
-folder. It cannot end them: when the run is over it says so there, and they end themselves
-(rl/run/by_hand.py).
+The supervisor prints one command for each. From then on it sees only what the processes write into
+the run's folder. It cannot end them. Instead it writes a file when the run is over, and they end
+themselves (rl/runtime/stop_request.py).
 """
 
 import os
@@ -14,54 +14,51 @@ from pathlib import Path
 from typing import ClassVar
 
 from rl.cluster.host import Demand, HostLost, Hosts
-from rl.run.child import Reaper, last_lines
-from rl.run.folder import RunFolder
-from rl.run.interface import free_port, own_address
-from rl.run.status import phase_of, read_statuses
-from rl.run.terminal import say
-from rl.run.whole_files import write_whole
+from rl.runtime.child import Reaper, last_lines
+from rl.runtime.files import write_whole
+from rl.runtime.folder import RunFolder
+from rl.runtime.network import free_port, own_address
+from rl.runtime.status import phase_of, read_statuses
+from rl.runtime.text import say
 
 _SHARES = (
-    "Parts that share a host share it by what you put before the command: CUDA_VISIBLE_DEVICES, or "
-    "OMP_NUM_THREADS where there is no GPU; LOCAL_RANK counts the ranks of one host"
+    "Processes on the same host share it by what you put before the command: CUDA_VISIBLE_DEVICES, "
+    "or OMP_NUM_THREADS where there is no GPU; LOCAL_RANK counts the ranks of one host"
 )
 
 
-class ManualPart:
-    """A part of which only its files are seen."""
+class ManualProcess:
+    """A process of which the supervisor sees only the files."""
+
+    group: None = None  # it is on another machine
 
     def __init__(self, run_folder: RunFolder, name: str, log: Path) -> None:
         self._run_folder, self.name, self.log = run_folder, name, log
 
     @property
-    def group(self) -> None:
-        """None: it is a process of another machine's."""
-
-    @property
     def returncode(self) -> int | None:
-        """0 once it says that it is done, 1 once it has reported why it cannot go on."""
+        """0 when its status is done, 1 when it has reported a failure."""
         if (self._run_folder.failures / f"{self.name}.json").exists():
             return 1
         status = read_statuses(self._run_folder).get(self.name)
         return 0 if status and phase_of(status.doing) == "done" else None
 
     def tail(self) -> str:
-        """The end of its log, where it has one in the run's folder."""
+        """Return the end of its log, if that is in the run's folder."""
         return last_lines(self.log)
 
     def kill(self) -> None:
-        """Nobody here can."""
+        """Do nothing, because the supervisor cannot end this process."""
 
     def end(self) -> None:
-        """It sees by itself that the run is over."""
+        """Do nothing, because the process ends itself when the run is over."""
 
 
 class ManualHost:
-    """Wherever somebody starts parts."""
+    """Stands for all hosts on which the user starts processes."""
 
     devices: tuple[str, ...] = ()
-    cores = 1
-    lost: HostLost | None = None  # nobody here knows
+    lost: HostLost | None = None  # the supervisor cannot know
 
     def __init__(self, run_folder: RunFolder, interface: str | None) -> None:
         self.address = own_address(interface)
@@ -76,11 +73,11 @@ class ManualHost:
         env: Mapping[str, str],
         log: Path,
         ends_on_term: bool = True,  # noqa: ARG002 it ends by itself
-    ) -> ManualPart:
-        """Say with which command to start it."""
-        each_has_its_own = {*self._run_folder.private.environment(), "CUDA_VISIBLE_DEVICES"}
-        said = [f"{key}={value}" for key, value in env.items() if key not in each_has_its_own]
-        self._commands[name] = shlex.join([*said, *command])
+    ) -> ManualProcess:
+        """Print the command that starts it."""
+        of_each_host = {*self._run_folder.private.environment(), "CUDA_VISIBLE_DEVICES"}
+        common = [f"{key}={value}" for key, value in env.items() if key not in of_each_host]
+        self._commands[name] = shlex.join([*common, *command])
         write_whole(self._run_folder.commands, "\n".join([*self._commands.values(), ""]))
         if len(self._commands) == 1:
             say(
@@ -89,20 +86,20 @@ class ManualHost:
                 f"{_SHARES}:"
             )
         say(f"  {self._commands[name]}")
-        return ManualPart(self._run_folder, name, log)
+        return ManualProcess(self._run_folder, name, log)
 
     def free_port(self) -> int:
-        """Return a TCP port that nobody listened on a moment ago, if it is to be this machine."""
+        """Return a TCP port that was free on this machine a moment ago."""
         return free_port(self.address)
 
     def end(self) -> None:
-        """Let the parts know that the run is over."""
+        """Tell the processes that the run is over."""
         self._run_folder.over.touch()
 
 
 @dataclass(frozen=True, kw_only=True)
 class ManualCluster:
-    """Hosts that somebody else has (conf/cluster/manual.yaml explains the knobs)."""
+    """Hosts that the user has reserved (conf/cluster/manual.yaml explains each key)."""
 
     spans_hosts: ClassVar[bool] = True
     by_hand: ClassVar[bool] = True

@@ -1,6 +1,6 @@
-"""The nodes of a Ray cluster. Ray reserves, starts one process a bundle, and carries no data.
+"""The nodes of a Ray cluster. Ray reserves them and starts one process per bundle.
 
-Ray is imported here and nowhere else, and only when a run begins with cluster=ray.
+No data passes through Ray. Only this module imports it, and only when a run uses cluster=ray.
 """
 
 import logging
@@ -19,21 +19,20 @@ from rl.cluster.local import LocalHost
 from rl.cluster.ray_head import RayHead
 from rl.cluster.ray_host import RayHost, end_together
 from rl.cluster.ray_node import RayNode
-from rl.run.address import Address
-from rl.run.child import Reaper
-from rl.run.failure import RunFailed
-from rl.run.folder import RunFolder
-from rl.run.interface import network_environment, own_address
+from rl.runtime.child import Reaper
+from rl.runtime.failure import RunFailed
+from rl.runtime.folder import RunFolder
+from rl.runtime.network import Address, network_environment, own_address
 
 _ANSWERS_S = 5.0
-# Else Ray kills the children of a process that it ends, the reaper first of all, and has our
-# processes make way for all others of the node.
+# By default Ray kills the children of a process that it ends, the reaper included, and runs our
+# processes with a lower priority than all others of the node.
 _ENVIRONMENT = {"RAY_kill_child_processes_on_worker_exit": "0", "RAY_worker_niceness": "0"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class RayCluster:
-    """Hosts that Ray reserves (conf/cluster/ray.yaml explains the knobs)."""
+    """Hosts that Ray reserves (conf/cluster/ray.yaml explains each key)."""
 
     spans_hosts: ClassVar[bool] = True
     by_hand: ClassVar[bool] = False
@@ -49,10 +48,10 @@ class RayCluster:
 
     @contextmanager
     def hosts(self, run_folder: RunFolder, reaper: Reaper, demand: Demand) -> Iterator[Hosts]:
-        """Reserve what is needed, yield it, end what was started there and give it back.
+        """Reserve hosts and yield them; end all processes there and release them after the block.
 
         Raises:
-            RunFailed: Ray is not there, has not enough, or a node lacks what the run needs.
+            RunFailed: there is no Ray, it has too little, or a node lacks what the run needs.
 
         """
         with ExitStack() as stack:
@@ -86,16 +85,16 @@ class RayCluster:
 
 
 def _connected(address: str) -> Any:
-    """Return the module ray, connected; our own handlers of signals stay."""
+    """Return the connected module ray; keep our own signal handlers."""
     import ray  # pyright: ignore[reportMissingImports] an extra
 
     before = signal.getsignal(signal.SIGTERM)
     logging.getLogger("ray").setLevel(logging.ERROR)
     try:
-        if address != "auto":  # Ray itself would ask for minutes
+        if address != "auto":  # Ray itself would retry for minutes
             Address.parse(f"tcp://{address}").connect(_ANSWERS_S).close()
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
-        # A node that dies would put the end of its log into the run's screen, all the same.
+        # Otherwise Ray prints the end of a dying node's log into the run's screen.
         ray._private.worker._worker_logs_enabled = False  # pyright: ignore[reportAttributeAccessIssue]
     except (OSError, ValueError, RuntimeError) as error:
         raise RunFailed(
@@ -109,7 +108,7 @@ def _connected(address: str) -> Any:
 
 
 def _nodes(ray: Any) -> list[Bundle]:
-    """What each living node has, taken or not."""
+    """Return what each running node has, whether it is free or not."""
     resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     return [Bundle(int(r.get("GPU", 0)), int(r.get("CPU", 0))) for r in resources]
 
@@ -117,7 +116,7 @@ def _nodes(ray: Any) -> list[Bundle]:
 def _reserved(
     ray: Any, head: RayHead, bundles: Sequence[Bundle], timeout: float, stack: ExitStack
 ) -> Iterator[tuple[Any, str, Bundle]]:
-    """Yield our process in each bundle, with its node's address; `stack` gives the bundles back."""
+    """Yield our process in each bundle, with its node's address; `stack` releases the bundles."""
     from ray.util.placement_group import (  # pyright: ignore[reportMissingImports]
         placement_group,
         placement_group_table,
@@ -134,7 +133,7 @@ def _reserved(
     if not group.wait(timeout):
         raise RunFailed(
             f"cluster=ray: {wanted} could not be reserved within cluster.reserve_timeout="
-            f"{timeout:g} s; free now is {ray.available_resources()}: wait until others have "
+            f"{timeout:g} s; free now is {ray.available_resources()}: wait until other jobs have "
             "finished, or lower inference.replicas or trainer.ranks"
         )
     addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
@@ -152,13 +151,13 @@ def _reserved(
 
 
 def _require_shared(run_folder: RunFolder, hosts: Sequence[RayHost]) -> None:
-    """Every node must see what this process sees.
+    """Check that every node sees the run's folder, the interpreter and the working folder.
 
     Raises:
-        RunFailed: one does not; says which, and what to do.
+        RunFailed: a node does not; says which, and what to do.
 
     """
-    # A hash, for Ray's messages are read by whoever reads the network.
+    # Send a hash, because Ray's messages are not encrypted.
     key = run_folder.private.key.absolute()
     digest = sha256(key.read_bytes()).hexdigest()
     for host in hosts:

@@ -1,7 +1,8 @@
 """Ray's head, as the supervisor sees it.
 
-A minute after the head fell silent Ray ends every process that belongs to it, this one as well and
-without a sentence of ours; and whatever asks the head waits until then. So it is looked at.
+A minute after the head fell silent, Ray ends every process that belongs to it, the supervisor
+included and without a message of ours. Any call to the head blocks until then. So the supervisor
+checks the head by itself.
 """
 
 import time
@@ -9,15 +10,15 @@ from collections.abc import Callable
 from typing import Any
 
 from rl.cluster.host import HeadLost
-from rl.run.address import Address
+from rl.runtime.network import Address
 
 _EVERY_S, _ANSWERS_S = 2.0, 2.0
-_SILENT_S = 20.0  # a head that is started again may be back before
-_LEFT_S = 25.0  # of the minute, for the ranks to save; the rest of it is for our own end
+_SILENT_S = 20.0  # a restarted head may be back before
+_LEFT_S = 25.0  # of the minute, for the ranks to save; the supervisor needs the rest
 
 
 class RayHead:
-    """Where the head listens, and since when it was seen not to answer."""
+    """Where the head listens, and how long it has been silent."""
 
     def __init__(self, address: str, silent_s: float = _SILENT_S) -> None:
         self._address, self._silent_s = Address.parse(f"tcp://{address}"), silent_s
@@ -26,12 +27,7 @@ class RayHead:
         self._lost: HeadLost | None = None
 
     def look(self) -> None:
-        """Ask it now and then.
-
-        Raises:
-            HeadLost: it has been silent for too long; the message is for the user.
-
-        """
+        """Connect to the head every two seconds; HeadLost if it has been silent for too long."""
         now = time.monotonic()
         if self._lost:
             raise self._lost
@@ -41,7 +37,7 @@ class RayHead:
         try:
             self._address.connect(_ANSWERS_S).close()
         except OSError as error:
-            # Since it was seen: nobody may have looked for minutes.
+            # Count from the first failed look, because the previous look may be minutes ago.
             self._silent_since = self._silent_since or now
             if now - self._silent_since < self._silent_s:
                 return
@@ -54,6 +50,6 @@ class RayHead:
         self._silent_since = None
 
     def unless_lost(self, ask: Callable[..., object], *arguments: Any) -> None:
-        """Do what asks the head, unless nobody would answer."""
+        """Call a function that asks the head, unless the head is lost."""
         if not self._lost:
             ask(*arguments)

@@ -1,7 +1,7 @@
-"""What runs on a node of Ray: the same children and the same reaper as on the supervisor's machine.
+"""Our process on a node of Ray: it starts children and a reaper as the supervisor does.
 
-Ray makes one of it a bundle and ends it with the supervisor; its children then end by the kernel's
-parent-death signal and by the reaper. Knows nothing of Ray itself.
+Ray starts one per bundle and ends it with the supervisor. Its children then end by the kernel's
+parent-death signal and by the reaper. This module does not import Ray.
 """
 
 import os
@@ -13,17 +13,17 @@ from hashlib import sha256
 from pathlib import Path
 
 from rl.cluster.local import LocalHost
-from rl.run.child import Child, Reaper
-from rl.run.interface import free_port, own_address
+from rl.runtime.child import Child, Reaper
+from rl.runtime.network import free_port, own_address
 
 _SEEN_S = 10.0  # a network file system shows a new file a few seconds late
 
 
 class RayNode:
-    """Starts parts on its node; one call after the other, in the main thread."""
+    """Starts processes on its node; Ray calls it sequentially, in the main thread."""
 
     def __init__(self) -> None:
-        # Not in the run's folder: vLLM's own sockets lie here, and they need a local file system.
+        # Not in the run's folder, because vLLM's own sockets need a local file system.
         self._temporary = Path(tempfile.mkdtemp(prefix="offbyone-"))
         self._children: list[Child] = []
         self._reaper = Reaper()
@@ -31,9 +31,14 @@ class RayNode:
         self._host = LocalHost(self._reaper)
 
     def prepare(self, marker: Path, digest: str, python: str, working_folder: str) -> str:
-        """Go to the supervisor's working folder; return what is missing here, "" if nothing is.
+        """Change to the supervisor's working folder; return what is missing here, "" if nothing is.
 
-        `marker` is a file of the run's folder, and `digest` that of what the supervisor wrote.
+        Args:
+            marker: a file of the run's folder.
+            digest: the hash of what the supervisor wrote into that file.
+            python: the supervisor's interpreter.
+            working_folder: of the supervisor.
+
         """
         deadline = time.monotonic() + _SEEN_S
         while not marker.exists() and time.monotonic() < deadline:
@@ -47,11 +52,11 @@ class RayNode:
             return f"has no {python}: install .venv at the same path on every node, or share it"
         if not os.path.isdir(working_folder):
             return f"has no {working_folder}: share it, or start from a folder that all nodes have"
-        os.chdir(working_folder)  # of all parts that are started here
+        os.chdir(working_folder)  # children inherit it
         return ""
 
     def address(self, interface: str) -> str:
-        """Return what other hosts reach this node by, on an interface of that name."""
+        """Return the address of the interface with that name."""
         return own_address(interface)
 
     def devices(self) -> list[str]:
@@ -66,31 +71,31 @@ class RayNode:
         log: Path,
         ends_on_term: bool = True,
     ) -> int:
-        """Start a part; return the number it is asked for by."""
+        """Start a process; return its number for later calls."""
         env = {**env, "TMPDIR": str(self._temporary)}
         child = self._host.start(name, command, env=env, log=log, ends_on_term=ends_on_term)
         self._children.append(child)
         return len(self._children) - 1
 
     def returncodes(self) -> list[int | None]:
-        """Return the exit status of each part, in the order of their starts."""
+        """Return the exit status of each process, in the order of their starts."""
         self._reaper.ensure_alive()
         return [child.returncode for child in self._children]
 
     def kill(self, number: int) -> None:
-        """End a part with all that it started."""
+        """End a process with all its children."""
         self._children[number].kill()
 
     def free_port(self, address: str) -> int:
-        """Return a TCP port that nobody listened on a moment ago."""
+        """Return a TCP port that was free a moment ago."""
         return free_port(address)
 
     def end(self) -> None:
-        """End all parts within one grace period."""
+        """End all processes within one grace period."""
         self._host.end()
         self._reaper.__exit__()
         shutil.rmtree(self._temporary, ignore_errors=True)
 
     def leave(self) -> None:
-        """End this process; Ray's own way to end it leads through the head, which may be gone."""
+        """End this process directly, because Ray ends it through the head, which may be gone."""
         os._exit(0)

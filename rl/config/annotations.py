@@ -1,10 +1,10 @@
-"""Whether a value out of YAML fits an annotation, and what it becomes: 5 for a float is 5.0.
+"""Convert values from YAML to annotations: 5 for a float becomes 5.0.
 
     int float bool str Path None   X | Y   Literal[...]   list[X] Sequence[X] tuple[X, ...]
     dict[str, X] Mapping Any   a class, a Callable[...]: a nested node with a `_target_` of its own
 
-A bool is no int, text is no number, NaN and infinity are no floats. Names of other types accept
-anything: their owner checks them.
+A bool is not accepted as an int, nor text as a number, nor NaN or infinity as a float. Names of
+other types accept any value, which the called function checks itself.
 """
 
 import ast
@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl.config.signatures import Module, did_you_mean, resolve
+from rl.config.signatures import Module, did_you_mean, find
 
 Node = dict[str, Any]
-"""A mapping with `_target_`. A knob annotated `Node`, or with the name of a class, must be one."""
+"""A mapping with `_target_`. An option annotated `Node`, or with a class, must be one."""
 
 NodeHandler = Callable[[Node, str], Any]
-"""What to do with a nested node, given its path: check it, or build it."""
+"""Called with each nested node and its path; it checks or builds the node."""
 
 LISTS = {"list", "List", "Sequence", "Collection", "Iterable"}
 TUPLES = {"tuple", "Tuple"}
@@ -29,7 +29,7 @@ SCALARS = {"int": "a whole number", "float": "a number", "bool": "true or false"
 
 
 class Misfit(ValueError):
-    """The value does not fit; the message is what follows the key in a sentence."""
+    """The value does not fit; the message continues a sentence that begins with the key."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Converter:
     node: NodeHandler
 
     def convert(self, value: Any, kind: ast.expr | None, path: str) -> Any:
-        """The value as the annotation wants it. Misfit where it cannot be that."""
+        """Return the value converted to the annotation. Misfit if it does not fit."""
         match kind:
             case ast.Constant(value=str(text)):  # a quoted annotation
                 return self.convert(value, ast.parse(text, mode="eval").body, path)
@@ -55,7 +55,7 @@ class Converter:
         return nested(value, path, self.node)
 
     def _named(self, value: Any, name: str, path: str) -> Any:
-        """A bare name: a builtin, an alias or a class."""
+        """Convert to a bare name: a builtin, an alias or a class."""
         if name in SCALARS:
             return _scalar(value, name)
         if name == "Path":
@@ -69,9 +69,9 @@ class Converter:
             return nested(_require(isinstance(value, dict), value, "a mapping"), path, self.node)
         if name == "Node":
             return nested(_require(is_node(value), value, "a node with _target_"), path, self.node)
-        meaning = None if name in {"Any", "object"} else resolve(self.module, name)
+        meaning = None if name in {"Any", "object"} else find(self.module, name)
         match meaning:
-            # The names in an alias mean what they do where it was written.
+            # The names in an alias are looked up in the module that defines it.
             case origin, ast.Assign(value=alias) | ast.AnnAssign(value=ast.expr() as alias):
                 return Converter(origin, self.node).convert(value, alias, path)
             case _, ast.ClassDef():
@@ -79,7 +79,7 @@ class Converter:
         return nested(value, path, self.node)
 
     def _subscript(self, value: Any, kind: ast.Subscript, path: str) -> Any:
-        """X[...]: Literal, Optional, Union, Annotated, and containers, item by item."""
+        """Convert to X[...]: Literal, Optional, Union, Annotated, and containers item by item."""
         name = ast.unparse(kind.value).rpartition(".")[2]
         inner = kind.slice.elts if isinstance(kind.slice, ast.Tuple) else [kind.slice]
         if name == "Literal":
@@ -97,7 +97,7 @@ class Converter:
             return nested(value, path, self.node)
         _require(isinstance(value, list | tuple), value, describe(kind))
         kinds = [item for item in inner if ast.unparse(item) != "..."]
-        if name in TUPLES and len(kinds) == len(inner):  # tuple[X, Y]: one kind a place
+        if name in TUPLES and len(kinds) == len(inner):  # tuple[X, Y]: one type for each position
             _require(len(value) == len(kinds), value, describe(kind))
         else:
             kinds = kinds * len(value)
@@ -105,14 +105,14 @@ class Converter:
         return tuple(items) if name in TUPLES else items
 
     def _item(self, value: Any, kind: ast.expr, path: str, key: Any) -> Any:
-        """One item of a container; a misfit says which."""
+        """Convert one item of a container; a misfit names the item."""
         try:
             return self.convert(value, kind, f"{path}.{key}")
         except Misfit as misfit:
             raise Misfit(f"has an item {shown(key)} that {misfit}") from None
 
     def _union(self, value: Any, kinds: list[ast.expr], path: str) -> Any:
-        """The first alternative that fits; one that keeps the value's type goes first."""
+        """Return the first alternative that fits, preferably one that keeps the value's type."""
         fits: list[Any] = []
         misfits: list[Misfit] = []
         for kind in kinds:
@@ -135,7 +135,7 @@ def is_node(value: Any) -> bool:
 
 
 def nested(value: Any, path: str, node: NodeHandler) -> Any:
-    """The value with every node in it, however deep, handed to `node`."""
+    """Return the value with every node in it, at any depth, passed through `node`."""
     if is_node(value):
         return node(value, path)
     if isinstance(value, dict):
@@ -146,12 +146,12 @@ def nested(value: Any, path: str, node: NodeHandler) -> Any:
 
 
 def _scalar(value: Any, name: str) -> Any:
-    """An int, float, bool or str; an int is a float too, and nothing else is two things."""
+    """Convert to an int, float, bool or str; only an int is also accepted as a float."""
     match name, value:
         case ("bool", bool()) | ("str", str()):
             return value
         case "int" | "float", bool():
-            pass  # true is no 1
+            pass  # true is not 1
         case "int", int():
             return value
         case "int", float() if value.is_integer():
@@ -168,7 +168,7 @@ def _scalar(value: Any, name: str) -> Any:
 
 
 def _as_text(value: Any) -> str:
-    """What a value is that was to be text, and how a shell is told so: it eats one pair."""
+    """Return how to quote a value as text; a shell removes one pair of quotes."""
     quoted = f"=\"'{shown(value)}'\""
     return f"is {shown(value)} where text is wanted: put it in quotes, in a shell {quoted}"
 
@@ -183,14 +183,14 @@ def _literal(value: Any, options: list[Any]) -> Any:
 
 
 def _alternatives(kind: ast.expr) -> list[ast.expr]:
-    """X | Y | Z as a list."""
+    """Return X | Y | Z as a list."""
     if isinstance(kind, ast.BinOp):
         return [*_alternatives(kind.left), *_alternatives(kind.right)]
     return [kind]
 
 
 def describe(kind: ast.expr) -> str:
-    """An annotation in words."""
+    """Return an annotation in words."""
     text = ast.unparse(kind)
     name = text.partition("[")[0].rpartition(".")[2]
     if name in LISTS | TUPLES | MAPPINGS:
@@ -199,7 +199,7 @@ def describe(kind: ast.expr) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as one would write it in YAML."""
+    """Return a value as YAML writes it."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return f'"{value}"' if isinstance(value, str) else str(value)

@@ -9,49 +9,39 @@ from typing import Any
 
 from rl.config.annotations import Converter, Misfit, Node
 from rl.config.schema import ConfigError
-from rl.config.signatures import Knob, read
-
-# What is called late, on a resume for one, and what has all of it: a part of one's own is looked at
-# before anything starts.
-_CALLED = {
-    "order": (
-        "rl.rollouts.example_order.ExampleOrder",
-        ("begin", "next", "example", "observe", "state", "load", "metrics"),
-    ),
-    "buffer": ("rl.rollouts.buffer.FifoBuffer", ("add", "draw", "state", "load")),
-}
+from rl.config.signatures import Option, read
 
 
 def build(node: Mapping[str, Any]) -> partial[Any]:
-    """The node's callable with its knobs; the caller passes what the code supplies.
+    """Return the node's callable with its options; the caller passes the other arguments.
 
-    Nested nodes are built first; where they name a class, the knob gets an instance of it. What a
-    class takes in `configure` it is given there, right after its constructor.
+    Nested nodes are built first; of a class the option gets an instance. Options that a class
+    takes in `configure` are passed right after its constructor has run.
     """
     target = str(node["_target_"])
     signature = read(target)
-    knobs = {
-        key: _converted(value, signature.knobs.get(key), f"{target}.{key}")
+    options = {
+        key: _converted(value, signature.options.get(key), f"{target}.{key}")
         for key, value in node.items()
         if key != "_target_"
     }
     module, _, name = target.rpartition(".")
     made = getattr(_imported(module, target), name)
-    settings = {key: knobs.pop(key) for key in signature.configured & knobs.keys()}
-    return partial(_configured, made, settings, **knobs) if settings else partial(made, **knobs)
+    settings = {key: options.pop(key) for key in signature.configured & options.keys()}
+    return partial(_configured, made, settings, **options) if settings else partial(made, **options)
 
 
-def _configured(made: Any, settings: dict[str, Any], /, **knobs: Any) -> Any:
-    part = made(**knobs)
-    part.configure(**settings)
-    return part
+def _configured(made: Any, settings: dict[str, Any], /, **options: Any) -> Any:
+    instance = made(**options)
+    instance.configure(**settings)
+    return instance
 
 
 def _imported(name: str, target: str) -> ModuleType:
-    """Import a module; what it raises becomes one line that says where.
+    """Import a module.
 
     Raises:
-        ValueError: it raised; a part that starts late has nothing but this to say.
+        ValueError: it raised; the message has the file and the line.
 
     """
     try:
@@ -66,11 +56,11 @@ def _imported(name: str, target: str) -> ModuleType:
         ) from error
 
 
-def _converted(value: Any, knob: Knob | None, path: str) -> Any:
-    if knob is None:
-        raise ConfigError([f"{path} is not a knob"])
+def _converted(value: Any, option: Option | None, path: str) -> Any:
+    if option is None:
+        raise ConfigError([f"{path} is not an option"])
     try:
-        return Converter(knob.module, _built).convert(value, knob.annotation, path)
+        return Converter(option.module, _built).convert(value, option.annotation, path)
     except Misfit as misfit:
         raise ConfigError([f"{path} {misfit}"]) from None
 
@@ -81,31 +71,23 @@ def _built(node: Node, _path: str) -> Any:
 
 
 def construct(run: Any, groups: Iterable[str]) -> None:
-    """Build the nodes of these groups, those that are there, and drop them; they are cheap.
+    """Build the nodes of these groups and drop them, because only a constructor sees some errors.
 
-    An environment is asked as well whether this machine can play it.
+    An environment also says whether this machine can play it.
 
     Raises:
-        ConfigError: what every constructor had to say.
+        ConfigError: with the message of every constructor that raised.
 
     """
     problems: list[str] = []
     for group in groups:
         try:
             if (node := getattr(run, group)) is not None:
-                part = build(node)()
-                _require_methods(part, group, node)
+                made = build(node)()
                 if group == "env":
-                    part.check_machine()
+                    made.check_machine()
         except Exception as error:  # noqa: BLE001 an environment is user code and may raise anything
             kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
             problems.append(f"{group}: {kind}{error}")
     if problems:
         raise ConfigError(problems)
-
-
-def _require_methods(part: object, group: str, node: Node) -> None:
-    base, methods = _CALLED.get(group, ("", ()))
-    if lacking := [name for name in methods if not callable(getattr(part, name, None))]:
-        names = " and no ".join(f"{name}()" for name in lacking)
-        raise ValueError(f"{node['_target_']} has no {names}: derive it from {base}")

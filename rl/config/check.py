@@ -11,14 +11,16 @@ callables; its other keys are that callable's keyword-only parameters (rl/config
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from rl.config.algorithm_rules import ALGORITHM_RULES
 from rl.config.annotations import Converter, Misfit, Node
-from rl.config.limits import free_form_problems
+from rl.config.learned import Learned
+from rl.config.limits import range_problems
 from rl.config.rules import rule_problems
-from rl.config.schema import ConfigError, parsed
-from rl.config.signatures import Knob, did_you_mean, read
+from rl.config.schema import RENAMED, ConfigError, parsed
+from rl.config.signatures import Option, did_you_mean, read
 
 MISSING = "???"
 
@@ -30,30 +32,46 @@ def check(
     *,
     choices: Mapping[str, str] | None = None,
 ) -> None:
-    """Raise ConfigError with everything that is wrong with a resolved configuration.
+    """Raise ConfigError with everything that is wrong with the values of a configuration.
 
-    Keys, types and targets first; what the keys mean together (rules.py) once those are right.
+    Keys, types, targets and ranges first; combinations of values (rules.py) if those are right.
 
     Args:
-        config: its top level.
-        schema: the class that says which keys there are.
-        rules: what they mean together.
-        choices: which file of each group was chosen: the names that the user knows the nodes by.
+        config: its top level, resolved.
+        schema: the class whose fields are the keys.
+        rules: returns a sentence for each combination that makes no sense.
+        choices: which file of each group was chosen; the user knows the nodes by these names.
 
     """
     with parsed():
         problems = list(_node_problems({"_target_": schema, **config}, ""))
-        problems += free_form_problems(config)
-        if not problems:
-            problems = rules(config)
+        _refuse(problems or rules(config), config, choices)
+
+
+def check_learned(
+    config: Mapping[str, Any], learned: Learned, *, choices: Mapping[str, str] | None = None
+) -> None:
+    """Raise ConfigError if a checked configuration composes what does not go together."""
+    _refuse([p for rule in ALGORITHM_RULES for p in rule(config, learned)], config, choices)
+
+
+def _refuse(
+    problems: list[str], config: Mapping[str, Any], choices: Mapping[str, str] | None
+) -> None:
     if problems:
         names = _names_of(config, choices or {})
         problems = [_in_the_words_of_the_user(problem, names) for problem in problems]
         raise ConfigError(list(dict.fromkeys(problems)))  # one path may be looked at twice
 
 
+def still_chosen(choices: Mapping[str, str], overrides: Iterable[str]) -> dict[str, str]:
+    """Return the choices whose callable the command line has not replaced by another."""
+    replaced = {override.partition("=")[0].lstrip("+~") for override in overrides}
+    return {group: it for group, it in choices.items() if f"{group}._target_" not in replaced}
+
+
 def _names_of(config: Mapping[str, Any], choices: Mapping[str, str]) -> dict[str, str]:
-    """`losses.gspo.gspo`: `loss=gspo`, for each node that a file was chosen for."""
+    """Map `losses.gspo.gspo` to `loss=gspo`, for each node that a file was chosen for."""
     nodes = {group: config.get(group) for group in choices}
     return {
         str(node["_target_"]): f"{group}={choices[group]}"
@@ -63,8 +81,8 @@ def _names_of(config: Mapping[str, Any], choices: Mapping[str, str]) -> dict[str
 
 
 def _in_the_words_of_the_user(problem: str, names: Mapping[str, str]) -> str:
-    """The sentence with targets replaced by choices, unless it is about a target."""
-    if "._target_ is " in problem:
+    """Replace targets by choices, except in a sentence about a target or a line of its file."""
+    if "._target_ is " in problem or ", line " in problem:
         return problem
     for target, name in names.items():
         problem = re.sub(rf"(?<![\w.]){re.escape(target)}(?!\.?\w)", name, problem)
@@ -72,7 +90,7 @@ def _in_the_words_of_the_user(problem: str, names: Mapping[str, str]) -> str:
 
 
 def _node_problems(node: Mapping[str, Any], path: str) -> Iterator[str]:
-    """What is wrong with a node and the nodes in it; the whole configuration has the path ""."""
+    """Yield what is wrong with a node and the nodes in it; the top level has the path ""."""
     target = node["_target_"]
     try:
         signature = read(str(target))
@@ -80,32 +98,38 @@ def _node_problems(node: Mapping[str, Any], path: str) -> Iterator[str]:
         yield f"{path}._target_ is {target}, but {error.args[0]}"
         return
     prefix, owner = (f"{path}.", target) if path else ("", "a run")
-    missing = [k for k, knob in signature.knobs.items() if knob.required and k not in node]
+    missing = [k for k, option in signature.options.items() if option.required and k not in node]
     for key in node:
-        if key == "_target_" or key in signature.knobs:
+        if key == "_target_" or key in signature.options:
             continue
-        hint = did_you_mean(str(key), signature.knobs)
+        hint = did_you_mean(str(key), signature.options)
         missing = [name for name in missing if not hint.endswith(f" {name}?")]
         if key in signature.positional:
             hint = ": the code supplies it, so leave it out"
-        known = f": it has {', '.join(signature.knobs) or 'none'}"
+        known = f": it has {', '.join(signature.options) or 'none'}"
+        if new := RENAMED.get(f"{prefix}{key}"):
+            missing = [name for name in missing if f"{prefix}{name}" != new]
+            hint = f": renamed to {new}"
         yield f"{prefix}{key} is no key of {owner}{hint or known}"
     for key in missing:
-        kind = signature.knobs[key].annotation
+        kind = signature.options[key].annotation
         if not path and isinstance(kind, ast.Name) and kind.id == "Node":
             yield f"{key} is missing: choose one with {key}=<name of a file in conf/{key}>"
         else:
             yield f"{prefix}{key} is missing: add it to the YAML that sets {path or 'the run'}"
-    for key, knob in signature.knobs.items():
-        if key in node:
-            yield from _value_problems(node[key], knob, f"{prefix}{key}")
+    problems = [
+        problem
+        for key, option in signature.options.items()
+        if key in node
+        for problem in _value_problems(node[key], option, f"{prefix}{key}")
+    ]
+    yield from problems or range_problems(node, path)
 
 
-def _value_problems(value: Any, knob: Knob, path: str) -> Iterator[str]:
-    """What is wrong with one value, nested nodes included."""
+def _value_problems(value: Any, option: Option, path: str) -> list[str]:
+    """Return what is wrong with one value, nested nodes included."""
     if value == MISSING:
-        yield f"{path} has no value yet: give it one, {path}=..."
-        return
+        return [f"{path} has no value yet: give it one, {path}=..."]
     problems: list[str] = []
 
     def descend(node: Node, where: str) -> Node:
@@ -113,7 +137,7 @@ def _value_problems(value: Any, knob: Knob, path: str) -> Iterator[str]:
         return node
 
     try:
-        Converter(knob.module, descend).convert(value, knob.annotation, path)
+        Converter(option.module, descend).convert(value, option.annotation, path)
     except Misfit as misfit:
         problems.append(f"{path} {misfit}")
-    yield from problems
+    return problems

@@ -1,32 +1,28 @@
-"""What goes with a critic, which makes the advantages itself. A problem is one sentence."""
+"""What goes with a critic, which computes the advantages itself. A problem is one sentence."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rl.config.facts import ADVANTAGES, fact, is_marked, reads
-from rl.config.limits import outside_own, value_of
+from rl.config.facts import fact
+from rl.config.learned import Learned
+from rl.config.limits import value_of
 
 Config = Mapping[str, Any]
 
 
-def critic(config: Config) -> Iterator[str]:
-    """Somebody reads what it estimates, and nobody else estimates the same."""
+def critic(config: Config, learned: Learned) -> Iterator[str]:
+    """Require a loss that reads the critic's advantages, and no other source of them."""
     kind, loss = config["critic"]["_target_"], config["loss"]["_target_"]
     if not fact(kind, "estimates", True):
         return
-    if not reads(loss, ADVANTAGES):
-        yield (f"{kind} estimates advantages, and {loss} reads none: use critic=none, or loss=ppo")
-    for name in ("estimator", "loss"):
-        node = value_of(config, f"critic.{name}") or {}
-        if node:
-            yield from outside_own(f"critic.{name}", node)
-    advantage = config["advantage"]["_target_"]
-    if not is_marked(advantage, "NEUTRAL"):
+    if not learned.reads_advantages:
+        yield f"{kind} estimates advantages, and {loss} reads none: use critic=none, or loss=ppo"
+    if not learned.advantage_is_reward:
         yield (
-            f"{kind} makes the advantages, so those of {advantage} would be thrown away: use "
-            "advantage=none, or critic=none"
+            f"{kind} makes the advantages, so those of {config['advantage']['_target_']} would be "
+            "thrown away: use advantage=none, or critic=none"
         )
-    if config["reward"]["normalise_each"]:
+    if value_of(config, "reward.normalise_each"):
         yield (
             f"reward.normalise_each=true makes an advantage of each reward, and {kind} one of "
             "their sum: set it to false, or use critic=none"

@@ -1,4 +1,4 @@
-"""Durations as people write them: 3h30m, 90m, 2h, 45s, 1d12h, or a number of seconds."""
+"""Durations as users write them: 3h30m, 90m, 2h, 45s, 1d12h, or a number of seconds."""
 
 import re
 
@@ -7,10 +7,10 @@ _PATTERN = re.compile("".join(rf"(?:(\d+(?:\.\d+)?){unit})?" for unit in _UNITS)
 
 
 def seconds_of(duration: float | str) -> float:
-    """Return its seconds.
+    """Return a duration in seconds.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not a duration.
 
     """
     text = str(duration).replace(" ", "")
@@ -19,6 +19,6 @@ def seconds_of(duration: float | str) -> float:
     except ValueError:
         found = _PATTERN.fullmatch(text)
     if not text or not found:
-        raise ValueError(f"{duration} is no duration")
+        raise ValueError(f"{duration} is not a duration")
     pairs = zip(found.groups(), _UNITS.values(), strict=True)
     return sum(float(number) * unit for number, unit in pairs if number)

@@ -1,32 +1,25 @@
 """Which reference goes with what reads it. A problem is one sentence.
 
-Under reference=per_env each teacher is looked at as if it were the only one.
+Under reference=per_env each teacher is checked as if it were the only one.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from rl.config.facts import (
-    REFERENCE,
-    compares_distributions,
-    fact,
-    is_imitator,
-    needs_reference,
-    reads,
-    references,
-)
-from rl.config.limits import range_problems, value_of
+from rl.config.facts import fact, is_imitator, references
+from rl.config.learned import REFERENCE, Learned
+from rl.config.limits import value_of
 from rl.config.signatures import did_you_mean
 
 Config = Mapping[str, Any]
 
 
-def readers(config: Config) -> Iterator[str]:
-    """A reference that nothing reads, or none where something does."""
+def readers(config: Config, learned: Learned) -> Iterator[str]:
+    """Refuse a reference that nothing reads, and a missing one that something reads."""
     node, loss = config["reference"], config["loss"]["_target_"]
-    kind, teaches = node["_target_"], reads(loss, REFERENCE)
+    kind, teaches = node["_target_"], learned.reads(REFERENCE)
     exists, is_policy = fact(kind, "has_logprobs", True), fact(kind, "is_policy", False)
-    if not needs_reference(config):
+    if not teaches and not config["kl"]["beta"] > 0:
         if (exists and not is_policy) or node.get("refresh_every") or node.get("sees_hint"):
             yield (
                 f"nothing reads {kind}: add kl.beta=0.01, or loss=distill for a "
@@ -38,18 +31,15 @@ def readers(config: Config) -> Iterator[str]:
         yield f"{reader} needs a reference and reference=none has none: use reference={remedy}"
 
 
-def each_reference(config: Config) -> Iterator[str]:
-    """What one reference can be asked."""
+def each_reference(config: Config, learned: Learned) -> Iterator[str]:
+    """Compare what a run asks of each reference with what it can do."""
     loss, temperature = config["loss"]["_target_"], value_of(config, "sampler.temperature")
     for path, node in references(config).items():
         kind = node["_target_"]
-        if path != "reference":
-            if not fact(kind, "has_logprobs", True):
-                yield f"{path} is {kind}, which scores nothing: name a teacher there"
-            for problem in range_problems({"reference": node}):
-                yield problem.replace("reference", path, 1)
+        if path != "reference" and not fact(kind, "has_logprobs", True):
+            yield f"{path} is {kind}, which returns no logprobs: name a teacher there"
         is_hinted = node.get("sees_hint", False)
-        if reads(loss, REFERENCE) and fact(kind, "is_policy", False) and not is_hinted:
+        if learned.reads(REFERENCE) and fact(kind, "is_policy", False) and not is_hinted:
             yield (
                 f"{loss} learns from a teacher, and {path}=initial is the policy itself: use "
                 f"{path}=model {path}.path=<the teacher>, or {path}.sees_hint=true"
@@ -72,8 +62,8 @@ def each_reference(config: Config) -> Iterator[str]:
             )
 
 
-def one_per_environment(config: Config) -> Iterator[str]:
-    """Each environment of the mixture has a teacher, and they answer alike."""
+def one_per_environment(config: Config, learned: Learned) -> Iterator[str]:
+    """Require one teacher for each environment of the mixture, with equally many candidates."""
     if "teachers" not in config["reference"]:
         return
     teachers, members = config["reference"]["teachers"], value_of(config, "env.envs")
@@ -94,11 +84,11 @@ def one_per_environment(config: Config) -> Iterator[str]:
         yield f"reference.teachers.{name} is no environment of env.envs{hint}"
     numbers = {f"{path}.top_k={node.get('top_k')}" for path, node in references(config).items()}
     distinct = {number.rpartition("=")[2] for number in numbers}
-    if len(distinct) > 1 and compares_distributions(config["loss"]["_target_"]):
+    if len(distinct) > 1 and learned.compares_distributions:
         yield f"{' and '.join(sorted(numbers))} differ: one loss compares them, make them the same"
 
 
-REFERENCE_RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
+REFERENCE_RULES: tuple[Callable[[Config, Learned], Iterator[str]], ...] = (
     readers,
     each_reference,
     one_per_environment,

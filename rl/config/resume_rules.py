@@ -1,7 +1,7 @@
 """Whether a run may start in its folder.
 
-One folder holds one run, and resuming continues that very run: forgetting an override of the first
-half would make the second half another experiment, so it is refused.
+One folder holds one run, and a resume continues it. If the user forgets an override of the first
+half, the second half would be another experiment, so the resume is refused.
 """
 
 import os
@@ -14,15 +14,16 @@ from typing import Any
 
 import yaml
 
-from rl.config.schema import SAVED
+from rl.config.schema import FORMAT, RESUMES_FORMAT_1
+from rl.runtime.folder import RunFolder
 
 Config = Mapping[str, Any]
 ROOT = Path(__file__).parents[2]
-_LONGEST_NAME = 255  # bytes; what Linux takes
+_LONGEST_NAME = 255  # bytes, the limit of Linux
 
-# What may differ when a run goes on: how long and how, never what is learned.
+# What may differ when a run is resumed: how long and how it runs, never what is learned.
 MAY_CHANGE = (
-    *("resume", "run_name", "output_dir"),  # it is the folder's
+    *("resume", "run_name", "output_dir", "learned"),  # they are the folder's
     "max_steps",
     "max_time",
     "trainer",
@@ -35,24 +36,23 @@ MAY_CHANGE = (
     *("sampler.rollout_timeout", "sampler.max_concurrent", "sampler.max_retries"),
     *("client.max_retries", "env.max_concurrent", "env.tool_timeout"),
     *("reference.url", "reference.timeout", "reference.max_retries"),
-    *("max_calls", "num_rounds"),  # of a search for a prompt, as the next
+    *("max_calls", "num_rounds"),  # of a search for a prompt, as is `reflection`
     *(f"reflection.{key}" for key in ("base_url", "api_key_variable", "timeout", "max_retries")),
 )
-LEARNED = ("trainer.max_grad_norm",)  # though it stands among these
-# What is so of one is so of each of several.
+LEARNED = ("trainer.max_grad_norm",)  # although `trainer` may change
+# The same rule holds for each of several.
 _PARTS = {
     r"^reference\.teachers\.[^.]+": "reference",
     r"^env\.envs\.[^.]+": "env",
     r"^env\.sampling\.[^.]+": "sampler",
 }
-# What a run did that is older than the group.
-IMPLIED = {"order._target_": "rl.rollouts.example_order.ShuffledOrder"}
 
 
 def run_folder_problems(config: Config) -> Iterator[str]:
-    """A folder holds one run, and going on means going on with the same experiment."""
+    """Refuse a folder that holds another run, and a resume as another experiment."""
     name, parent = config["run_name"], Path(config["output_dir"])
-    saved = parent / name / SAVED
+    run_folder = RunFolder(parent / name)
+    saved = run_folder.config
     if not Path(name).parts or Path(name).is_absolute() or ".." in Path(name).parts:
         yield f'run_name="{name}" is no name for a folder below output_dir={parent}'
     elif longest := [part for part in Path(name).parts if len(os.fsencode(part)) > _LONGEST_NAME]:
@@ -60,20 +60,21 @@ def run_folder_problems(config: Config) -> Iterator[str]:
             f"run_name={name[:20]}... has {len(os.fsencode(longest[0]))} bytes, and a folder's "
             f"name takes {_LONGEST_NAME}: choose a shorter run_name"
         )
-    elif saved.is_file() and not has_steps(saved.parent):
-        return  # whoever tried it before did not get so far that anything could be lost
+    elif saved.is_file() and not run_folder.has_steps():
+        return  # the earlier start ended before its first step, so nothing is lost
     elif saved.is_file() and not config["resume"]:
         yield (
             f"{saved.parent} already holds a run: go on with it by resume=true, or choose another "
             "run_name"
         )
     elif config["resume"] and not saved.is_file():
-        saves = sorted(parent.glob(f"*/{SAVED}"), key=lambda p: p.stat().st_mtime, reverse=True)
+        found = parent.glob(f"*/{saved.name}")
+        saves = sorted(found, key=lambda p: p.stat().st_mtime, reverse=True)
         known = (
             path.parent.name
             for path in saves
-            # An evaluation is whole or nothing.
-            if has_steps(path.parent) and not (path.parent / "rollouts.html").is_file()
+            # Evaluations cannot be resumed.
+            if RunFolder(path.parent).has_steps() and not (path.parent / "rollouts.html").is_file()
         )
         names = ", ".join(islice(known, 3)) or "none yet"
         yield (
@@ -84,41 +85,38 @@ def run_folder_problems(config: Config) -> Iterator[str]:
         yield from changes(config, saved)
 
 
-def has_steps(folder: Path) -> bool:
-    """True where a step was done, an evaluation, or a rollout of a search: else there is no run."""
-    metrics = folder / "metrics.jsonl"
-    was_logged = metrics.is_file() and metrics.stat().st_size > 0
-    was_evaluated = (folder / "summary.json").is_file()  # python evaluate.py has no steps
-    was_searched = any(folder.glob("rollouts.jsonl"))  # nor has python optimize_prompt.py
-    return was_logged or was_evaluated or was_searched or any(folder.glob("checkpoints/step_*"))
-
-
 def changes(config: Config, saved: Path) -> Iterator[str]:
-    """What would make the rest of a run another experiment than its beginning, which is `saved`."""
+    """Yield the changes since `saved` that would make the rest of a run another experiment."""
     try:
         before = yaml.safe_load(saved.read_text())
     except (OSError, ValueError, yaml.YAMLError):
         before = None
     if not isinstance(before, dict) or not before:
-        yield f"{saved} is damaged, so nobody knows how to go on: restore it, or start a new run"
+        yield f"{saved} is damaged, so the run cannot be resumed: restore it, or start a new run"
+        return
+    if (other := before.pop("format", 1)) != FORMAT:
+        by = f"commit {RESUMES_FORMAT_1}" if other == 1 else "the version that wrote it"
+        yield (
+            f"{saved} is of format {other}, which this version cannot resume: use {by}, or start a "
+            "new run"
+        )
         return
     now, then = dict(_leaves(config)), dict(_leaves(before))
-    then = {key: value for key, value in IMPLIED.items() if key in now} | then
     ranks, stage = "trainer.ranks", then.get("deepspeed.zero_optimization.stage")
-    # Null follows the devices; the supervisor asks again when it knows how many there are.
+    # Null follows the devices; the supervisor checks again when it knows their number.
     if stage and now.get(ranks) not in (None, then.get(ranks)):
         yield (
             f"{ranks} was {then.get(ranks)} and is {now.get(ranks)}, but with ZeRO stage {stage} "
-            "each rank's part of the optimizer lies in the checkpoint as it was: use "
+            "the checkpoint holds one share of the optimizer for each rank: use "
             f"{ranks}={then.get(ranks)}"
         )
-    # A key that one of them lacks counts as null there: an older run may lack a newer knob.
+    # A missing key counts as null, because an older run may lack a newer option.
     changed = [
         key
         for key in {**then, **now}
         if not _may_change(key) and _place(now.get(key)) != _place(then.get(key))
     ]
-    # Another callable has other knobs: it is enough to say that it is another.
+    # Another callable has other options, so only the callable is reported.
     others = {key.removesuffix("_target_") for key in changed if key.endswith("._target_")}
     changed = [
         key for key in changed if key.endswith("._target_") or not key.startswith(tuple(others))
@@ -139,20 +137,20 @@ def _may_change(key: str) -> bool:
 
 
 def _place(value: Any) -> Any:
-    """What tells a value from another; of a file, where it is.
+    """Return a value in a form that can be compared; of a file, its absolute path.
 
-    A path of ours is relative where a run is started in our folder, and absolute elsewhere.
+    A shipped path is relative if a run is started in this checkout, and absolute elsewhere.
     """
     if isinstance(value, str) and "/" in value and "\n" not in value:
         for path in (Path(value), ROOT / value):
-            with suppress(OSError):  # longer than a path can be
+            with suppress(OSError):  # the text is longer than a path can be
                 if path.exists():
                     return path.resolve()
     return value
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value with its dotted key."""
+    """Yield every value with its dotted key."""
     if isinstance(value, Mapping) and value:
         for key, item in value.items():
             yield from _leaves(item, f"{path}.{key}" if path else str(key))

@@ -1,7 +1,7 @@
-"""What the keys of a configuration mean together. A problem is one sentence: values, then remedy.
+"""Which values of a configuration go together. A problem is one sentence: values, then remedy.
 
-Keys, names and types are right by the time these run (check.py). A rule about a key that the
-chosen nodes do not have says nothing.
+Keys, names, types and ranges are right before these rules run (check.py). A rule about a key that
+the chosen nodes do not have yields nothing.
 """
 
 import re
@@ -10,11 +10,9 @@ from glob import glob
 from pathlib import Path
 from typing import Any
 
-from rl.config.algorithm_rules import ALGORITHM_RULES
-from rl.config.critic_rules import critic
 from rl.config.durations import seconds_of
-from rl.config.facts import fact, is_imitator, is_marked, references, spans_hosts
-from rl.config.limits import range_problems, value_of
+from rl.config.facts import fact, is_imitator, references, spans_hosts
+from rl.config.limits import free_form_problems, value_of
 from rl.config.positions import too_long
 from rl.config.resume_rules import run_folder_problems
 from rl.config.secrets import secret_problems
@@ -29,35 +27,42 @@ HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 
 
 def rule_problems(config: Config) -> list[str]:
-    """One sentence for each combination that makes no sense."""
+    """Return one sentence for each combination that makes no sense."""
     return [problem for rule in RULES for problem in rule(config)]
 
 
 def batches(config: Config) -> Iterator[str]:
-    """How many rollouts there are, of how many examples, for how many ranks."""
+    """Compare the numbers of rollouts, examples and ranks."""
     batch, group, ranks = config["batch_size"], config["group_size"], config["trainer"]["ranks"]
     ranks = 1 if ranks is None else ranks  # it follows the devices, and never above batch_size
-    if min(batch, group, ranks) < 1:
-        return
     if batch % group:
         lower, upper = batch // group * group, (batch // group + 1) * group
         yield (
-            f"batch_size={batch} is no multiple of group_size={group}: use "
+            f"batch_size={batch} is not a multiple of group_size={group}: use "
             f"batch_size={f'{lower} or {upper}' if lower else upper}, or another group_size"
         )
     if batch < ranks:
         yield f"batch_size={batch} leaves some of trainer.ranks={ranks} idle: use at most {batch}"
-    advantage = config["advantage"]["_target_"]
     is_sampled = not is_imitator(config["sampler"]["_target_"])
-    if group == 1 and is_sampled and is_marked(advantage, "COMPARES"):
-        yield (
-            f"group_size=1 with {advantage} makes every advantage 0, for it compares the rollouts "
-            "of a group: use group_size=8 or so, or advantage=none"
-        )
     if group == 1 and is_sampled and (value_of(config, "buffer.min_spread") or 0) > 0:
         yield (
             "group_size=1 has no spread, so the buffer would reject every group: use group_size=8 "
             "or so, buffer.min_spread=0, or buffer=fifo"
+        )
+
+
+def text_alone(config: Config) -> Iterator[str]:
+    """Refuse a client that gets no tokens, and an evaluation without a vLLM."""
+    client, sampler = config["client"]["_target_"], config["sampler"]["_target_"]
+    if not fact(client, "needs_vllm", True):
+        yield (
+            f"{client} gets words, and training needs the very tokens with their logprobs: "
+            "use client=renderer or client=tokens (python evaluate.py takes client=messages)"
+        )
+    if fact(config["evaluation"]["_target_"], "evaluates", True) and is_imitator(sampler):
+        yield (
+            f"evaluation plays the policy, and with {sampler} no vLLM is started that could: "
+            "use evaluation=none, and python evaluate.py on a checkpoint"
         )
 
 
@@ -69,7 +74,7 @@ def _no_room(sampler: str, tokens: int, longest: int) -> str:
 
 
 def lengths(config: Config) -> Iterator[str]:
-    """Tokens of a turn, of a row, and what the model is made for."""
+    """Compare the tokens of a turn, of a row, and of the longest row of the model."""
     longest, turn = config["max_seq_len"], value_of(config, "sampler.max_tokens")
     if turn is not None and turn >= longest:
         yield _no_room("sampler", turn, longest)
@@ -82,11 +87,11 @@ def lengths(config: Config) -> Iterator[str]:
     client = config["client"]["_target_"]
     if prompt is not None and not fact(client, "measures_prompts", True):
         yield (
-            f"sampler.max_prompt_len={prompt} cannot be kept with {client}, for only the server "
-            "knows how long its prompts are: use client=renderer, or null"
+            f"sampler.max_prompt_len={prompt} cannot be kept with {client}, because only the "
+            "server knows how long its prompts are: use client=renderer, or null"
         )
-    parts = dict.fromkeys(node["_target_"] for _, node in _nodes(config["env"], "env"))
-    for env in parts:  # a mixture has several
+    environments = dict.fromkeys(node["_target_"] for _, node in _nodes(config["env"], "env"))
+    for env in environments:  # a mixture has several
         if prompt is not None and fact(env, "holds_conversation", False):
             yield (
                 f"sampler.max_prompt_len={prompt} cannot be kept with {env}, which writes its "
@@ -98,7 +103,7 @@ def lengths(config: Config) -> Iterator[str]:
 
 
 def steps_and_waits(config: Config) -> Iterator[str]:
-    """Durations that contradict each other."""
+    """Refuse a rollout that may take longer than the other processes wait."""
     episode, wait = value_of(config, "sampler.rollout_timeout"), config["trainer"]["wait_timeout"]
     if episode is not None and episode >= wait:
         yield (
@@ -108,20 +113,20 @@ def steps_and_waits(config: Config) -> Iterator[str]:
 
 
 def time_limit(config: Config) -> Iterator[str]:
-    """The time of the whole run."""
+    """Check the time of the whole run."""
     max_time = config.get("max_time")
     if max_time is None:
         return
     try:
-        too_short = not seconds_of(max_time) > 0  # nor is nan any
+        too_short = not seconds_of(max_time) > 0  # NaN is refused, too
     except ValueError:
         too_short = True
     if too_short:
-        yield f"max_time={max_time} is no time: write 3h30m, 90m, a number of seconds, or null"
+        yield f"max_time={max_time} is not a time: write 3h30m, 90m, a number of seconds, or null"
 
 
 def limits_of_parts(config: Config) -> Iterator[str]:
-    """An environment of a mixture has no more time than the run allows, and no longer rows."""
+    """Refuse more time or longer turns for one environment than the run allows."""
     episode, longest = value_of(config, "sampler.rollout_timeout"), config["max_seq_len"]
     for name, limits in (value_of(config, "env.sampling") or {}).items():
         own, tokens = limits.get("rollout_timeout"), limits.get("max_tokens")
@@ -136,11 +141,11 @@ def limits_of_parts(config: Config) -> Iterator[str]:
 
 
 def rewards(config: Config) -> Iterator[str]:
-    """Something must be rewarded."""
+    """Require a reward with a weight."""
     members = value_of(config, "env.envs") or {}  # of a mixture
     for path in ("env", *(f"env.envs.{name}" for name in members)):
         weights = value_of(config, f"{path}.reward_weights")
-        entries = value_of(config, f"{path}.rewards")  # which may bring their weights
+        entries = value_of(config, f"{path}.rewards")  # which may have weights of their own
         entries = entries.values() if isinstance(entries, Mapping) else ()
         own = [entry["weight"] for entry in entries if isinstance(entry.get("weight"), float | int)]
         if isinstance(weights, Mapping) and not any([*weights.values(), *own]):
@@ -148,7 +153,7 @@ def rewards(config: Config) -> Iterator[str]:
 
 
 def order_weights(config: Config) -> Iterator[str]:
-    """Some pool of examples must be drawn from."""
+    """Require a pool of examples with a weight."""
     weights = {f"order.{k}": v for k, v in config["order"].items() if k.endswith("_weight")}
     if weights and not any(weights.values()):
         zeros = ", ".join(f"{key}={value}" for key, value in weights.items())
@@ -156,7 +161,7 @@ def order_weights(config: Config) -> Iterator[str]:
 
 
 def adapter(config: Config) -> Iterator[str]:
-    """What can be trained beside frozen weights."""
+    """Require a layer that an adapter trains."""
     chosen = config["adapter"]
     if fact(chosen["_target_"], "freezes_base", False) and not chosen["target_modules"]:
         yield (
@@ -166,7 +171,7 @@ def adapter(config: Config) -> Iterator[str]:
 
 
 def packages(config: Config) -> Iterator[str]:
-    """What a part imports only once everything has started."""
+    """Require the packages that a component imports after the start."""
     nodes = [*_nodes(config["logger"], "logger"), *_nodes(config.get("cluster"), "cluster")]
     for path, node in nodes:
         package = fact(node["_target_"], "needs_package", None)
@@ -178,18 +183,19 @@ def packages(config: Config) -> Iterator[str]:
 
 
 def several_hosts(config: Config) -> Iterator[str]:
-    """Devices have no names before their hosts are known."""
+    """Refuse names of devices if the hosts are not known yet."""
     cluster = config.get("cluster")
     for key in ("inference.devices", "trainer.devices"):
         if cluster and spans_hosts(cluster) and (names := value_of(config, key)) is not None:
             yield (
-                f"{key}={names} names GPUs of this machine, and {cluster['_target_']} starts parts "
-                "on others: leave it null, and hide GPUs from each host by CUDA_VISIBLE_DEVICES"
+                f"{key}={names} names GPUs of this machine, and {cluster['_target_']} starts "
+                "processes on others: leave it null, and hide GPUs from each host by "
+                "CUDA_VISIBLE_DEVICES"
             )
 
 
 def output_head(config: Config) -> Iterator[str]:
-    """A head in another dtype than the model's reaches vLLM as an override of ours."""
+    """Refuse overrides of the model's config beside a head dtype, which is one itself."""
     inference, head_dtype = config["inference"], value_of(config, "model.head_dtype")
     flags = {plain(str(key)) for key in (inference or {}).get("args", {})}
     if head_dtype and "hf_overrides" in flags:
@@ -201,10 +207,10 @@ def output_head(config: Config) -> Iterator[str]:
 
 
 def model_folders(config: Config) -> Iterator[str]:
-    """A local model must be there; what may be a name on the hub is left to the download.
+    """Require that a local model exists; the download reports a wrong name on the hub.
 
-    `models/mine` may be one, unless there is a folder `models` here. The model is prepared first
-    of all, a reference only when everything has started: more of it is looked at here.
+    `models/mine` may be a name on the hub, unless there is a folder `models` here. A reference is
+    opened only after the start, so its files are checked here, too.
     """
     for key in ("model.path", *(f"{reference}.path" for reference in references(config))):
         path = value_of(config, key)
@@ -219,7 +225,7 @@ def model_folders(config: Config) -> Iterator[str]:
             what = hint or (" (organisation/model)" if no_name else "")
             yield f"{key}={path}: no such folder{no_name}{what}"
         elif folder.exists() and not (folder / "config.json").is_file():
-            yield f"{key}={path}: {folder} holds no config.json, so it is no model in HF form"
+            yield f"{key}={path}: {folder} holds no config.json, so it is not a model in HF form"
         elif key == "model.path":
             longest = value_of(config, "model.max_seq_len")
             if problem := too_long(path, longest or 0, "model"):
@@ -227,11 +233,11 @@ def model_folders(config: Config) -> Iterator[str]:
         elif folder.exists():
             for pattern in ("tokenizer.json", "*.safetensors"):
                 if not any(folder.glob(pattern)):
-                    yield f"{key}={path}: {folder} holds no {pattern}: save the model there whole"
+                    yield f"{key}={path}: {folder} holds no {pattern}: save the whole model there"
 
 
 def data_files(config: Config) -> Iterator[str]:
-    """Files that an environment would open only once everything has started."""
+    """Require the files that an environment opens only after the start."""
     for path, node in _nodes(config["env"], "env"):
         for key in fact(node["_target_"], "local_files", ()):
             if isinstance(value := node.get(key), str):
@@ -239,7 +245,7 @@ def data_files(config: Config) -> Iterator[str]:
 
 
 def _nodes(value: Any, path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Every node in a value, with its dotted path."""
+    """Yield every node in a value, with its dotted path."""
     if isinstance(value, Mapping):
         if "_target_" in value:
             yield path, value
@@ -251,7 +257,7 @@ def _nodes(value: Any, path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _file_problems(key: str, value: str, has_format: bool) -> Iterator[str]:
-    """What is wrong with the name of a file of data, or with a pattern of names."""
+    """Yield what is wrong with the name of a data file, or with a pattern of names."""
     file = Path(value).expanduser()
     node, form = key.rpartition(".")[0], file.suffix.removeprefix(".")
     if file.is_dir():
@@ -266,12 +272,11 @@ def _file_problems(key: str, value: str, has_format: bool) -> Iterator[str]:
 
 
 RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
-    range_problems,
+    free_form_problems,
     secret_problems,
     batches,
     lengths,
-    *ALGORITHM_RULES,
-    critic,
+    text_alone,
     optimizer_and_sharding,
     offload,
     compilation,

@@ -1,16 +1,34 @@
-"""What a run is asked for: the top level of its configuration."""
+"""The top level of a run's configuration."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import yaml
 
 from rl.config.annotations import Node
+from rl.config.nodes import (
+    TYPED,
+    AdapterNode,
+    ClusterNode,
+    InferenceNode,
+    ModelNode,
+    SamplerNode,
+    TrainerSettings,
+)
+from rl.config.transport import Transport, transport
 
-SAVED = "config.yaml"  # of a run's folder, which rl.run.folder describes; it knows nothing of us
+FORMAT = 2  # of config.yaml, as its key `format`; files of format 1 lack the key
+RESUMES_FORMAT_1 = "4df5c0c"  # the last commit that can resume a run of format 1
+# Keys of earlier commits, and what replaced them.
+RENAMED = {
+    "model.warm_start.slips": "model.warm_start.corruption_rate",
+    "sampler.slips": "sampler.corruption_rate",
+    "sync.strategy": "sync",
+    "sync.transport": "sync",
+}
 
 
 class ConfigError(ValueError):
@@ -23,7 +41,7 @@ class ConfigError(ValueError):
 
 @contextmanager
 def refused() -> Iterator[None]:
-    """What cannot be read, found or written in the block is a mistake in the configuration."""
+    """Raise ConfigError for a ValueError or OSError of the block."""
     try:
         yield
     except ConfigError:
@@ -34,7 +52,7 @@ def refused() -> Iterator[None]:
 
 @contextmanager
 def parsed() -> Iterator[None]:
-    """What is no Python in a file that the block reads is named with its line."""
+    """Raise ConfigError with file and line for a SyntaxError of the block."""
     try:
         yield
     except SyntaxError as error:
@@ -45,6 +63,16 @@ def parsed() -> Iterator[None]:
 class Run:
     """The top level of conf/train.yaml, resolved. Values are explained there."""
 
+    RANGES: ClassVar[dict[str, str]] = {
+        "seed": ">= 0",
+        "max_steps": ">= 1",
+        "batch_size": ">= 1",
+        "group_size": ">= 1",
+        "max_seq_len": ">= 2",
+        "updates_per_batch": ">= 1",
+        "entropy_bonus": ">= 0",
+    }
+
     seed: int
     max_steps: int
     max_time: float | str | None
@@ -53,11 +81,11 @@ class Run:
     max_seq_len: int
     updates_per_batch: int
     entropy_bonus: float
-    model: Node
-    adapter: Node
+    model: ModelNode
+    adapter: AdapterNode
     env: Node
     order: Node
-    sampler: Node
+    sampler: SamplerNode
     client: Node
     buffer: Node
     reward: Node
@@ -71,20 +99,40 @@ class Run:
     loss: Node
     optim: Node
     deepspeed: dict[str, Any]
-    inference: Node
+    inference: InferenceNode
     sync: Node
-    cluster: Node
+    cluster: ClusterNode
     logger: Node
     evaluation: Node
     record: Node
-    trainer: Node
+    trainer: TrainerSettings
     output_dir: str
     run_name: str
     resume: bool
+    # Filled in by the supervisor: what the dry call saw (rl/config/learned.py).
+    learned: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Self:
+        """Return the run of a plain configuration that has been checked."""
+        return cls(**{**config, **{key: kind.of(config[key]) for key, kind in TYPED.items()}})
+
+    def plain(self) -> dict[str, Any]:
+        """Return the configuration as a plain mapping: the keys are those of the command line."""
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        return {**values, **{key: values[key].plain() for key in TYPED}}
+
+    def changed(self, changes: Mapping[str, Any]) -> Self:
+        """Return the run with other values for some dotted keys, at most two names deep."""
+        config = self.plain()
+        for key, value in changes.items():
+            group, _, name = key.partition(".")
+            config[group] = {**config[group], name: value} if name else value
+        return type(self).of(config)
 
     @property
     def folder(self) -> Path:
-        """Where everything of this run lies."""
+        """The folder of this run."""
         return Path(self.output_dir) / self.run_name
 
     @property
@@ -92,18 +140,36 @@ class Run:
         """Examples per batch."""
         return self.batch_size // self.group_size
 
+    @property
+    def starts_vllm(self) -> bool:
+        """Whether this run starts vLLM."""
+        return self.sampler.uses_vllm and not self.inference.is_external
+
+    @property
+    def transport(self) -> Transport:
+        """How new weights reach vLLM."""
+        return transport(vars(self))
+
+    @property
+    def pushes_adapter(self) -> bool:
+        """Whether vLLM gets the adapter alone, which it serves under a name of its own."""
+        return self.transport.adapter_only
+
     @classmethod
-    def load(cls, path: Path) -> "Run":
-        """The run that `save` wrote there."""
-        return cls(**yaml.safe_load(path.read_text()))
+    def load(cls, path: Path) -> Self:
+        """Return the run that `save` wrote there."""
+        settings = yaml.safe_load(path.read_text())
+        settings.pop("format", None)
+        return cls.of(settings)
 
     def save(self, path: Path) -> None:
-        """Write the resolved configuration as YAML."""
-        write_settings(path, asdict(self))
+        """Write the configuration as YAML."""
+        write_settings(path, self.plain())
 
 
-def write_settings(path: Path, settings: dict[str, Any]) -> None:
-    """Write a configuration, whole or not at all: a sweep reads those of runs that were killed."""
+def write_settings(path: Path, settings: Mapping[str, Any]) -> None:
+    """Write a configuration and its format; a process killed meanwhile leaves the old file."""
     aside = path.with_name(f".{path.name}.new")
-    aside.write_text(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
+    content = {"format": FORMAT, **settings}
+    aside.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
     aside.replace(path)

@@ -1,4 +1,4 @@
-"""What must not stand in config.yaml, which is written, kept and shared with a run."""
+"""Refuse secrets in config.yaml, which is kept and shared with a run."""
 
 import os
 import re
@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 _PASSWORD = re.compile(r"^\s*[a-z][a-z0-9+.-]*://[^/?#\s]*@", re.IGNORECASE)
-_VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")  # as people name those that hold keys
+_VARIABLE = re.compile(
+    r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+"
+)  # the usual form of names of variables that hold keys
 
 
 def secret_problems(config: Mapping[str, Any]) -> Iterator[str]:
-    """One sentence for each value that is a secret; it does not repeat it."""
+    """Yield one sentence for each value that is a secret; the sentence does not repeat it."""
     for path, value in _texts(config, ""):
         if _PASSWORD.match(value):
             yield (
@@ -26,7 +28,7 @@ def secret_problems(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Every text of a configuration with its dotted key."""
+    """Yield every text of a configuration with its dotted key."""
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, Mapping):

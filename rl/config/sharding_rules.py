@@ -12,7 +12,7 @@ OFFLOADS = {"offload_optimizer": "zero3_offload_optimizer", "offload_param": "ze
 
 
 def optimizer_and_sharding(config: Config) -> Iterator[str]:
-    """Muon needs every matrix whole; from stage 1 on ZeRO flattens and splits them."""
+    """Refuse Muon from ZeRO stage 1 on, where matrices are flattened and split."""
     stage = value_of(config, "deepspeed.zero_optimization.stage")
     if stage not in (None, 0, 1, 2, 3) or isinstance(stage, bool):
         yield (
@@ -29,9 +29,9 @@ def optimizer_and_sharding(config: Config) -> Iterator[str]:
 
 
 def offload(config: Config) -> Iterator[str]:
-    """What may lie in the memory of the host.
+    """Refuse offloading to the memory of the host without ZeRO 3.
 
-    Without ZeRO 3 DeepSpeed adds up what it offloads in bfloat16, and a NaN stays in that sum.
+    There DeepSpeed sums offloaded gradients in bfloat16, and a NaN stays in that sum.
     """
     stage = value_of(config, "deepspeed.zero_optimization.stage")
     for key, choice in OFFLOADS.items():
@@ -39,13 +39,13 @@ def offload(config: Config) -> Iterator[str]:
         device = value_of(config, path)
         if device not in (None, "none") and stage != 3:
             yield (
-                f"{path}={device} under ZeRO stage {stage} loses gradients or is passed over: use "
+                f"{path}={device} under ZeRO stage {stage} loses gradients or is ignored: use "
                 f"deepspeed={choice}"
             )
 
 
 def compilation(config: Config) -> Iterator[str]:
-    """Under ZeRO 3 the weights of a layer come and go inside of what would be compiled."""
+    """Refuse compilation under ZeRO 3, which gathers weights inside the compiled layers."""
     if value_of(config, "trainer.compile") and (
         value_of(config, "deepspeed.zero_optimization.stage") == 3
     ):

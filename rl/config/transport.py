@@ -1,65 +1,75 @@
-"""How the weights of a run travel to vLLM, decided once for all parts.
-
-adapter   the LoRA matrices alone, through memory on one host, else in the body of the request
-shm       all weights through memory, on one host
-gloo      all weights through TCP
-disk      all weights through a folder that trainer and vLLM both see
-"""
+"""Which sender of conf/sync pushes the weights of a run to vLLM; sync=auto is decided here."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from os import W_OK, access
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rl.config.facts import fact, is_external, spans_hosts
 
-Transport = Literal["shm", "adapter", "gloo", "disk"]
-SyncChoice = Literal["auto", "shm", "adapter", "gloo", "disk", "nccl", "ipc"]
 Node = Mapping[str, Any]
 
-# The room vLLM can keep for an adapter.
+# Ranks of an adapter for which vLLM can reserve memory.
 VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 @dataclass(frozen=True)
-class Way:
-    """How weights travel, and why so, in half a sentence."""
+class Transport:
+    """A sender and why it was chosen, in half a sentence.
 
-    transport: Transport
+    Attributes:
+        node: of conf/sync, with the `_target_` of the sender.
+
+    """
+
+    node: Node
     why: str
+
+    @property
+    def name(self) -> str:
+        """The module of the sender: a way to push is one file."""
+        return self.node["_target_"].split(".")[-2]
+
+    @property
+    def adapter_only(self) -> bool:
+        """True if it pushes the LoRA matrices alone."""
+        return self.has("adapter_only")
+
+    def has(self, name: str, default: bool = False) -> bool:
+        """Return a class variable of the sender (rl/weights/transport.py)."""
+        return fact(self.node["_target_"], name, default)
 
 
 def transport(config: Node) -> Transport:
-    """Return how the weights of a resolved configuration travel."""
-    return way(config).transport
-
-
-def way(config: Node) -> Way:
-    """Return what `sync` asks for, or for `auto` the smallest push that is exact."""
-    choice = config["sync"]["transport"]
-    if choice != "auto":
-        return Way(choice, f"sync={choice}")
-    if not (why_whole := obstacle(config["adapter"], config["model"])):
-        return Way("adapter", "nothing else is trained, and vLLM adds it to its own base")
-    why_whole = why_whole.partition(":")[0]
-    if apart := hosts_apart(config):
-        return Way("gloo", f"{why_whole}; {apart}")
-    return Way("shm", f"{why_whole}; trainer and vLLM share a host")
+    """Return the sender that `sync` names, or for sync=auto the smallest push that is exact."""
+    chosen = Transport(config["sync"], "")
+    if not chosen.has("chooses"):
+        return Transport(chosen.node, f"sync={chosen.name}")
+    why_whole = (obstacle(config["adapter"], config["model"]) or "").partition(":")[0]
+    if not why_whole:
+        target = "rl.weights.adapter.AdapterSender"
+        why = "nothing else is trained, and vLLM adds it to its own base"
+    elif apart := hosts_apart(config):
+        target, why = "rl.weights.gloo.GlooSender", f"{why_whole}; {apart}"
+    else:
+        target = "rl.weights.shm.ShmSender"
+        why = f"{why_whole}; trainer and vLLM share a host"
+    return Transport({**chosen.node, "_target_": target}, why)
 
 
 def hosts_apart(config: Node) -> str | None:
-    """Return why vLLM may be on another host than the trainer, None where it cannot."""
+    """Return why vLLM may be on another host than the trainer, None if it cannot."""
     cluster = config.get("cluster")
     if is_external(config.get("inference")):
-        return "vLLM was started by somebody else and may be on another host"
+        return "an external vLLM may be on another host"
     if cluster and spans_hosts(cluster):
         return "the run spans several hosts"
     return None
 
 
 def obstacle(adapter: Node, model: Node) -> str | None:
-    """Return why the adapter alone cannot be pushed, None where it can: values, then remedy."""
+    """Return why the adapter alone cannot be pushed, None if it can: values, then remedy."""
     if not fact(adapter["_target_"], "freezes_base", False):
         return "there is no adapter: add adapter=lora, or use sync=auto"
     if adapter["modules_to_save"]:
@@ -81,21 +91,22 @@ def obstacle(adapter: Node, model: Node) -> str | None:
 
 
 def transport_problems(config: Node) -> Iterator[str]:
-    """A way that these hosts or this policy do not have: values, then remedy."""
-    sync = config["sync"]
-    choice, folder, apart = sync["transport"], sync["folder"], hosts_apart(config)
-    if choice == "adapter" and (why := obstacle(config["adapter"], config["model"])):
-        yield f"sync=adapter, but {why}"
-    if choice == "shm" and apart:
-        yield f"sync=shm goes through the memory of one host, but {apart}: use sync=gloo"
-    if choice in ("nccl", "ipc"):
+    """Yield why these hosts or this policy cannot use the sender: values, then remedy."""
+    chosen, folder, apart = transport(config), config["sync"]["folder"], hosts_apart(config)
+    if chosen.adapter_only and (why := obstacle(config["adapter"], config["model"])):
+        yield f"sync={chosen.name}, but {why}"
+    if chosen.has("one_host") and apart:
         yield (
-            f"sync.transport={choice} moves weights from GPU to GPU and is not built yet: use "
-            "sync=auto, which goes through the memory of the hosts"
+            f"sync={chosen.name} goes through the memory of one host, but {apart}: use sync=gloo"
         )
-    if choice == "disk" and folder is None and is_external(config.get("inference")):
-        yield f"sync=disk needs a folder that all hosts see, for {apart}: give sync.folder"
-    if choice == "disk" and folder is not None:
+    if not chosen.has("shares_folder"):
+        return
+    if folder is None and is_external(config.get("inference")):
+        yield (
+            f"sync={chosen.name} needs a folder that all hosts see, because {apart}: give "
+            "sync.folder"
+        )
+    elif folder is not None:
         above = next(p for p in (Path(folder), *Path(folder).absolute().parents) if p.exists())
         if not above.is_dir() or not access(above, W_OK):
             yield f"sync.folder={folder} cannot be written ({above}): choose another"

@@ -1,11 +1,11 @@
-"""Evaluation during training, on the held-out split, of exactly one policy version at a time.
+"""Evaluates policy versions during training, on the held-out split.
 
     trainer    push v -> publish v -> wait for batch -> update -> [evaluation] -> push v + 1
-    here                 `-> evaluate version v, beside the batch being sampled  ->'
+    here                 `-> evaluate version v, while the next batch is sampled ->'
 
-The next push waits for the evaluation, so no token of it comes from another version; sampling and
-the update go on meanwhile. What was found for version v stands on line v of metrics.jsonl, the step
-that trains v; the line of the last version holds nothing else.
+The next push waits for the evaluation, so all of its tokens come from one version. Sampling and the
+update continue meanwhile. The metrics of version v are on line v of metrics.jsonl, the step that
+trains v. The line of the last version has no other metrics.
 """
 
 import asyncio
@@ -19,24 +19,31 @@ from rl.config.build import build
 from rl.config.schema import Run
 from rl.evaluation.play import choose, play, write_rollouts
 from rl.evaluation.summary import Played, summarise
-from rl.run.folder import RunFolder
+from rl.runtime.folder import RunFolder
 from rl.sampling.player import Player
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoEvaluation:
-    """conf/evaluation/none.yaml: rewards of training rollouts are all there is."""
+    """conf/evaluation/none.yaml: no evaluation."""
 
     evaluates: ClassVar[bool] = False
 
-    def due(self, version: int, last: int) -> bool:  # noqa: ARG002 for those that do
-        """Never."""
+    def due(self, version: int, last: int) -> bool:  # noqa: ARG002
+        """Return False."""
         return False
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeriodicEvaluation:
-    """conf/evaluation/default.yaml explains the knobs."""
+    """conf/evaluation/default.yaml explains the options."""
+
+    RANGES: ClassVar[dict[str, str]] = {
+        "every": ">= 1",
+        "num_examples": ">= 1",
+        "rollouts_per_example": ">= 1",
+        "temperature": "> 0",
+    }
 
     every: int
     num_examples: int
@@ -45,12 +52,12 @@ class PeriodicEvaluation:
     pass_threshold: float
 
     def due(self, version: int, last: int) -> bool:
-        """Whether to evaluate a version: each `every`-th, the first and the last included."""
+        """Return whether to evaluate a version: each `every`-th, the first and the last."""
         return version % self.every == 0 or version == last
 
 
 class Evaluator:
-    """Evaluates versions as they are started, one at a time, in the loop of `run`."""
+    """Evaluates versions one at a time, in the order in which they were started."""
 
     def __init__(
         self,
@@ -61,7 +68,7 @@ class Evaluator:
         *,
         last: int,
     ) -> None:
-        """`player` is that of the training rollouts; `last` the version that ends the run."""
+        """`player` plays the training rollouts; `last` is the version that ends the run."""
         self._settings, self._player, self._examples = settings, player, examples
         self._run_folder, self._last = run_folder, last
         self._due: asyncio.Queue[int] = asyncio.Queue()
@@ -69,7 +76,7 @@ class Evaluator:
         self._ended = False
 
     def start(self, version: int) -> None:
-        """This version is live: evaluate it if it is due."""
+        """Start the evaluation of a published version, if it is due."""
         if self._settings.due(version, self._last):
             self._begin(version)
 
@@ -80,22 +87,21 @@ class Evaluator:
         self._due.put_nowait(version)
 
     async def finish(self, version: int, *, last: bool = False) -> dict[str, float]:
-        """Wait for the evaluation of a version; its metrics, or none where it was not due.
+        """Wait for the evaluation of a version and return its metrics; {} if it was not due.
 
-        Every rank asks for it and gets the same. The `last` version, after which a run ended
-        early, is due in any case.
+        Every rank asks and gets the same. The `last` version of a run that ended early is due in
+        any case.
         """
         if last and version not in self._metrics:
             self._begin(version)
-        # Shielded: a rank that hangs up gives up its own wait, not that of the others.
+        # Shielded, so that a rank which disconnects does not cancel the wait of the others.
         metrics = self._metrics.get(version)
         return {} if metrics is None else await asyncio.shield(metrics)
 
     async def run(self) -> None:
-        """Evaluate what is due, for ever.
+        """Evaluate versions that are due, until cancelled. Raises what an evaluation raised.
 
-        Raises what an evaluation raised. However this ends, and sampling that fails cancels it,
-        whoever waits for an evaluation gets no metrics: the ranks must not wait for it but save.
+        If this ends or is cancelled, waiting ranks get empty metrics, so that they can save.
         """
         try:
             while True:
@@ -115,12 +121,12 @@ class Evaluator:
             settings.rollouts_per_example,
             max_concurrent=self._player.sampler.max_concurrent,
         )
-        _assert_pinned(played, version)  # the trainer's side of the promise: it held back the push
+        _assert_pinned(played, version)  # because the trainer has held back the next push
         write_rollouts(self._run_folder.evaluation_of(version), played)
         return summarise(played, settings.pass_threshold).metrics()
 
     def _pinned(self, version: int) -> Player:
-        """The player of the training rollouts, with its places, at our own temperature."""
+        """Return the player of the training rollouts at the temperature of the evaluation."""
         sampler = replace(self._player.sampler, temperature=self._settings.temperature)
         chat = self._player.chat.pinned(sampler, version)
         return replace(self._player, sampler=sampler, chat=chat, hinted_envs=frozenset())
@@ -129,7 +135,7 @@ class Evaluator:
 def evaluator_of(
     run: Run, run_folder: RunFolder, env: Environment, player: Player
 ) -> Evaluator | None:
-    """Return what evaluates the policy during a run; None where the run wants no evaluation."""
+    """Return the evaluator of a run; None if the run has no evaluation."""
     settings = build(run.evaluation)()
     if isinstance(settings, NoEvaluation):
         return None
@@ -142,7 +148,7 @@ def _assert_pinned(played: Sequence[Played], version: int) -> None:
         int(token_version)
         for one in played
         for rollout in one.rollouts
-        for row in rollout.sequences
+        for row in rollout.rows
         for token_version in row.token_versions[row.completion_mask]
     }
     assert versions <= {version}, f"the evaluation of {version} has tokens of {sorted(versions)}"

@@ -1,8 +1,8 @@
-"""Evaluation: n held-out examples, k rollouts of each.
+"""Plays an evaluation: n held-out examples, k rollouts of each.
 
     examples ---> Player ---> Played (an example and its rollouts) ---> Summary (summary.py)
 
-The examples are the same whatever the seed of a run, so that runs can be compared.
+The examples do not depend on the seed of a run, so that runs can be compared.
 """
 
 import asyncio
@@ -14,13 +14,13 @@ from envs.episode import Example, Split
 from envs.protocol import Environment, Pool
 from rl.evaluation.summary import Played
 from rl.records import PlayGroup, Rollout
-from rl.run.json_lines import json_line
+from rl.runtime.files import json_line
 
 
 def choose(env: Environment, split: Split, num_examples: int) -> list[Example]:
-    """Return `num_examples` examples, those of a mixture by weight, or all where there are fewer.
+    """Return `num_examples` examples, those of a mixture by weight, or all if there are fewer.
 
-    The first of a fixed shuffle: the same ones each time, and more ask for a superset.
+    They are the first of a fixed shuffle, so a larger number returns a superset.
     """
     pools = [pool for pool in env.pools(split) if pool.examples and pool.weight > 0]
     if not pools:
@@ -34,13 +34,13 @@ def choose(env: Environment, split: Split, num_examples: int) -> list[Example]:
 
 def _shuffled(pool: Pool, count: int) -> list[Example]:
     order = list(range(len(pool.examples)))
-    # Not the run's seed: runs with different seeds are compared on the same examples.
+    # Not the run's seed, so that runs with different seeds play the same examples.
     random.Random("evaluation").shuffle(order)
     return [pool.examples[i] for i in order[:count]]
 
 
 def _shares(pools: Sequence[Pool], num_examples: int) -> list[int]:
-    """How many of each pool: one by one, to the pool that is furthest behind its weight."""
+    """Return the count of each pool: one at a time goes to the pool furthest behind its weight."""
     counts = [0] * len(pools)
     for _ in range(min(num_examples, sum(len(pool.examples) for pool in pools))):
         open_ = [i for i, pool in enumerate(pools) if counts[i] < len(pool.examples)]
@@ -58,9 +58,9 @@ async def play(
 ) -> list[Played]:
     """Return every example with its rollouts, in order; at most max_concurrent at once.
 
-    `done` is told of each example as it is finished. Whatever a group raises ends the evaluation.
+    `done` is called with each finished example. An error in a group ends the evaluation.
     """
-    # Groups, not rollouts: one is let through even if it is larger than max_concurrent.
+    # Counts groups, so that a group larger than max_concurrent still starts.
     places = asyncio.Semaphore(max(1, max_concurrent // rollouts_per_example))
 
     async def one(index: int, example: Example) -> Played:
@@ -76,13 +76,13 @@ async def play(
 
 
 def write_rollouts(path: Path, played: Sequence[Played]) -> None:
-    """Write every rollout, one JSON object a line."""
+    """Write every rollout as one line of JSON."""
     lines = [json_line(evaluated_line(one, r)) for one in played for r in one.rollouts]
     path.write_text("".join(lines))
 
 
 def evaluated_line(played: Played, rollout: Rollout) -> dict[str, object]:
-    """Return a rollout of an evaluation."""
+    """Return the line of a rollout in evaluations/*.jsonl."""
     return {
         "example": played.example.id,
         "env": played.example.env,

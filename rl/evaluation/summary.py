@@ -1,7 +1,7 @@
-"""What the rollouts of an evaluation say about the policy, in numbers and in words.
+"""Summarises the rollouts of an evaluation in numbers and in words.
 
-Rollouts that could not be scored (the environment failed, or time ran out) count as errors, not as
-zero. Training batches are summed up by the same functions (rl/rollouts/batch_metrics.py).
+Unscorable rollouts (the environment failed, or a timeout) count as errors, not as reward 0. The
+metrics of training batches use the same functions (rl/rollouts/batch_metrics.py).
 """
 
 import math
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from envs.episode import Example
 from rl.records import Rollout
 
-TOO_HARD, TOO_EASY = 0.0, 0.8  # pass@1 beyond which training has little to work with
-FLAT = 0.5  # share of examples without spread that is worth a word
+TOO_HARD, TOO_EASY = 0.0, 0.8  # pass@1 outside of which training has little signal
+FLAT = 0.5  # share of examples without spread from which on advice is given
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,13 +25,13 @@ class Played:
 
     @property
     def rewards(self) -> list[float]:
-        """Of those that could be scored."""
+        """Rewards of the rollouts that could be scored."""
         return [r.reward for r in self.rollouts if r.reward is not None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """One evaluation in numbers. Shares lie in 0..1; NaN where nothing was measured."""
+    """One evaluation in numbers. Shares are in 0..1; NaN where nothing was measured."""
 
     num_examples: int
     num_rollouts: int
@@ -52,7 +52,7 @@ class Summary:
     envs: dict[str, "Summary"] = field(default_factory=dict)  # of a mixture
 
     def metrics(self) -> dict[str, float]:
-        """The numbers by their names in metrics.jsonl; what was not measured is left out."""
+        """Return the numbers by their names in metrics.jsonl, without those not measured."""
         values = {
             "reward": self.reward,
             "reward_standard_error": self.reward_standard_error,
@@ -65,7 +65,7 @@ class Summary:
             "errors": 1 - self.num_scored / self.num_rollouts if self.num_rollouts else math.nan,
             **{f"reward/{name}": value for name, value in self.rewards.items()},
             **{f"stop/{reason}": share for reason, share in self.stop_reasons.items()},
-            **{f"env/{name}/reward": part.reward for name, part in self.envs.items()},
+            **{f"env/{name}/reward": env.reward for name, env in self.envs.items()},
         }
         if self.tool_calls:
             values |= {"tool_calls": self.tool_calls, "tool_errors": self.tool_errors}
@@ -75,14 +75,14 @@ class Summary:
 def summarise(played: Sequence[Played], threshold: float) -> Summary:
     """Return the numbers of an evaluation; a rollout passes with reward >= threshold.
 
-    Those of each environment come with it where there are several.
+    With several environments, `envs` has the numbers of each.
     """
     by_env: dict[str, list[Played]] = defaultdict(list)
     for one in played:
         by_env[one.example.env].append(one)
-    parts = {name: _summary(some, threshold) for name, some in by_env.items()}
+    envs = {name: _summary(some, threshold) for name, some in by_env.items()}
     whole = _summary(played, threshold)
-    return replace(whole, envs=parts) if len(parts) > 1 else whole
+    return replace(whole, envs=envs) if len(envs) > 1 else whole
 
 
 def _summary(played: Sequence[Played], threshold: float) -> Summary:
@@ -111,33 +111,33 @@ def _summary(played: Sequence[Played], threshold: float) -> Summary:
 
 
 def advice(summary: Summary) -> list[str]:
-    """What the numbers mean for training on this environment; nothing where all is well."""
+    """Return what the numbers mean for training on this environment; [] if all is well."""
     passing = summary.passes.get(1, math.nan)
-    sentences = []
+    lines = []
     if passing <= TOO_HARD:
-        sentences.append("pass@1 is 0 %: too hard for this policy, easier examples give a signal")
+        lines.append("pass@1 is 0 %: too hard for this policy, easier examples give a signal")
     if passing > TOO_EASY:
-        sentences.append(f"pass@1 is above {TOO_EASY:.0%}: too easy, harder examples teach more")
+        lines.append(f"pass@1 is above {TOO_EASY:.0%}: too easy, harder examples teach more")
     if summary.zero_spread >= FLAT:
-        sentences.append(
+        lines.append(
             f"{summary.zero_spread:.0%} of the examples have no spread: all their rollouts got the "
             "same reward, which leaves nothing to compare and no signal"
         )
     if summary.num_scored < summary.num_rollouts:
         lost = summary.num_rollouts - summary.num_scored
-        sentences.append(
+        lines.append(
             f"{lost} of {summary.num_rollouts} rollouts could not be scored and are left out"
         )
-    return sentences
+    return lines
 
 
 def average(values: Sequence[float]) -> float:
-    """Mean; NaN without any."""
+    """Return the mean; NaN without values."""
     return sum(values) / len(values) if values else math.nan
 
 
 def rollout_means(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """What training and evaluation alike say of rollouts, by the last part of a metric's name."""
+    """Return the means that training and evaluation share, by the end of a metric's name."""
     lengths = [rollout.num_completion for rollout in rollouts]  # completion tokens
     return {
         "mean_length": average(lengths),
@@ -151,7 +151,7 @@ def rollout_means(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def mean_rewards(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Mean of each named reward, over the rollouts that have it."""
+    """Return the mean of each named reward, over the rollouts that have it."""
     named: dict[str, list[float]] = defaultdict(list)
     for rollout in rollouts:
         for name, value in rollout.rewards.items():
@@ -160,37 +160,37 @@ def mean_rewards(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def stop_shares(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Share of each stop reason, the commonest first."""
+    """Return the share of each stop reason, most common first."""
     counts = Counter(str(rollout.stop_reason) for rollout in rollouts)
     return {reason: count / len(rollouts) for reason, count in counts.most_common()}
 
 
-Groups = Sequence[Sequence[float]]
-"""Rewards of each example's rollouts; those that could not be scored are left out."""
+RewardGroups = Sequence[Sequence[float]]
+"""Rewards of each example's rollouts, without unscorable ones."""
 
 
-def mean(groups: Groups) -> float:
-    """Mean reward of all rollouts; NaN without any."""
+def mean(groups: RewardGroups) -> float:
+    """Return the mean reward of all rollouts; NaN without rollouts."""
     return average([reward for group in groups for reward in group])
 
 
-def standard_error(groups: Groups) -> float:
-    """Standard error of `mean`, clustered by example; NaN with fewer than two examples."""
+def standard_error(groups: RewardGroups) -> float:
+    """Return the standard error of `mean`, clustered by example; NaN below two examples."""
     scored = [group for group in groups if group]
     if len(scored) < 2:
         return math.nan
     middle, count = mean(scored), sum(map(len, scored))
-    # Rollouts of one example are alike: examples are what was drawn, and each enters as a whole.
+    # Clustered, because the rollouts of one example are not independent.
     squares = sum(sum(reward - middle for reward in group) ** 2 for group in scored)
     return math.sqrt(len(scored) / (len(scored) - 1) * squares) / count
 
 
-def pass_at_k(groups: Groups, k: int, threshold: float) -> float:
-    """Share of examples that one of k rollouts would pass, reward >= threshold; in 0..1.
+def pass_at_k(groups: RewardGroups, k: int, threshold: float) -> float:
+    """Return the share of examples that at least one of k rollouts passes, reward >= threshold.
 
-    Examples with fewer than k scored rollouts are left out; NaN where none is left.
+    Examples with fewer than k scored rollouts are left out; NaN if none remains.
     """
-    # Of k drawn from a group without replacement: the unbiased estimate of arXiv:2107.03374.
+    # k draws from a group without replacement: the unbiased estimate of arXiv:2107.03374.
     chances = [
         1 - math.comb(len(group) - passed, k) / math.comb(len(group), k)
         for group in groups
@@ -201,12 +201,12 @@ def pass_at_k(groups: Groups, k: int, threshold: float) -> float:
 
 
 def powers_of_two(limit: int) -> list[int]:
-    """1, 2, 4, ... up to the limit."""
+    """Return 1, 2, 4, ... up to the limit."""
     return [2**i for i in range(limit.bit_length())]
 
 
-def zero_spread(groups: Groups, tolerance: float = 1e-6) -> float:
-    """Share of examples whose rollouts all have the same reward; NaN where each has but one."""
+def zero_spread(groups: RewardGroups, tolerance: float = 1e-6) -> float:
+    """Return the share of examples whose rewards are all equal; NaN if each has one rollout."""
     several = [group for group in groups if len(group) > 1]
     flat = sum(max(group) - min(group) <= tolerance for group in several)
     return flat / len(several) if several else math.nan

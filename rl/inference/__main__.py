@@ -1,6 +1,6 @@
 """One vLLM of a run, started by hand: python -m rl.inference <run folder> [--replica 0].
 
-It reports where it listens into the run's folder, and ends when the run is over.
+It reports its address into the run's folder, and ends when the run is over.
 """
 
 import argparse
@@ -11,14 +11,12 @@ from pathlib import Path
 
 from rl.config.schema import Run
 from rl.inference.process import replica_process
-from rl.inference.replica import Replica, names_of
-from rl.run.address import Address
-from rl.run.by_hand import require_prepared
-from rl.run.child import Child, Reaper
-from rl.run.endpoint import Endpoint
-from rl.run.folder import RunFolder
-from rl.run.interface import free_port, listening_address
-from rl.run.stop_request import stopped_by_signals
+from rl.inference.replica import Replica
+from rl.runtime.child import Child, Reaper
+from rl.runtime.endpoint import Endpoint
+from rl.runtime.folder import RunFolder
+from rl.runtime.network import Address, free_port, listening_address
+from rl.runtime.stop_request import require_prepared, stopped_by_signals
 
 _TICK_S = 0.5
 
@@ -26,12 +24,12 @@ _TICK_S = 0.5
 def serve(run_folder: RunFolder, number: int) -> int:
     """Serve until vLLM ends or the run is over; return the exit status."""
     run = Run.load(run_folder.config)
-    name, host = names_of(run.inference)[number], listening_address(run.cluster["interface"])
+    name, host = run.inference.names[number], listening_address(run.cluster.interface)
     before = Endpoint.read(run_folder, name)
     incarnation = before.incarnation + 1 if before else 0
     replica = Replica(name, Address(host=host, port=free_port(host)), incarnation)
     command, env = replica_process(run, run_folder, replica)
-    del env["TMPDIR"]  # the run's lies on a file system of many hosts, which has no sockets
+    del env["TMPDIR"]  # the run's folder is on a shared file system, which supports no sockets
     log = run_folder.log_of(name)
     with (
         stopped_by_signals(),
@@ -52,7 +50,8 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     folder = RunFolder(arguments.run_folder)
     require_prepared(folder)
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # a notice to the run, which needs us to end well
+    # USR2 asks the run to save, and the run still needs vLLM for that.
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     try:
         sys.exit(serve(folder, arguments.replica))
     except KeyboardInterrupt:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
-from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 from uuid import uuid4
 
@@ -21,36 +20,35 @@ from rl.inference.completion import (
 )
 from rl.inference.replica import closed
 from rl.inference.router import Group, Route, Router
-from rl.run.http_status import may_pass
-from rl.run.open_files import open_files
+from rl.runtime.devices import open_files
 
 T = TypeVar("T")
 _RETRIES = 3
-_FIRST_PAUSE_S = 0.5  # before the first retry; then twice as long each time
-_KEEP_ALIVE_S = 2.0  # vLLM closes idle connections after 5 s, and a request must not meet that
+_FIRST_PAUSE_S = 0.5  # before the first retry; each further pause is twice as long
+_KEEP_ALIVE_S = 2.0  # less than the 5 s after which vLLM closes idle connections
 _MOST_FAILED_IN_A_ROW = 32  # requests, each with its retries
-_CONNECT_S = 10.0  # to another host; one that has vanished refuses nothing
+_CONNECT_S = 10.0  # to another host, because a vanished host does not refuse
 
 
 @dataclass
 class RequestTally:
-    """How the requests of a run went; shared with whoever logs it."""
+    """How the requests of a run went; the client shares it with the code that logs it."""
 
     num_retried: int = 0
-    num_moved: int = 0  # asked again of another replica, for theirs was lost
+    num_moved: int = 0  # repeated on another replica, because theirs was lost
     num_failed_in_a_row: int = 0
 
 
 class Client(Protocol):
-    """What the sampler asks."""
+    """What the sampler asks for."""
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: dict[str, Any], *, n: int, version: int
     ) -> list[Completion]:
         """Return `n` completions of the prompt.
 
-        `sampling` has vLLM's names; `version` is the newest policy version known to be live: it
-        salts the prefix cache, so that no key-value block outlives the weights that made it.
+        `sampling` has vLLM's names. `version` is the newest policy version known to be live; it
+        salts the prefix cache, so that key-value blocks of older weights are not used.
         """
         ...
 
@@ -60,23 +58,23 @@ class Client(Protocol):
 
 
 class VLLMClient:
-    """Talks to the vLLMs of a run. An async context manager.
+    """Asks the vLLMs of a run. An async context manager.
 
-    A replica that is lost costs nothing while there is another: what it has not answered is asked
-    again there, from the same prompt, so no turn that was sampled is sampled again.
+    If a replica is lost and another one serves, its unanswered requests are repeated there from the
+    same prompt. So no finished turn is sampled again.
 
     Raises:
         RequestFailed: one request failed, after three retries where they might have helped.
-        GenerationError: many failed in a row: there is no point in going on.
+        GenerationError: many requests failed in a row, so that continuing is pointless.
 
     """
 
     def __init__(
         self, router: Router, *, model: str, timeout: float, tally: RequestTally | None = None
     ) -> None:
-        """`model`: the name that vLLM knows the policy by; `timeout`: seconds of its silence."""
+        """`model`: vLLM's name of the policy; `timeout`: seconds without a byte from vLLM."""
         self._router, self._model, self._timeout = router, model, timeout
-        self.salt = uuid4().hex[:8]  # of this run: servers may outlive it
+        self.salt = uuid4().hex[:8]  # of this run, because a server may outlive it
         self._tally = tally or RequestTally()
         self._sessions: dict[Route, aiohttp.ClientSession] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -84,12 +82,7 @@ class VLLMClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         for route in list(self._sessions):
             self._hang_up(route)
         await asyncio.gather(*self._closing)
@@ -110,16 +103,16 @@ class VLLMClient:
     async def tokenize(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
     ) -> list[int]:
-        """Return the prompt that the server's own chat template makes of a conversation."""
+        """Return the prompt that the server's chat template makes of a conversation."""
         with self.group() as client:
             return await client.tokenize(messages, tools)
 
     async def ask(
         self, path: str, body: dict[str, Any], read: Callable[[Any], T], group: Group, n: int = 0
     ) -> T:
-        """Return what `read` makes of the answer; what fails is tried again where that may help.
+        """Return what `read` makes of the answer; retry failures where that may help.
 
-        `n` is how many completions are asked for.
+        `n` is the number of requested completions.
         """
         attempt, body = 0, {"model": self._model, **body}
         while True:
@@ -136,28 +129,32 @@ class VLLMClient:
                     await asyncio.sleep(_FIRST_PAUSE_S * 2**attempt)
                     attempt += 1
                     continue
-                route.num_failed_in_a_row += 1
-                self._tally.num_failed_in_a_row += 1
-                if self._tally.num_failed_in_a_row >= _MOST_FAILED_IN_A_ROW:
-                    raise GenerationError(
-                        f"{_MOST_FAILED_IN_A_ROW} requests to vLLM failed in a row, the last one "
-                        f"because {failure}; see {route.replica.log}"
-                    ) from failure
-                if route.num_failed_in_a_row >= _MOST_FAILED_IN_A_ROW:  # and others answer
-                    self._router.lose(route, f"{_MOST_FAILED_IN_A_ROW} requests failed in a row")
+                self._count_failure(route, failure)
                 raise RequestFailed(str(failure)) from failure
             finally:
                 route.num_flying -= n
             route.num_failed_in_a_row = self._tally.num_failed_in_a_row = 0
             return answer
 
+    def _count_failure(self, route: Route, failure: AttemptFailed) -> None:
+        """Count a failed request; give up a replica, or the run, after many in a row."""
+        route.num_failed_in_a_row += 1
+        self._tally.num_failed_in_a_row += 1
+        if self._tally.num_failed_in_a_row >= _MOST_FAILED_IN_A_ROW:
+            raise GenerationError(
+                f"{_MOST_FAILED_IN_A_ROW} requests to vLLM failed in a row, the last one because "
+                f"{failure}; see {route.replica.log}"
+            ) from failure
+        if route.num_failed_in_a_row >= _MOST_FAILED_IN_A_ROW:  # while other replicas answer
+            self._router.lose(route, f"{_MOST_FAILED_IN_A_ROW} requests failed in a row")
+
     async def _is_lost(self, route: Route, failure: AttemptFailed) -> bool:
-        """Whether there is a point in asking another replica."""
+        """Return whether the replica is gone and another one can answer."""
         if route.lost:
             return True
         if not failure.broken or len(self._router.routes) == 1:
             return False
-        # In a thread: a host that has vanished keeps whoever connects to it waiting.
+        # In a thread, because a connection to a vanished host blocks.
         gone = await asyncio.to_thread(closed, route.replica)
         return gone and self._router.lose(route, str(failure))
 
@@ -168,7 +165,7 @@ class VLLMClient:
         try:
             async with self._session(route).post(path, json=body) as response:
                 status, content = response.status, await response.read()
-        except aiohttp.ConnectionTimeoutError as error:  # which its host did not even refuse
+        except aiohttp.ConnectionTimeoutError as error:  # the host did not even refuse
             why = f"no connection to {address} within {_CONNECT_S:g} s"
             raise AttemptFailed(why, broken=True) from error
         except TimeoutError as error:  # another attempt would take as long
@@ -183,15 +180,15 @@ class VLLMClient:
             task = asyncio.current_task()
             if not route.lost or task is None or task.cancelling():
                 raise
-            # It was waiting for a connection of the session that we closed.
+            # The request waited for a connection of the session that `_hang_up` closed.
             raise AttemptFailed(f"{route.replica.name} was lost") from error
         text = content[:500].decode(errors="replace")
         if status == HTTPStatus.BAD_REQUEST and path == "/tokenize":
             raise ValueError(f"the chat template refuses it: {text}")
         if status != HTTPStatus.OK:
-            raise AttemptFailed(
-                f"vLLM answered {status} to {path}: {text}", passing=may_pass(status)
-            )
+            busy = status == HTTPStatus.TOO_MANY_REQUESTS
+            passing = busy or status >= HTTPStatus.INTERNAL_SERVER_ERROR
+            raise AttemptFailed(f"vLLM answered {status} to {path}: {text}", passing=passing)
         try:
             return read(msgspec.json.decode(content))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -200,10 +197,10 @@ class VLLMClient:
             ) from error
 
     def _session(self, route: Route) -> aiohttp.ClientSession:
-        """Connections to a replica; opened with the first request to it."""
+        """Return the connections to a replica; the first request opens them."""
         if route not in self._sessions:
             replica = route.replica
-            # Half of what may be open: the environments want files, too, and vLLM has our limits.
+            # Half of the allowed open files, because the environments need files, too.
             limit = max(open_files() // 2 // len(self._router.routes), 1)
             path = replica.address.path
             connector = (
@@ -211,21 +208,18 @@ class VLLMClient:
                 if path
                 else aiohttp.TCPConnector(limit=limit, keepalive_timeout=_KEEP_ALIVE_S)
             )
-            # No limit in all: a request may wait for its connection, which is no fault of vLLM's.
+            # No total timeout, because a request may wait long for a free connection.
             timeout = aiohttp.ClientTimeout(
                 total=None, sock_connect=None if path else _CONNECT_S, sock_read=self._timeout
             )
             self._sessions[route] = aiohttp.ClientSession(
-                replica.address.url,
-                connector=connector,
-                timeout=timeout,
-                headers=replica.headers,
+                replica.address.url, connector=connector, timeout=timeout, headers=replica.headers
             )
             route.hang_up = lambda: self._hang_up(route)
         return self._sessions[route]
 
     def _hang_up(self, route: Route) -> None:
-        """Close the connections to a replica; whoever still waits for an answer asks another."""
+        """Close the connections to a replica, so that open requests move to another one."""
         if session := self._sessions.pop(route, None):
             task = asyncio.ensure_future(session.close())
             self._closing.add(task)
@@ -234,7 +228,7 @@ class VLLMClient:
 
 @dataclass(frozen=True)
 class GroupClient:
-    """The client of requests that stay together."""
+    """The client of requests that stay on one replica."""
 
     client: VLLMClient
     stays: Group
@@ -245,13 +239,12 @@ class GroupClient:
         """Return `n` completions of the prompt (see `Client.generate`)."""
         body = {
             "token_ids": list(prompt_ids),
-            # Key-value blocks of older weights are not found again, nor those of another run.
+            # Key-value blocks of older weights or of another run do not match this salt.
             "cache_salt": f"{self.client.salt}-v{version}",
-            # 0 further logprobs: that of the sampled token comes anyway.
             "sampling_params": {
                 **sampling,
                 "n": n,
-                "logprobs": 0,
+                "logprobs": 0,  # of no other tokens; that of the sampled token always comes
                 "detokenize": bool(sampling.get("stop")),
             },
         }
@@ -268,11 +261,9 @@ class GroupClient:
     async def tokenize(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
     ) -> list[int]:
-        """Return the prompt that the server's own chat template makes of a conversation.
+        """Return the prompt that the server's chat template makes of a conversation.
 
-        Raises:
-            ValueError: the template does not take this conversation.
-
+        ValueError if the template refuses this conversation.
         """
         body: dict[str, Any] = {"messages": messages}
         if tools:
@@ -283,5 +274,5 @@ class GroupClient:
 
     @contextmanager
     def group(self) -> Iterator["GroupClient"]:
-        """Return itself: it is one already."""
+        """Return itself, because it already is the client of a group."""
         yield self

@@ -1,11 +1,11 @@
-"""What vLLM returns for one prompt, or why it does not."""
+"""What vLLM returns for one prompt, and the errors of a request that failed."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from rl.run.failure import RunFailed
+from rl.runtime.failure import RunFailed
 
-_BROKEN_OFF = ("abort", "error")  # finish reasons that are vLLM's, not the policy's
+_BROKEN_OFF = ("abort", "error")  # finish reasons that vLLM causes, not the policy
 
 
 class GenerationError(RunFailed):
@@ -13,42 +13,40 @@ class GenerationError(RunFailed):
 
 
 class RequestFailed(GenerationError):
-    """One request failed in spite of its retries: that costs its rollout, not the run."""
+    """One request failed after all retries; it costs its rollout, not the run."""
 
 
 class AttemptFailed(Exception):
-    """One attempt at a request failed; `passing`: the next one may do better."""
+    """One attempt at a request failed."""
 
     def __init__(self, message: str, *, passing: bool = True, broken: bool = False) -> None:
-        """`broken`: there was no answer, so perhaps there is nobody who could give one."""
         super().__init__(message)
-        self.passing, self.broken = passing, broken
+        self.passing = passing  # another attempt may succeed
+        self.broken = broken  # there was no answer, so the server may be gone
 
 
 @dataclass(frozen=True)
 class Completion:
     """What the server sampled after one prompt. P tokens of the prompt, N sampled ones."""
 
-    token_ids: list[int]  # [N] the stop token included
+    token_ids: list[int]  # [N] with the stop token
     logprobs: list[float]  # [N] under the distribution that was sampled from
     versions: list[int]  # [N] policy version that sampled each token
-    cut_off: bool  # ended by max_tokens instead of by the policy
+    cut_off: bool  # max_tokens ended it, not the policy
     prompt_ids: list[int] = field(default_factory=list)  # [P]
-    num_untracked_tokens: int = 0  # sampled by a server that gives no ids away
-    stop: str | None = None  # the text of sampler.stop that ended it, whose tokens are included
+    num_untracked_tokens: int = 0  # sampled by a server that returns no token ids
+    stop: str | None = None  # the text of sampler.stop that ended it; its tokens are included
 
 
 def completion_of(choice: dict[str, Any], prompt_ids: list[int]) -> Completion:
     """Return one choice of vLLM's answer to a prompt.
 
-    Raises:
-        AttemptFailed: vLLM broke it off, or not every token has a logprob and a version.
-
+    AttemptFailed if vLLM broke it off, or if a token has no logprob or no version.
     """
     token_ids: list[int] = choice["token_ids"] or []
     content: list[dict[str, Any]] = (choice["logprobs"] or {}).get("content") or []
     if choice["finish_reason"] in _BROKEN_OFF:
-        # vLLM's fault: to train on it would blame the policy for where it was cut.
+        # Training on it would penalise the policy for where vLLM stopped.
         raise AttemptFailed(f"vLLM ended a completion with finish_reason={choice['finish_reason']}")
     versions = [-1] * len(token_ids)
     for span in choice["weight_versions"] or []:

@@ -1,7 +1,7 @@
-"""vLLM servers that somebody else started: asked and pushed to by URL, watched, never ended.
+"""vLLM servers that run already: training asks them, pushes to them, watches them, never ends them.
 
-They must be vLLM as we start it, which serve_external.py does by hand: with our plugin, which takes
-the weights, and with the routes that pause and that report versions.
+They must be vLLM as a run starts it, which serve_external.py does by hand: with our plugin, which
+takes the weights, and with the routes that pause and that report versions.
 """
 
 import os
@@ -13,27 +13,22 @@ from urllib.parse import urlsplit
 import httpx
 from tokenizers import Tokenizer
 
-from rl.inference.replica import Replica, replica_names
+from rl.config.nodes import replica_names
+from rl.inference.replica import Replica
 from rl.inference.routes import http_client
-from rl.run.address import Address
+from rl.runtime.network import Address
 
 _LOOK_S = 10.0
-_TEXT = "Reverse 12 words, then say: naïve {x} == 3.50!\n"  # tokenizers differ in where they cut it
+_TEXT = "Reverse 12 words, then say: naïve {x} == 3.50!\n"  # tokenizers cut it in different places
 _NEEDED = ("/inference/v1/generate", "/init_weight_transfer_engine")
-_AS_WE_DO = "start it as `python -m rl.inference.serve_external <run folder> <URL>` does"
+_REMEDY = "start it as `python -m rl.inference.serve_external <run folder> <URL>` does"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExternalServers:
-    """conf/inference/external.yaml.
+    """Servers by URL (conf/inference/external.yaml explains each key)."""
 
-    Attributes:
-        urls: of the servers, http://host:port or unix:/path.
-        api_key_variable: environment variable that holds what they ask for; null: they ask for
-            nothing.
-        startup_timeout: seconds until each must answer.
-
-    """
+    RANGES: ClassVar[dict[str, str]] = {"startup_timeout": "> 0"}
 
     is_external: ClassVar[bool] = True
 
@@ -42,15 +37,10 @@ class ExternalServers:
     startup_timeout: float
 
     def __post_init__(self) -> None:
-        self.servers()  # what is no address is refused before anything starts
+        self.servers()  # refuses a wrong URL before anything starts
 
     def servers(self) -> list[Replica]:
-        """Return where they are.
-
-        Raises:
-            ValueError: a URL is none, two are the same, or the variable of the key is not set.
-
-        """
+        """Return the servers with their addresses and key; ValueError if a setting is wrong."""
         addresses = [address_of(url) for url in self.urls]
         if not addresses or len(set(addresses)) < len(addresses):
             raise ValueError("inference.urls must name one server or more, each of them once")
@@ -65,7 +55,7 @@ class ExternalServers:
 
 
 def address_of(url: str) -> Address:
-    """Return the address of a server; ValueError where it is none."""
+    """Return the address of a server. ValueError if the URL is not one of a server."""
     try:
         if url.startswith("unix:"):
             return Address.parse(url)
@@ -80,25 +70,26 @@ def address_of(url: str) -> Address:
     )
 
 
-def unfit(replica: Replica, model: Path, max_seq_len: int) -> str | None:
-    """Return why a server that answers cannot be used with the model in a folder, None if it can.
+def why_unusable(replica: Replica, model: Path, max_seq_len: int) -> str | None:
+    """Return why a server that answers cannot serve the model in a folder, None if it can.
 
-    Its weights do not matter, for they are pushed; the model's form is for vLLM to refuse.
+    Its weights do not matter, because the trainer pushes them. vLLM itself refuses weights of
+    another architecture.
     """
     try:
         with http_client(replica, _LOOK_S) as http:
-            return _unfit(http, model, max_seq_len)
+            return _problem(http, model, max_seq_len)
     except (httpx.HTTPError, KeyError, TypeError, ValueError) as error:
-        return f"is no vLLM that can be used ({type(error).__name__}: {error}): {_AS_WE_DO}"
+        return f"is no vLLM that can be used ({type(error).__name__}: {error}): {_REMEDY}"
 
 
-def _unfit(http: httpx.Client, model: Path, max_seq_len: int) -> str | None:
+def _problem(http: httpx.Client, model: Path, max_seq_len: int) -> str | None:
     known = http.get("/v1/models")
     if known.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
         return "refuses the key: set inference.api_key_variable to the variable that holds its key"
     served = {entry["id"]: entry for entry in known.raise_for_status().json()["data"]}
     if "policy" not in served:
-        return f"serves {', '.join(served)} and nothing under the name `policy`: {_AS_WE_DO}"
+        return f"serves {', '.join(served)} and nothing under the name `policy`: {_REMEDY}"
     longest = served["policy"]["max_model_len"]
     if longest < max_seq_len:
         return (
@@ -106,9 +97,9 @@ def _unfit(http: httpx.Client, model: Path, max_seq_len: int) -> str | None:
             "--max-model-len, or lower max_seq_len"
         )
     for route in _NEEDED:
-        # A route that is there takes posts alone; what is said of a get changes nothing.
+        # An existing route refuses a GET with a status other than 404, and changes nothing.
         if http.get(route).status_code == httpx.codes.NOT_FOUND:
-            return f"has no route {route}: {_AS_WE_DO}"
+            return f"has no route {route}: {_REMEDY}"
     body = {"model": "policy", "prompt": _TEXT, "add_special_tokens": False}
     theirs = http.post("/tokenize", json=body).raise_for_status().json()["tokens"]
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))

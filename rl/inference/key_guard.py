@@ -1,7 +1,8 @@
-"""Runs inside vLLM where it listens on a port: no route of it answers without the run's key.
+"""Runs inside vLLM where it listens on a port: every route asks for the run's key.
 
-vLLM's own --api-key covers the routes below /v1 alone, and others load weights. Given to vLLM as
-`--middleware`; the key is in a file that its environment names, so no list of processes shows it.
+vLLM's own --api-key covers only the routes below /v1, and other routes load weights. vLLM gets this
+class as `--middleware`. An environment variable names the file of the key, so that process lists do
+not show the key.
 """
 
 import hmac
@@ -22,15 +23,15 @@ _REFUSED = b"the key of the run is missing or wrong"
 
 
 class KeyGuard:
-    """An ASGI application in front of another."""
+    """An ASGI application in front of another one."""
 
     def __init__(self, app: App) -> None:
         self._app = app
         self._expected = f"Bearer {Path(os.environ[KEY_FILE]).read_text().strip()}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on what has the key; everything else is refused, whatever it asks for."""
-        # `lifespan` is uvicorn's own, at the start and at the end; it comes from no connection.
+        """Pass on requests that have the key; refuse all others."""
+        # uvicorn itself sends `lifespan` at its start and end; no connection can.
         if scope["type"] == "lifespan" or self._has_key(scope):
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
@@ -42,5 +43,5 @@ class KeyGuard:
 
     def _has_key(self, scope: Scope) -> bool:
         given = [value for name, value in scope["headers"] if name == b"authorization"]
-        # In constant time: how long it takes says nothing of how much of a guess is right.
+        # In constant time, so that the duration does not tell how much of a guess is right.
         return len(given) == 1 and hmac.compare_digest(given[0], self._expected)

@@ -1,15 +1,10 @@
-"""Which policy version is live: one object, made first and shared by everybody who asks."""
+"""Which policy version vLLM samples with: one object that all tasks of a process share."""
 
 import asyncio
 
 
 class LiveVersion:
-    """The newest policy version that vLLM is known to sample with.
-
-    Attributes:
-        number: of the version; -1 before the first push.
-
-    """
+    """The newest policy version that vLLM samples with; `number` is -1 before the first push."""
 
     def __init__(self, number: int = -1) -> None:
         self.number = number
@@ -18,11 +13,11 @@ class LiveVersion:
             self._any.set()
 
     def publish(self, number: int) -> None:
-        """These weights are live from now on."""
+        """Record that vLLM samples with this version from now on."""
         self.number = number
         self._any.set()
 
     async def first(self) -> int:
-        """Wait until vLLM serves any version (whoever waits has the deadline), and return it."""
+        """Wait until vLLM serves any version and return it; the caller sets the timeout."""
         await self._any.wait()
         return self.number

@@ -4,25 +4,30 @@ from collections.abc import Mapping
 
 from rl.config.build import build
 from rl.config.schema import Run
-from rl.config.transport import transport
-from rl.inference.replica import Replica, names_of
-from rl.inference.server import adapter_room, vllm_process
-from rl.run.folder import RunFolder
+from rl.inference.replica import Replica
+from rl.inference.server import ServedPolicy, adapter_limits, vllm_process
+from rl.runtime.folder import RunFolder
+
+
+def served_policy(run: Run, run_folder: RunFolder, seed: int) -> ServedPolicy:
+    """Return what vLLM must know of the policy of a run."""
+    limits = None
+    if run.pushes_adapter:
+        limits = adapter_limits(run.adapter.rank, run.adapter.target_modules, run_folder.model())
+    return ServedPolicy(
+        dtype=run.model.dtype,
+        max_seq_len=run.max_seq_len,
+        seed=seed,
+        adapter=limits,
+        head_dtype=run.model.head_dtype,
+    )
 
 
 def replica_process(
     run: Run, run_folder: RunFolder, replica: Replica, place: Mapping[str, str] | None = None
 ) -> tuple[list[str], dict[str, str]]:
-    """Return what starts it; `place` is its environment where it runs."""
-    return vllm_process(
-        build(run.inference)(),
-        run_folder,
-        replica,
-        dtype=run.model["dtype"],
-        max_seq_len=run.max_seq_len,
-        # Each draws with noise of its own, and one that is started again with another than before.
-        seed=run.seed + names_of(run.inference).index(replica.name) + 1000 * replica.incarnation,
-        adapter=adapter_room(transport(vars(run)), run.adapter, run_folder.model()),
-        head_dtype=run.model["head_dtype"],
-        place=place,
-    )
+    """Return command and environment of a replica; `place` is the environment of its place."""
+    # Each replica samples with its own seed, and a restarted one with another seed than before.
+    seed = run.seed + run.inference.names.index(replica.name) + 1000 * replica.incarnation
+    policy = served_policy(run, run_folder, seed)
+    return vllm_process(build(run.inference)(), run_folder, replica, policy, place)

@@ -1,13 +1,13 @@
-"""Runs inside vLLM on a CPU: it starts in half of the time.
+"""Runs inside vLLM on a CPU and halves its start time.
 
-vLLM spawns an engine there and the engine spawns a worker, and each imports torch, transformers and
-vLLM again: 20 of the 33 seconds that a start takes on two cores. On GPUs it forks the one and runs
-the other inside of it, and so do we. It spawns on CPU to bind each worker's OpenMP threads to cores
-before OpenMP is loaded; ours are counted by OMP_NUM_THREADS (server.py) and the system places
-them. An engine of several workers is left as vLLM has it.
+vLLM spawns an engine on a CPU and the engine spawns a worker. Each imports torch, transformers and
+vLLM again, which takes 20 of the 33 seconds of a start on two cores. On GPUs vLLM forks the engine
+and runs the worker inside it, and here it does the same on a CPU. vLLM spawns on a CPU so that it
+can bind each worker's OpenMP threads to cores before OpenMP is loaded. Here OMP_NUM_THREADS
+(server.py) sets their number and the system places them. An engine of several workers is unchanged.
 
-Even if it computes eagerly, vLLM compiles the function that ranks each token among the vocabulary.
-Over a small vocabulary that takes 0.1 ms as it is written, and seconds of every start to compile.
+Even in eager mode vLLM compiles the function that ranks each token among the vocabulary. For a
+small vocabulary the uncompiled function takes 0.1 ms, and its compilation seconds of every start.
 """
 
 import os
@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from vllm.platforms import current_platform
 
-_SMALL_VOCAB = 1024  # rows of logits; 0.1 ms for 256 sequences over 512, 200 ms over 150,000
+_SMALL_VOCAB = 1024  # 256 sequences take 0.1 ms over 512 tokens, and 200 ms over 150,000
 
 
 def start_quickly() -> None:
-    """Have vLLM fork its engine and compile nothing, where it computes on CPU with one worker."""
+    """Let a single-worker vLLM on a CPU fork its engine and compile nothing."""
     if not current_platform.is_cpu():
         return
     platform: Any = type(current_platform)

@@ -1,10 +1,10 @@
-"""Which replica is asked: a group stays with one, a new group goes to the one with the fewest.
+"""Which replica is asked: a group stays with one, and a new group goes to the least busy one.
 
-Rollouts of a group share its prompt, and each turn begins with the last, so whoever has sampled
-some of it has most of the next request in its prefix cache.
+Rollouts of a group share a prompt, and each turn begins with the previous one. So the replica that
+sampled the first turns has most of the next request in its prefix cache.
 
-    serve(replicas)    these have the live weights, and no others are asked
-    lose(route, why)   out, until it comes back as another incarnation; its groups choose again
+    serve(replicas)    these have the live weights; others are asked no more
+    lose(route, why)   excluded until its next incarnation; its groups choose again
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -16,27 +16,27 @@ from rl.inference.replica import Replica
 
 @dataclass(eq=False)
 class Route:
-    """A replica, and what is asked of it."""
+    """A replica and its load."""
 
     replica: Replica
     num_groups: int = 0  # that stay with it
-    num_flying: int = 0  # completions asked for and not answered
+    num_flying: int = 0  # completions requested and not answered
     num_completions: int = 0  # answered since the last look
-    num_tokens: int = 0  # likewise
+    num_tokens: int = 0  # sampled since the last look
     num_failed_in_a_row: int = 0  # requests
     lost: bool = False
-    hang_up: Callable[[], None] = lambda: None  # what is still asked gets no answer
+    hang_up: Callable[[], None] = lambda: None  # closes the connections of open requests
 
 
 @dataclass(eq=False)
 class Group:
-    """What stays together: a group of rollouts, or a request that is in none."""
+    """Requests that stay together: of a group of rollouts, or a single request."""
 
     router: "Router"
     _route: Route | None = None
 
     def route(self) -> Route:
-        """Return where to ask: as before, or elsewhere if that one was lost."""
+        """Return where to ask: the same replica as before, unless it was lost."""
         if self._route is None or self._route.lost:
             self.leave()
             self._route = self.router.least_busy()
@@ -44,40 +44,36 @@ class Group:
         return self._route
 
     def leave(self) -> None:
-        """Count no longer."""
+        """Stop counting as load of the replica."""
         if self._route is not None:
             self._route.num_groups -= 1
         self._route = None
 
 
-def _ignore(replica: Replica, why: str) -> None:
-    """Nobody starts it again."""
-
-
 @dataclass(eq=False)
 class Router:
-    """One instance, one loop; whoever asks and whoever publishes weights share it."""
+    """One instance per event loop, shared by the tasks that ask and the one that publishes."""
 
-    on_lost: Callable[[Replica, str], None] = _ignore
+    on_lost: Callable[[Replica, str], None] = lambda _replica, _why: None
     _routes: dict[str, Route] = field(default_factory=dict)  # by name of the replica
-    _out: dict[str, int] = field(default_factory=dict)  # the incarnation that was lost, by name
+    _out: dict[str, int] = field(default_factory=dict)  # the lost incarnation, by name
 
     @classmethod
     def to(cls, *replicas: Replica) -> "Router":
-        """Return a router to these."""
+        """Return a router to these replicas."""
         router = cls()
         router.serve(replicas)
         return router
 
     @property
     def routes(self) -> list[Route]:
-        """Those that may be asked, by name."""
+        """The replicas that may be asked."""
         return list(self._routes.values())
 
     def serve(self, replicas: Iterable[Replica]) -> None:
-        """These have the live weights; whoever was asked and is not among them is lost."""
+        """Ask these replicas from now on, because they have the live weights."""
         given = {replica.name: replica for replica in replicas}
-        if not given:  # nobody has them: whoever is asked says so, or is replaced soon
+        if not given:  # no replica has them, so the ones asked so far stay until they are replaced
             return
         for name, route in list(self._routes.items()):
             if name not in given or given[name].incarnation != route.replica.incarnation:
@@ -88,15 +84,15 @@ class Router:
             if name not in self._routes and self._out.get(name) != replica.incarnation
         }
         self._routes |= fresh
-        if not self._routes:  # lost once, and yet the only ones that hold the weights
+        if not self._routes:  # all were lost once, but only they hold the weights
             self._routes = {name: Route(replica) for name, replica in given.items()}
 
     def least_busy(self) -> Route:
-        """Return the route with the fewest groups, of several the one with the fewest requests."""
+        """Return the route with the fewest groups; among equals, the one with fewest requests."""
         return min(self._routes.values(), key=lambda route: (route.num_groups, route.num_flying))
 
     def lose(self, route: Route, why: str) -> bool:
-        """Ask this one no more; False where there is no other, so that nothing else helps."""
+        """Stop asking this replica; return False if it is the only one, which must stay."""
         if route.lost:
             return True
         if self._routes.keys() <= {route.replica.name}:
@@ -113,7 +109,7 @@ class Router:
 
     @contextmanager
     def group(self) -> Iterator[Group]:
-        """Choose once for as long as the block lasts."""
+        """Yield a group that stays with one replica while the block runs."""
         group = Group(self)
         try:
             yield group

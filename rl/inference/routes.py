@@ -1,10 +1,10 @@
-"""What a run posts to vLLM, blocking; the one place that knows these routes.
+"""What a run posts to vLLM, blocking; only this module knows these routes.
 
     whole weights   pause -> start_update -> update -> finish_update(version) -> resume
     an adapter      load_adapter, start_update once; pause -> update -> set_version -> resume
     no push         set_version
 
-Tokens are asked for elsewhere, and many at once: `rl/inference/client.py`.
+`rl/inference/client.py` asks for tokens, with many requests at once.
 """
 
 import re
@@ -13,34 +13,33 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import httpx
 
 from rl.inference.replica import Replica
-from rl.run.failure import RunFailed
+from rl.runtime.failure import RunFailed
 
 _HEALTH_TIMEOUT_S = 2.0
 _POLL_S = 0.2
-_SHORTEST_S = 0.001  # httpx takes 0 for an error
+_SHORTEST_S = 0.001  # httpx rejects a timeout of 0
 
 
 class VLLMRoutes:
     """The routes of one vLLM. A context manager.
 
-    Every request opens a connection of its own: vLLM closes those that were idle for 5 s, and a
-    request that meets the closing one fails. That is a step that takes as long.
+    Every request opens a new connection, because vLLM closes connections that were idle for 5 s and
+    a request that meets the closing one fails. A training step easily takes as long.
 
     Raises:
-        RunFailed: from every method: refused, late or out of reach; a sentence for the user.
+        RunFailed: from every method: vLLM refused, was late or is out of reach.
 
     """
 
     def __init__(
         self, replica: Replica, *, timeout: float, limit: str = "trainer.wait_timeout"
     ) -> None:
-        """`limit`: the name of the knob that `timeout` (seconds an answer may take) comes from."""
+        """`timeout`: seconds for one answer; `limit`: the key that it comes from."""
         self.replica, self._limit, self._timeout = replica, limit, timeout
         self._deadline: float | None = None
         self._http = http_client(replica, timeout)
@@ -48,17 +47,12 @@ class VLLMRoutes:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._http.close()
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """All requests of the block share the time that otherwise each of them may take."""
+        """Let all requests of the block share one timeout."""
         self._deadline = time.monotonic() + self._timeout
         try:
             yield
@@ -66,19 +60,19 @@ class VLLMRoutes:
             self._deadline = None
 
     def pause(self) -> None:
-        """Keep running requests where they are, and their key-value blocks."""
+        """Pause generation; running requests keep their key-value blocks."""
         self._post("/pause?mode=keep&clear_cache=false")
 
     def resume(self) -> None:
-        """Go on with them."""
+        """Resume generation."""
         self._post("/resume")
 
     def init_transfer(self, info: dict[str, Any]) -> None:
-        """Open our transfer engine (rl/weights/vllm_plugin.py) with what it wants to know."""
+        """Open our transfer engine (rl/weights/vllm_plugin.py) with the facts that it needs."""
         self._post("/init_weight_transfer_engine", {"init_info": info})
 
     def start_update(self) -> None:
-        """Weights are about to come; what a trainer before us has left open is given up."""
+        """Announce weights; drop an update that an earlier trainer left open."""
         if not self._accepts("/start_weight_update"):
             self._post("/finish_weight_update")
             self._post("/start_weight_update")
@@ -88,7 +82,7 @@ class VLLMRoutes:
         self._post("/update_weights", {"update_info": info})
 
     def finish_update(self, version: int) -> None:
-        """The weights are whole: sample with them, as this version."""
+        """Sample with the new weights, as this version."""
         self._post("/finish_weight_update", {"weight_version": str(version)})
 
     def set_version(self, version: int) -> None:
@@ -99,11 +93,11 @@ class VLLMRoutes:
         """Serve the adapter in a folder under a name of its own."""
         adapter = {"lora_name": name, "lora_path": str(folder)}
         if not self._accepts("/v1/load_lora_adapter", adapter):
-            self._accepts("/v1/unload_lora_adapter", adapter)  # that of a trainer before us
+            self._accepts("/v1/unload_lora_adapter", adapter)  # an earlier trainer loaded it
             self._post("/v1/load_lora_adapter", adapter)
 
     def score(self, model: str, token_ids: list[int]) -> list[float]:
-        """Return the logprob of each token but the first, at temperature 1."""
+        """Return the logprob of each token except the first, at temperature 1."""
         sampling = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, "detokenize": False}
         body = {"model": model, "token_ids": token_ids, "sampling_params": sampling}
         entries = self._post("/inference/v1/generate", body)["prompt_logprobs"][1:]
@@ -113,7 +107,7 @@ class VLLMRoutes:
         ]
 
     def num_workers(self) -> int:
-        """Return how many processes hold the model, each a shard of it."""
+        """Return how many processes hold a shard of the model."""
         return self._answered("GET", "/get_world_size?include_dp=false").json()["world_size"]
 
     def _post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -123,7 +117,7 @@ class VLLMRoutes:
                 f"vLLM refused `{_phase(path)}`: {response.text[:500]}; see {self.replica.log}"
             )
         is_json = response.headers.get("content-type", "").startswith("application/json")
-        return response.json() if is_json else {}  # loading an adapter is answered in prose
+        return response.json() if is_json else {}  # the adapter routes answer with plain text
 
     def _accepts(self, path: str, body: dict[str, Any] | None = None) -> bool:
         return self._answered("POST", path, body).status_code == httpx.codes.OK
@@ -153,7 +147,7 @@ def _phase(path: str) -> str:
 
 
 def http_client(replica: Replica, timeout: float) -> httpx.Client:
-    """Return what asks one vLLM, a connection a request."""
+    """Return an HTTP client for one vLLM that opens a connection per request."""
     path = replica.address.path
     fresh = httpx.Limits(max_keepalive_connections=0)
     return httpx.Client(
@@ -165,7 +159,7 @@ def http_client(replica: Replica, timeout: float) -> httpx.Client:
 
 
 def healthy(replica: Replica) -> bool:
-    """True when vLLM answers."""
+    """Return whether vLLM answers."""
     path = replica.address.path
     if path and not path.exists():
         return False
@@ -178,20 +172,20 @@ def healthy(replica: Replica) -> bool:
 
 @dataclass(frozen=True)
 class PrefixCache:
-    """Prompt tokens since vLLM's start: how many were looked up, and found."""
+    """Prompt tokens since vLLM's start: how many were looked up, and how many were found."""
 
     num_queries: float = 0.0
     num_hits: float = 0.0
 
     def share_since(self, before: "PrefixCache | None") -> float:
-        """Share of those that were found since an earlier look."""
+        """Return the share of tokens that was found since an earlier look."""
         before = before or PrefixCache()
         num_queries = self.num_queries - before.num_queries
         return (self.num_hits - before.num_hits) / num_queries if num_queries else 0.0
 
 
 def prefix_cache(replica: Replica) -> PrefixCache | None:
-    """Return what vLLM says of its prefix cache, None where it says nothing at present."""
+    """Return the counters of vLLM's prefix cache; None if vLLM does not answer."""
     try:
         with http_client(replica, _HEALTH_TIMEOUT_S) as client:
             text = client.get("/metrics").text
@@ -200,7 +194,7 @@ def prefix_cache(replica: Replica) -> PrefixCache | None:
     counts = {}
     for what in ("queries", "hits"):
         found = re.findall(rf"^vllm:prefix_cache_{what}_total\S* (\S+)$", text, re.MULTILINE)
-        counts[what] = sum(map(float, found))  # one line an engine
+        counts[what] = sum(map(float, found))  # one line per engine
     return PrefixCache(counts["queries"], counts["hits"])
 
 
@@ -212,7 +206,7 @@ def wait_until_healthy(
     Args:
         replica: where it will listen.
         timeout: inference.startup_timeout.
-        look: called several times a second; raises where waiting has become useless.
+        look: called several times a second; raises when waiting has become useless.
 
     """
     deadline = time.monotonic() + timeout

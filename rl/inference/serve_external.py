@@ -1,8 +1,8 @@
-"""A vLLM for inference=external, by hand; vLLM's own flags may follow.
+"""A vLLM for inference=external, started by hand; more flags for vLLM may follow.
 
-Becomes a vLLM as a run starts it, with what the configuration in the run's folder says of model,
-lengths and adapter; train.py writes that folder first of all, then waits for the server. On a port
-every route asks for the key that the environment variable inference.api_key_variable holds here.
+The process becomes a vLLM as a run starts it, with model, lengths and adapter from the
+configuration in the run's folder. train.py first writes that folder and then waits for the server.
+On a port, every route asks for the key in the environment variable inference.api_key_variable.
 
     MY_KEY=... python -m rl.inference.serve_external outputs/my-run http://10.0.0.7:8000
 """
@@ -12,17 +12,17 @@ import sys
 from pathlib import Path
 
 from rl.config.schema import Run
-from rl.config.transport import transport
 from rl.inference.external import address_of
 from rl.inference.key_guard import KEY_FILE
+from rl.inference.process import served_policy
 from rl.inference.replica import Replica
-from rl.inference.server import VLLMServer, adapter_room, vllm_process
-from rl.run.address import Address
-from rl.run.folder import RunFolder
+from rl.inference.server import VLLMServer, vllm_process
+from rl.runtime.folder import RunFolder
+from rl.runtime.network import Address
 
 
 def process(run_folder: RunFolder, address: Address) -> tuple[list[str], dict[str, str]]:
-    """Return the command of a vLLM that a run takes for its own, and its environment."""
+    """Return command and environment of a vLLM that a run accepts."""
     run = Run.load(run_folder.config)
     server = VLLMServer(
         replicas=1,
@@ -33,26 +33,16 @@ def process(run_folder: RunFolder, address: Address) -> tuple[list[str], dict[st
         cpu_kv_cache_gib=None,
         args={},
     )
-    return vllm_process(
-        server,
-        run_folder,
-        Replica("inference", address),
-        dtype=run.model["dtype"],
-        max_seq_len=run.max_seq_len,
-        seed=run.seed,
-        adapter=adapter_room(transport(vars(run)), run.adapter, run_folder.model()),
-        head_dtype=run.model["head_dtype"],
-    )
+    policy = served_policy(run, run_folder, run.seed)
+    return vllm_process(server, run_folder, Replica("inference", address), policy)
 
 
 def key_of(run_folder: RunFolder) -> str:
-    """Return what the server is to ask for.
+    """Return the key that the server asks for; ValueError if there is none.
 
-    Raises:
-        ValueError: there is no key: whoever can reach the port could load weights.
-
+    Without a key, any process that reaches the port could load weights.
     """
-    variable = Run.load(run_folder.config).inference.get("api_key_variable")
+    variable = Run.load(run_folder.config).inference.api_key_variable
     key = os.environ.get(variable) if variable else None
     if not key:
         raise ValueError(
@@ -65,9 +55,9 @@ def key_of(run_folder: RunFolder) -> str:
 if __name__ == "__main__":
     run_folder, address = RunFolder(Path(sys.argv[1])), address_of(sys.argv[2])
     command, env = process(run_folder, address)
-    del env["TMPDIR"]  # it is the run's, on the supervisor's host
+    del env["TMPDIR"]  # it names a folder on the supervisor's host
     if not address.path:
-        key_file = os.memfd_create("key", 0)  # no file that would be left behind
+        key_file = os.memfd_create("key", 0)  # leaves no file behind
         os.write(key_file, key_of(run_folder).encode())
         env[KEY_FILE] = f"/proc/self/fd/{key_file}"
     os.execve(command[0], [*command, *sys.argv[3:]], {**os.environ, **env})

@@ -1,76 +1,78 @@
 """The vLLM server: stock vLLM in a process of its own, behind a Unix socket in the run folder.
 
-A socket needs no port, cannot collide with another run, and the folder's permissions guard it.
-Behind a TCP port every route asks for the run's key (key_guard.py), for vLLM's own API keys do not
-cover those that load weights.
+A socket needs no port, cannot collide with another run, and the folder's permissions protect it.
+Behind a TCP port every route asks for the run's key (key_guard.py), because vLLM's own API keys do
+not cover the routes that load weights.
 """
 
 import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from rl.config.transport import VLLM_RANKS, Node, Transport
+from rl.config.transport import VLLM_RANKS
 from rl.inference.key_guard import GUARD, KEY_FILE
 from rl.inference.replica import Replica
 from rl.inference.routes import VLLMRoutes, wait_until_healthy
 from rl.model.folder import holds_weights, linear_layers
 from rl.model.shape import shape_of
-from rl.run.address import Address
-from rl.run.child import Child, Reaper, ending, last_lines
-from rl.run.devices import core_of, visible_cores, visible_gpus
-from rl.run.failure import RunFailed
-from rl.run.folder import RunFolder
+from rl.runtime.child import Child, Reaper, ending, last_lines
+from rl.runtime.devices import core_of, visible_cores, visible_gpus
+from rl.runtime.failure import RunFailed
+from rl.runtime.folder import RunFolder
+from rl.runtime.network import Address
 
 _ENDING_S = 0.2  # from the end of its connections to that of the process
 # What requests name as their model: vLLM holds the base and the adapter under different names.
-SERVED_AS: dict[Transport, str] = {
-    **dict.fromkeys(("shm", "disk", "gloo"), "policy"),
-    "adapter": "policy-adapter",
-}
+# By whether the trainer pushes the adapter alone.
+SERVED_AS = {False: "policy", True: "policy-adapter"}
 
 
 @dataclass(frozen=True)
-class AdapterRoom:
-    """What vLLM keeps free for an adapter that it has not seen yet."""
+class AdapterLimits:
+    """The largest adapter that vLLM can load; it reserves the memory when it starts."""
 
     rank: int
-    layers: list[str]  # last names of those that may be adapted
+    layers: list[str]  # last names of the layers that may be adapted
 
 
-def adapter_room(chosen: Transport, adapter: Node, model: Path) -> AdapterRoom | None:
-    """Return the room to keep beside the model in a folder, None where no adapter is loaded.
+def adapter_limits(rank: int, targets: str | Sequence[str], model: Path) -> AdapterLimits:
+    """Return the smallest limits of vLLM that fit an adapter of the model in a folder.
 
-    Only layers that are adapted get any. It saves time at every token, and an adapted head would
-    break the probe: vLLM cannot give logprobs of a prompt then (vllm-project/vllm#51594).
+    Only adapted layers get memory, which saves time at every token. An adapted head would also
+    break the probe, because vLLM then returns no prompt logprobs (vllm-project/vllm#51594).
     """
-    if chosen != "adapter":
-        return None
-    targets = adapter["target_modules"]
     names = linear_layers(model) if targets == "all-linear" else targets
-    rank = next(rank for rank in VLLM_RANKS if rank >= adapter["rank"])
-    return AdapterRoom(rank, sorted({name.rpartition(".")[2] for name in names}))
+    allowed = next(allowed for allowed in VLLM_RANKS if allowed >= rank)
+    return AdapterLimits(allowed, sorted({name.rpartition(".")[2] for name in names}))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedPolicy:
+    """What vLLM must know of the policy."""
+
+    dtype: str
+    max_seq_len: int  # tokens of the longest row
+    seed: int  # of the sampling; without one every vLLM draws the same tokens
+    adapter: AdapterLimits | None = None  # of a pushed adapter; None for whole weights
+    head_dtype: str | None = None  # of the output head, if it differs
 
 
 @dataclass(frozen=True, kw_only=True)
 class VLLMServer:
-    """How vLLM is started (conf/inference).
+    """How vLLM is started (conf/inference/vllm.yaml explains each key)."""
 
-    Attributes:
-        replicas: how many of it; None: as many as rl/placement finds room for.
-        listen: behind a Unix socket, or a port of the loopback interface.
-        startup_timeout: seconds until it must answer.
-        devices: GPUs that it may use; rl/placement shares them out.
-        tensor_parallel_size: GPUs, or processes on CPU, of one vLLM.
-        cpu_kv_cache_gib: GiB for the key-value cache on CPU; on a GPU vLLM takes its share itself.
-        args: further vLLM flags, passed through: `{max_num_seqs: 64}` is `--max-num-seqs 64`.
-
-    """
+    RANGES: ClassVar[dict[str, str]] = {
+        "replicas": ">= 1",
+        "startup_timeout": "> 0",
+        "tensor_parallel_size": ">= 1",
+        "cpu_kv_cache_gib": "> 0",
+    }
 
     starts_vllm: ClassVar[bool] = True  # so `args` are vLLM's flags
 
@@ -90,18 +92,16 @@ class VLLMServer:
         dtype: str,
         max_seq_len: int,
         seed: int,
-        adapter: AdapterRoom | None,
+        adapter: AdapterLimits | None,
         head_dtype: str | None = None,
     ) -> list[str]:
-        """Return the command line; `vllm serve` is avoided because the CPU build lacks it.
+        """Return the command line for a model folder; the keywords are those of ServedPolicy.
 
-        `seed` is what tokens are drawn with; without one every vLLM draws the same.
-        `adapter` is the room for one that the trainer will push, None for whole weights.
-        `head_dtype` is what the output head computes in, if not in `dtype`.
+        It does not use `vllm serve`, because the CPU build lacks that command.
         """
         options: dict[str, Any] = {
             "model": model,
-            "served-model-name": SERVED_AS["shm"],
+            "served-model-name": SERVED_AS[False],
             **_listening(address),
             "dtype": dtype,
             "hf-overrides": head_dtype and json.dumps({"head_dtype": head_dtype}),
@@ -109,7 +109,7 @@ class VLLMServer:
             "seed": seed,
             "tensor-parallel-size": self.tensor_parallel_size,
             "logprobs-mode": "processed_logprobs",  # after temperature, as the policy sampled
-            "enable-scale-out": True,  # token-in, token-out route
+            "enable-scale-out": True,  # the route with token ids in both directions
             "weight-transfer-config": f'{{"backend": "{"adapter" if adapter else "whole"}"}}',
             "enable-lora": adapter is not None,
             "max-lora-rank": adapter and adapter.rank,
@@ -117,7 +117,7 @@ class VLLMServer:
             "disable-uvicorn-access-log": True,
         }
         if not holds_weights(model):
-            # The trainer initialises them, and pushes before anything is sampled.
+            # The trainer initialises the weights, and pushes them before anything is sampled.
             options["load-format"] = "dummy"
         flags: list[str] = []
         for key, value in {**options, **self.args}.items():
@@ -131,12 +131,9 @@ class VLLMServer:
         return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags]
 
     def environment(
-        self, *, adapter: AdapterRoom | None, key_file: Path | None = None
+        self, *, adapter: AdapterLimits | None, key_file: Path | None = None
     ) -> dict[str, str]:
-        """Return what vLLM reads from the environment; `adapter` as in `command`.
-
-        `key_file` holds what its routes ask for where it listens on a port.
-        """
+        """Return vLLM's environment; `key_file` holds the key of its routes behind a port."""
         return {
             **({KEY_FILE: str(key_file)} if key_file else {}),
             "VLLM_SERVER_DEV_MODE": "1",  # the routes that pause, load and resume
@@ -150,14 +147,14 @@ class VLLMServer:
 
 
 def has_gpu(devices: Path = Path("/dev")) -> bool:
-    """Whether there is a GPU for us."""
+    """Return whether this process may use a GPU."""
     return bool(visible_gpus(devices))
 
 
 def _all_cores() -> dict[str, str]:
-    """CPU threads for vLLM: as many as it would bind, one a core and one core less than there are.
+    """Return the CPU threads for a vLLM that has the machine to itself: one core stays free.
 
-    Whoever sets OMP_NUM_THREADS wins. A GPU needs none.
+    OMP_NUM_THREADS from outside has priority. A GPU needs no limit.
     """
     if has_gpu() or os.environ.get("OMP_NUM_THREADS"):
         return {}
@@ -166,7 +163,7 @@ def _all_cores() -> dict[str, str]:
 
 
 def _listening(address: Address) -> dict[str, Any]:
-    """The flags that say where to listen, and on a port that a key is asked for."""
+    """Return the flags for an address; behind a port the key guard is in front."""
     if address.path:
         return {"uds": address.path}
     return {"host": address.host, "port": address.port, "middleware": GUARD}
@@ -176,69 +173,48 @@ def vllm_process(
     server: VLLMServer,
     run_folder: RunFolder,
     replica: Replica,
-    *,
-    dtype: str,
-    max_seq_len: int,
-    seed: int,
-    adapter: AdapterRoom | None,
-    head_dtype: str | None = None,
+    policy: ServedPolicy,
     place: Mapping[str, str] | None = None,
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the command of a vLLM for the model of a run folder, and its environment.
+    """Return the command and the environment of a vLLM for the model of a run folder.
 
-    `replica` says where it listens, `place` what its environment is there, if it is not to have
-    all of this machine; `dtype` and so on as in `VLLMServer.command`.
+    Args:
+        server: how to start it.
+        run_folder: knows the model, the key and the folder for temporary files.
+        replica: where it listens.
+        policy: what it must know of the policy.
+        place: the environment of its place; None: it may use the whole machine.
+
     """
     model = run_folder.model()
     if server.cpu_kv_cache_gib is None and (sizes := shape_of(model)):
-        server = replace(server, cpu_kv_cache_gib=sizes.cache_gib(max_seq_len, dtype))
-    command = server.command(
-        model,
-        replica.address,
-        dtype=dtype,
-        max_seq_len=max_seq_len,
-        seed=seed,
-        adapter=adapter,
-        head_dtype=head_dtype,
-    )
+        cache = sizes.cache_gib(policy.max_seq_len, policy.dtype)
+        server = replace(server, cpu_kv_cache_gib=cache)
+    command = server.command(model, replica.address, **vars(policy))
     key_file = None if replica.address.path else run_folder.private.key
-    ours = server.environment(adapter=adapter, key_file=key_file)
-    return command, {**run_folder.private.environment(), **ours, **(place or _all_cores())}
+    env = {
+        **run_folder.private.environment(),
+        **server.environment(adapter=policy.adapter, key_file=key_file),
+        **(place or _all_cores()),
+    }
+    return command, env
 
 
 @contextmanager
 def serving(
-    server: VLLMServer,
-    run_folder: RunFolder,
-    *,
-    dtype: str,
-    max_seq_len: int,
-    seed: int,
-    adapter: AdapterRoom | None,
-    head_dtype: str | None = None,
+    server: VLLMServer, run_folder: RunFolder, policy: ServedPolicy
 ) -> Iterator[VLLMRoutes]:
-    """Serve the model of a run folder, on its socket, for as long as the block lasts.
-
-    Yields its routes.
+    """Serve the model of a run folder on its socket while the block runs; yield the routes.
 
     Raises:
-        RunFailed: it did not start, or it ended during the block; quotes the end of its log.
+        RunFailed: vLLM did not start, or ended during the block; quotes the end of its log.
 
     """
     run_folder.private.make()
     replica = only_replica(run_folder)
     with ExitStack() as stack:
         stack.callback(run_folder.private.clear)
-        command, env = vllm_process(
-            server,
-            run_folder,
-            replica,
-            dtype=dtype,
-            max_seq_len=max_seq_len,
-            seed=seed,
-            adapter=adapter,
-            head_dtype=head_dtype,
-        )
+        command, env = vllm_process(server, run_folder, replica, policy)
         reaper, log = stack.enter_context(Reaper()), run_folder.log_of(replica.name)
         child = Child(replica.name, command, log=log, reaper=reaper, env=env)
         stack.enter_context(child)
@@ -257,11 +233,11 @@ def serving(
             yield stack.enter_context(routes)
         except Exception:
             time.sleep(_ENDING_S)
-            look()  # where it has ended, that is the reason and the rest its consequence
+            look()  # if vLLM has ended, that is the cause of the block's error
             raise
-        look()  # a few failed requests cost no more than their rollouts, so nobody may have said so
+        look()  # failed requests cost only their rollouts, so the block may not have failed
 
 
 def only_replica(run_folder: RunFolder) -> Replica:
-    """Return the vLLM of a folder that has one, on its Unix socket."""
+    """Return the vLLM of a folder that has a single one, on its Unix socket."""
     return Replica("inference", Address(path=run_folder.private.vllm_socket))

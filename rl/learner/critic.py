@@ -1,15 +1,15 @@
-"""The critic: a model that says before every token what is still to be earned in its rollout.
+"""The critic: a model that predicts before every token the reward that its rollout will still earn.
 
     V(token) = head of the hidden state before it      a scalar head on the policy's architecture
 
-It starts as the policy does, adapter included, with a head of zeros, and has weights, an engine, an
-optimizer and a checkpoint of its own. Before the policy's first update of a step its values become
-advantages and returns (value_credit.py); then it is trained towards those returns:
+The critic starts from the policy's model, adapter included, with a head of zeros. It has its own
+engine, optimizer and checkpoint. Before the policy's first update of a step its values become
+advantages and returns (value_credit.py). Then it is trained towards those returns:
 
     sum over the states of the global batch of  loss(V, return) / number of states
 
-A state is where a value was used: the first token of each step of a scored rollout that trains.
-The weights of the policy's tokens (aggregation) say what it learns from, and have no part in this.
+A state is a token whose value was used: the first token of each step of a scored rollout that
+trains. The policy's token weights (aggregation) do not apply here.
 
 B: rows, T: padded length, N: completion tokens of a micro-batch, H: hidden size, R: rollouts.
 """
@@ -48,9 +48,9 @@ ValueLoss = Callable[[Tensor, Tensor, Tensor], TokenLoss]
 
 @dataclass(frozen=True)
 class CriticSetting:
-    """What a critic is made from."""
+    """What a critic is built from."""
 
-    load: Callable[[], PreTrainedModel]  # a model as the policy's, with an adapter of its own
+    load: Callable[[], PreTrainedModel]  # loads the policy's model, with its own adapter
     ranks: Ranks
     deepspeed_config: dict[str, Any]
     max_steps: int
@@ -69,7 +69,9 @@ class NoCritic:
 
 @dataclass(frozen=True, kw_only=True)
 class ValueModel:
-    """conf/critic/value.yaml, which explains the knobs."""
+    """conf/critic/value.yaml, which explains the options."""
+
+    RANGES: ClassVar[dict[str, str]] = {"head_start": ">= 0"}
 
     estimator: Estimator
     loss: ValueLoss
@@ -84,28 +86,27 @@ class ValueModel:
 
 
 class ValueModule(nn.Module):
-    """A causal language model without its output head, and a scalar head in the place."""
+    """A causal language model with a scalar head in the place of its output head."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
-        # The head over the vocabulary, where it has weights of its own, is freed with the rest.
-        self.body = cast("PreTrainedModel", model.base_model)
+        self.body = cast("PreTrainedModel", model.base_model)  # an untied output head is freed
         width = cast("nn.Embedding", self.body.get_input_embeddings()).weight.shape[-1]
-        # Zeros: the noise of a drawn head would be the first thing that the policy learns.
+        # Zeros, because the policy would first learn from the noise of a random head.
         self.head = nn.Linear(width, 1, dtype=model.dtype, device=model.device)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
     @property
     def ends(self) -> list[nn.Parameter]:
-        """Parameters at both ends of the model: no maps between hidden states."""
+        """The parameters that do not map hidden states to hidden states."""
         return [*self.body.get_input_embeddings().parameters(), *self.head.parameters()]
 
     def forward(self, token_ids: Tensor, mask: Tensor) -> Tensor:
         """Return the values [N] of the masked tokens of `token_ids` [B, T], row by row."""
         hidden = self.body(input_ids=token_ids, use_cache=False).last_hidden_state
-        before = hidden[:, :-1][mask[:, 1:]]  # [N, H] what each token is chosen from
-        # In float32: in bfloat16 two values near 1 are the same unless 0.4 % apart.
+        before = hidden[:, :-1][mask[:, 1:]]  # [N, H] the state that predicts each token
+        # In float32, because bfloat16 cannot tell apart two values near 1 that differ by 0.4 %.
         exact = torch.promote_types(before.dtype, torch.float32)
         return linear(before.to(exact), self.head.weight, self.head.bias).squeeze(-1)
 
@@ -128,7 +129,7 @@ class Critic:
         )
 
     def trains_alone(self, step: int) -> bool:
-        """Whether the policy still waits for its critic."""
+        """Return True while the policy still waits for the critic (head_start)."""
         return step < self._knobs.head_start
 
     @torch.no_grad()
@@ -142,20 +143,16 @@ class Critic:
     def credit(
         self, batch: RankBatch, batches: Sequence[Batch], penalties: Sequence[Tensor]
     ) -> tuple[list[Batch], dict[str, float]]:
-        """Return the micro-batches with advantages and what the critic trains on, and metrics.
+        """Return the micro-batches with advantages and value targets, and metrics.
 
-        Args:
-            batch: with the rewards and lengths of all rollouts.
-            batches: its micro-batches.
-            penalties: [N] each, taken off the reward of every token; none: nothing is.
-
+        `penalties` [N] per micro-batch, if any, are subtracted from the rewards of the tokens.
         """
         own, table = self.values(batches), TokenTable(batch, batches)
         columns = [own, [b.turns for b in batches], *([penalties] if penalties else [])]
         values, turns, *lost = table.gather(*columns)  # [R, L] each
         scored = torch.tensor(batch.rewards).isfinite()[:, None]  # [R, 1]
         turn_rewards = torch.tensor(batch.turn_rewards, dtype=torch.float64)  # [R, K]
-        turn_rewards[turn_rewards.isnan()] = 0.0  # there is no such turn
+        turn_rewards[turn_rewards.isnan()] = 0.0  # NaN: the rollout has fewer turns
         rewards = at_tokens(turn_rewards, turns, table.exists)
         result = credit(
             values,
@@ -176,10 +173,9 @@ class Critic:
         return credited, metrics | _metrics(values, result)
 
     def update(self, step: int, batches: Sequence[Batch], updates: int) -> dict[str, float]:
-        """Take `updates` optimizer steps towards the returns; return metrics, averaged over them.
+        """Take `updates` optimizer steps towards the returns; return their mean metrics.
 
-        As with the policy, a step whose gradient is not finite changes nothing, and so does a batch
-        without any state.
+        A step with a non-finite gradient and a batch without a state change nothing.
         """
         pairs = [(batch, _targets(batch)) for batch in batches]
         if not self._ranks.any(any(bool(targets.weights.any()) for _, targets in pairs)):
@@ -196,9 +192,9 @@ class Critic:
             values = output.detach().requires_grad_()
             result = self._knobs.loss(values, targets.returns, targets.old_values)
             value = (targets.weights * result.loss).sum()
-            slopes = torch.autograd.grad(value, [values])
-            # As in policy.py: a NaN goes backward, and the sum over ranks is no mean.
-            self._engine.backward(linearised(value, slopes, [output]) * self._ranks.world)
+            gradients = torch.autograd.grad(value, [values])
+            # As in policy.py: NaN goes backward, and gradients are summed over ranks.
+            self._engine.backward(linearised(value, gradients, [output]) * self._ranks.world)
             for name, numbers in {"value_loss": result.loss, **result.metrics}.items():
                 share = (targets.weights * numbers).detach().sum().double()
                 sums[name] = sums.get(name, torch.zeros_like(share)) + share
@@ -212,11 +208,11 @@ class Critic:
         }
 
     def save(self, folder: Path) -> None:
-        """Write what is trained, beside the policy's own."""
+        """Write what is trained and the optimizer's state, beside the policy's."""
         save_engine(self._engine, folder / "critic", partly_frozen=self._has_adapter)
 
     def load(self, folder: Path) -> None:
-        """Take up what `save` wrote."""
+        """Load what `save` wrote."""
         load_engine(self._engine, folder / "critic", partly_frozen=self._has_adapter)
 
 
@@ -226,10 +222,10 @@ def _targets(batch: Batch) -> ValueTargets:
 
 
 def _metrics(values: Tensor, result: ValueCredit) -> dict[str, float]:
-    """How well the values of a step's states told their returns, before they are trained on them.
+    """Return how well the values predicted the returns, before the update.
 
-    explained variance = 1 - var(return - value) / var(return): 1 for a critic that knows, 0 for one
-    that says the same everywhere, NaN where all returns are the same.
+    explained variance = 1 - var(return - value) / var(return): 1 for a perfect critic, 0 for one
+    that predicts the same value everywhere, NaN if all returns are equal.
     """
     known, returns = values[result.states], result.returns[result.states]
     if not len(known):

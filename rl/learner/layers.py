@@ -1,7 +1,7 @@
-"""What is done to the layers of a model before it trains: less memory, or less time.
+"""Make the layers of a model train with less memory, or in less time.
 
-Layers are compiled one by one, in place: all of them share what was compiled for the first, names
-of weights stay, and what surrounds them (embeddings, the chunked output head, DeepSpeed) is plain.
+torch.compile compiles the first layer, and all other layers reuse the result. Names of weights do
+not change. Embeddings, the chunked output head and DeepSpeed stay uncompiled.
 """
 
 from transformers import PreTrainedModel
@@ -9,18 +9,13 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 
 def recompute_layers(model: PreTrainedModel) -> None:
-    """Keep nothing of a layer for the backward pass but its input."""
-    # Reentrant checkpoints lose the gradient where the embeddings are frozen (LoRA).
+    """Keep only the input of each layer for the backward pass."""
+    # Reentrant checkpoints lose the gradient if the embeddings are frozen (LoRA).
     model.gradient_checkpointing_enable({"use_reentrant": False})
 
 
 def compile_layers(model: PreTrainedModel, backend: str = "inductor") -> None:
-    """Let torch.compile have each layer, for rows of any number and length.
-
-    Raises:
-        ValueError: transformers marks no layers in a model of this kind.
-
-    """
+    """Compile each layer for any number and length of rows; raise ValueError if there is none."""
     layers = [
         module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)
     ]

@@ -1,6 +1,6 @@
 """The policy as a module: logprobs of the completion tokens instead of logits.
 
-B: rows, T: padded length, N: completion tokens, H: hidden size.
+B: rows, T: padded length, N: completion tokens, H: hidden size, K: candidates of each token.
 """
 
 from typing import cast
@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from rl.learner.candidates import most_likely
-from rl.learner.output_head import OutputHead
+from rl.learner.output_head import OutputHead, most_likely
 from rl.model.lora import in_force
 
 
@@ -25,13 +24,13 @@ class PolicyModule(nn.Module):
         entropy_gradient: bool = False,
         head_dtype: torch.dtype | None = None,
     ) -> None:
-        """Wrap a model.
+        """Wrap a model of transformers.
 
         Args:
-            model: of transformers.
+            model: whose output head is linear.
             chunk: tokens whose logits exist at once.
-            entropy_gradient: entropies carry one.
-            head_dtype: the output head computes in it; None: in the model's.
+            entropy_gradient: entropies carry a gradient.
+            head_dtype: the dtype that the output head computes in; None for the model's own.
 
         """
         super().__init__()
@@ -46,17 +45,17 @@ class PolicyModule(nn.Module):
 
     @property
     def heads(self) -> nn.Module:
-        """The output head, with its original where an adapter trains a copy."""
+        """The output head, and its original if an adapter trains a copy."""
         return cast("nn.Module", self.model.get_output_embeddings())
 
     @property
     def head(self) -> nn.Linear:
-        """The output head, which turns hidden states into logits."""
+        """The output head that turns hidden states into logits."""
         return cast("nn.Linear", in_force(self.heads))
 
     @property
     def embeddings(self) -> list[nn.Parameter]:
-        """Parameters with a row per word: of the embedding and of the head, tied or not."""
+        """The parameters with a row per word: of the embedding and of the head, tied or not."""
         return [*self.model.get_input_embeddings().parameters(), *self.head.parameters()]
 
     def forward(
@@ -71,26 +70,27 @@ class PolicyModule(nn.Module):
     ) -> tuple[Tensor | None, ...]:
         """Return logprobs [N] and entropies [N] of the masked tokens, row by row.
 
-        Rows are padded on the right. No attention mask is needed: attention is causal, so no real
-        token ever sees the padding after it.
+        Rows are padded on the right. They need no attention mask: attention is causal, so no real
+        token sees the padding after it.
 
         Args:
             token_ids: [B, T].
-            mask: [B, T]; a token at position 0 cannot be chosen, nothing precedes it.
-            temperature: logits are divided by it, as vLLM did when it sampled.
-            entropies: whether they are wanted: they cost another pass over the logits. Else None.
-            candidates: [N, K] tokens whose logprobs [N, K] are to be returned as well.
-            top_k: how many tokens, out of how many, are to be returned as well: the likeliest
-                [N, K] with their logprobs [N, K].
+            mask: [B, T]; False at position 0, because nothing precedes that token.
+            temperature: divides the logits, as vLLM did when it sampled.
+            entropies: compute them, which needs another pass over the logits; else None.
+            candidates: [N, K] tokens whose logprobs [N, K] are returned as well.
+            top_k: (K, size of the vocabulary): return as well the K most likely tokens [N, K] and
+                their logprobs [N, K].
 
         """
         hidden = self.model.base_model(input_ids=token_ids, use_cache=False).last_hidden_state
         chosen = mask[:, 1:]
-        before = hidden[:, :-1][chosen]  # [N, H] what each chosen token was predicted from
+        before = hidden[:, :-1][chosen]  # [N, H] the state that predicts each chosen token
         targets = token_ids[:, 1:][chosen]  # [N]
         if candidates is not None:
             targets = torch.cat([targets.unsqueeze(-1), candidates], -1)  # [N, 1+K]
-        # Not head(hidden): under ZeRO-3 a module call is a collective, and ranks differ in chunks.
+        # Not head(hidden): under ZeRO-3 a module call is a collective, and the ranks have different
+        # numbers of chunks.
         head, dtype = self.head, self._head_dtype or before.dtype
         logprobs, entropy = OutputHead.apply(
             before,

@@ -5,9 +5,9 @@
     W <- W - rate * 0.2 * sqrt(max(m, n)) * orthogonal(U)
 
 orthogonal: Newton-Schulz iterations in bfloat16 that bring all singular values near 1. The factor
-gives the update the root mean square that AdamW's usually has, so that one learning rate suits
-both (arXiv:2502.16982). Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural
-networks". The maths are torch.optim.Muon's and torch.optim.AdamW's; here they become one object.
+gives the update the usual root mean square of an AdamW update, so that one learning rate suits both
+(arXiv:2502.16982). Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks".
+torch.optim.Muon and torch.optim.AdamW do the maths.
 """
 
 from typing import Any
@@ -17,10 +17,10 @@ from torch.optim import AdamW, Muon, Optimizer
 
 
 class MuonAndAdamW(Optimizer):
-    """What DeepSpeed, checkpoints and the schedule see: one list of groups, one state."""
+    """Has one list of groups and one state, for DeepSpeed, checkpoints and the schedule."""
 
     def __init__(self, muon: Muon, adamw: AdamW | None) -> None:
-        """`adamw`: None where nothing but hidden matrices is trained (LoRA)."""
+        """`adamw` is None if only hidden matrices are trained (LoRA)."""
         self._parts: dict[str, Optimizer] = {"muon": muon}
         if adamw is not None:
             self._parts["adamw"] = adamw
@@ -31,10 +31,10 @@ class MuonAndAdamW(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Let each part step with its own groups."""
+        """Step with both optimizers, each with its own groups."""
         assert closure is None, "the gradients are there already"
         for name, part in self._parts.items():
-            # Afresh each time: DeepSpeed exchanges the weights of a group, a checkpoint all of it.
+            # At every step, because DeepSpeed and checkpoints replace the groups and the state.
             part.param_groups = [group for group in self.param_groups if group["part"] == name]
             part.state = self.state
             part.step()

@@ -2,128 +2,109 @@
 
     sum of  token_weight * (correction * loss + beta * kl - entropy_bonus * entropy)
 
-The weights come with the batch and were computed over the whole of it (rl/rollouts/plan.py), so
-objective is a plain sum: micro-batches and ranks add up to the same value and gradient however
-they were split.
+The weights come with the batch and were computed over the whole of it (rl/rollouts/plan.py). The
+objective is therefore a plain sum: micro-batches and ranks add up to the same value and gradient
+for every split.
 
 B: rows, T: padded length, N: completion tokens of the micro-batch.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from losses.tokens import TokenLoss, Tokens, log_ratio
 from rl.learner.kl import KLPenalty
 from rl.learner.value_credit import ValueTargets
-from rl.records import MicroBatch
+from rl.records import MicroBatch, columns_of
 
 TokenLossFunction = Callable[[Tokens], TokenLoss]
 
+CorrectionFunction = Callable[[Tensor, Tensor, Tensor, int], Any]
+"""(old_logprobs [N], rollout_logprobs [N], sequence_ids [N], number of sequences)
 
-class Weighted(Protocol):
-    """What a correction returns (losses/correction.py)."""
-
-    @property
-    def weights(self) -> Tensor:
-        """Factor [N] of each token's loss."""
-        ...
-
-    @property
-    def metrics(self) -> dict[str, Tensor]:
-        """Metrics [N]."""
-        ...
+It returns `weights`, the factor [N] of each token's loss, and `metrics` [N] (losses/correction.py).
+"""
 
 
-CorrectionFunction = Callable[[Tensor, Tensor, Tensor, int], Weighted]
-"""(old_logprobs [N], rollout_logprobs [N], sequence_ids [N], number of sequences)"""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Batch(Tokens):
+    """A micro-batch on the trainer's device: the tokens that a loss sees, with ids and mask.
 
-
-@dataclass(frozen=True, eq=False)
-class Batch:
-    """A micro-batch as tensors on the trainer's device."""
+    `logprobs` and `entropies` are NaN until the forward pass. rl/learner/preparation.py fills in
+    old and reference logprobs, candidates and value targets if something reads them.
+    """
 
     token_ids: Tensor  # [B, T] int64
     mask: Tensor  # [B, T] bool, True where the policy chose the token
-    rollout_logprobs: Tensor  # [N]
-    advantages: Tensor  # [N]
-    token_weights: Tensor  # [N]
-    staleness: Tensor  # [N] versions behind the policy in training; step + 1 if none sampled it
-    sequence_ids: Tensor  # [N] row of each token
+    token_weights: Tensor  # [N] in the objective
     rollout_ids: Tensor  # [N] rollout of each token, by position in the global batch
-    positions: Tensor  # [N] among the completion tokens of its rollout, all of its rows
-    turns: Tensor  # [N] assistant turn of its rollout
     envs: tuple[str, ...]  # [B] environment that the row was played in
-    # The same N tokens after what a reference with hints sees, where there is one:
+    # The same N tokens after the prompts that a reference with hints sees, if it has any:
     hinted_token_ids: Tensor | None = None  # [B, H] int64
     hinted_mask: Tensor | None = None  # [B, H] bool
-    # Filled in by rl/learner/preparation.py, where something needs them:
-    old_logprobs: Tensor | None = None  # [N] log pi before the step's first update
-    ref_logprobs: Tensor | None = None  # [N] of the reference
     value_targets: ValueTargets | None = None  # of the critic
     candidates: Tensor | None = None  # [N, K] the reference's likeliest tokens
-    ref_candidate_logprobs: Tensor | None = None  # [N, K] of the reference
 
     @staticmethod
     def of(micro: MicroBatch, device: torch.device, step: int) -> "Batch":
-        """Move a micro-batch to `device` and flatten its completion tokens, row by row.
+        """Return a micro-batch on `device`, its completion tokens flattened row by row.
 
-        `step` is the one that it trains, which is the version of the policy in training.
+        `step` is the step that it trains, which is the version of the policy in training.
         """
-        # Flattened before it moves: a GPU would stop at every boolean index, to count.
+        # Flattened before it moves, because a GPU synchronises at every boolean index.
         mask = torch.tensor(micro.completion_mask)
         rows = mask.nonzero()[:, 0]  # [N]
         positions = micro.first_positions[:, None] + micro.completion_mask.cumsum(1) - 1  # [B, T]
-        flat = {
-            "rollout_logprobs": torch.tensor(micro.rollout_logprobs)[mask],
-            "advantages": torch.tensor(micro.advantages)[mask],
-            "token_weights": torch.tensor(micro.token_weights)[mask],
-            "staleness": step - torch.tensor(micro.token_versions, dtype=torch.int64)[mask],
-            "sequence_ids": rows,
-            "rollout_ids": torch.tensor(micro.rollout_ids, dtype=torch.int64)[rows],
-            "positions": torch.tensor(positions, dtype=torch.int64)[mask],
-            "turns": torch.tensor(micro.turns, dtype=torch.int64)[mask],
-            "token_ids": torch.tensor(micro.token_ids, dtype=torch.int64),
+        unknown = torch.full(rows.shape, torch.nan)  # [N]
+        tensors: dict[str, Any] = {
+            **{name: _tensor(getattr(micro, name))[mask] for name in _FLAT},
+            "token_ids": _tensor(micro.token_ids),
             "mask": mask,
+            "logprobs": unknown,
+            "entropies": unknown,
+            "sequence_ids": rows,
+            # If no policy sampled a token, its version is -1 and its staleness is step + 1.
+            "staleness": step - _tensor(micro.token_versions)[mask],
+            "rollout_ids": _tensor(micro.rollout_ids)[rows],
+            "positions": _tensor(positions)[mask],
         }
-        if micro.hinted_token_ids is not None:
-            flat["hinted_token_ids"] = torch.tensor(micro.hinted_token_ids, dtype=torch.int64)
-            flat["hinted_mask"] = torch.tensor(micro.hinted_mask)
-        tensors: dict[str, Any] = {name: tensor.to(device) for name, tensor in flat.items()}
-        return Batch(**tensors, envs=micro.envs)
+        if micro.hinted_token_ids is not None and micro.hinted_mask is not None:
+            tensors["hinted_token_ids"] = _tensor(micro.hinted_token_ids)
+            tensors["hinted_mask"] = torch.tensor(micro.hinted_mask)
+        on_device = {name: tensor.to(device) for name, tensor in tensors.items()}
+        return Batch(**on_device, num_sequences=len(micro.token_ids), envs=micro.envs)
 
     def weighted_sum(self, loss: Tensor) -> Tensor:
-        """Return this micro-batch's share of the objective, given what each token adds [N]."""
+        """Return this micro-batch's share of the objective, given the loss of each token [N]."""
         return (self.token_weights.to(loss.dtype) * loss).sum()
+
+
+# The token columns of a micro-batch that a batch holds for its N completion tokens.
+_FLAT = (columns_of(MicroBatch).keys() & {field.name for field in fields(Batch)}) - {"token_ids"}
+
+
+def _tensor(values: np.ndarray) -> Tensor:
+    """Return an array as a tensor, integers as int64."""
+    return torch.tensor(values, dtype=None if values.dtype.kind == "f" else torch.int64)
 
 
 @dataclass(frozen=True)
 class Objective:
-    """Joins a token loss, its correction, the pull to a reference and the entropy bonus.
+    """Adds up a token loss, its correction, the divergence from a reference and the entropy bonus.
 
-    `correction` applies where ratios are taken to old logprobs; with those of the sampler as the
-    anchor, the ratio itself corrects.
+    `correction` applies if the batch has old logprobs. Otherwise the ratio is taken to the
+    sampler's logprobs, so it corrects by itself.
     """
 
     token_loss: TokenLossFunction
     correction: CorrectionFunction | None = None
     kl: KLPenalty | None = None
     entropy_bonus: float = 0.0
-
-    def __call__(
-        self,
-        batch: Batch,
-        logprobs: Tensor,
-        entropies: Tensor,
-        beta: float = 0.0,
-        candidate_logprobs: Tensor | None = None,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return this micro-batch's share of the objective, and what `per_token` measured."""
-        loss, metrics = self.per_token(batch, logprobs, entropies, beta, candidate_logprobs)
-        return batch.weighted_sum(loss), metrics
 
     def per_token(
         self,
@@ -133,60 +114,50 @@ class Objective:
         beta: float,
         candidate_logprobs: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return what each token adds, before its weight [N], and metrics without gradient.
+        """Return the loss of each token before its weight [N], and metrics without gradient.
 
         A metric has one number per token [N], or a single one for all of them.
 
         Args:
             batch: the micro-batch.
             logprobs: [N] of its completion tokens under the policy in training.
-            entropies: [N] of the distributions they were drawn from.
-            beta: the present weight of the divergence from the reference.
-            candidate_logprobs: [N, K] of the reference's likeliest tokens under the policy, where
-                the token loss reads them.
+            entropies: [N] of the distributions that the tokens were drawn from.
+            beta: the current weight of the divergence from the reference.
+            candidate_logprobs: [N, K] of the reference's likeliest tokens under the policy, if the
+                token loss reads them.
 
         Raises:
             ValueError: the token loss or a metric is not one number per token, or the loss has no
                 gradient.
 
         """
-        tokens = Tokens(
+        tokens = replace(
+            batch,
             logprobs=logprobs,
             rollout_logprobs=batch.rollout_logprobs.to(logprobs.dtype),
             advantages=batch.advantages.to(logprobs.dtype),
-            sequence_ids=batch.sequence_ids,
-            num_sequences=batch.token_ids.shape[0],
-            staleness=batch.staleness,
             entropies=entropies.detach(),
-            positions=batch.positions,
-            turns=batch.turns,
-            old_logprobs=batch.old_logprobs,
-            ref_logprobs=batch.ref_logprobs,
             candidate_logprobs=candidate_logprobs,
-            ref_candidate_logprobs=batch.ref_candidate_logprobs,
         )
         result = self.token_loss(tokens)
-        _check(result.loss, logprobs)
+        _check_loss(result.loss, logprobs)
         gap = log_ratio(tokens.rollout_logprobs, logprobs.detach())  # [N] log(pi / mu)
         metrics = {
-            **_checked(result.metrics, logprobs),
-            "entropy": entropies.detach(),
+            **_checked_metrics(result.metrics, logprobs),
+            "entropy": tokens.entropies,
             "ratio_clamped": tokens.ratio_clamped,
             "kl_to_rollout": gap.expm1() - gap,  # k3 estimate of KL(mu || pi)
         }
         loss = result.loss
         if self.correction and tokens.old_logprobs is not None:
-            corrected = self.correction(
-                tokens.old_logprobs,
-                tokens.rollout_logprobs,
-                tokens.sequence_ids,
-                tokens.num_sequences,
-            )
+            anchors = tokens.old_logprobs, tokens.rollout_logprobs
+            corrected = self.correction(*anchors, tokens.sequence_ids, tokens.num_sequences)
             loss = corrected.weights * loss
-            metrics |= {"correction": corrected.weights, **_checked(corrected.metrics, logprobs)}
+            metrics["correction"] = corrected.weights
+            metrics |= _checked_metrics(corrected.metrics, logprobs)
         if self.kl and tokens.ref_logprobs is not None:
             divergence = self.kl.estimator(logprobs, tokens.ref_logprobs)  # [N]
-            # Measured wherever there is a reference, even where nothing pulls towards it.
+            # Measured whenever there is a reference, even if beta is 0.
             metrics["kl_divergence"] = divergence.detach()
             if self.kl.place == "loss" and self.kl.acts:
                 loss = loss + beta * divergence
@@ -195,7 +166,7 @@ class Objective:
         return loss, metrics
 
 
-def _checked(metrics: Mapping[str, Tensor], logprobs: Tensor) -> dict[str, Tensor]:
+def _checked_metrics(metrics: Mapping[str, Tensor], logprobs: Tensor) -> dict[str, Tensor]:
     for name, values in metrics.items():
         if values.numel() != 1 and values.shape != logprobs.shape:
             raise ValueError(
@@ -205,7 +176,7 @@ def _checked(metrics: Mapping[str, Tensor], logprobs: Tensor) -> dict[str, Tenso
     return {name: values.detach() for name, values in metrics.items()}
 
 
-def _check(loss: Tensor, logprobs: Tensor) -> None:
+def _check_loss(loss: Tensor, logprobs: Tensor) -> None:
     if loss.shape != logprobs.shape:
         raise ValueError(
             f"the token loss returned a tensor of shape {list(loss.shape)} for {len(logprobs)} "

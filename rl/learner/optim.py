@@ -11,13 +11,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class AdamW:
-    """AdamW, arXiv:1711.05101, with warm-up and decay. Weight decay leaves vectors (norms) alone.
+    """AdamW, arXiv:1711.05101, with warm-up and decay. Vectors (norms) have no weight decay.
 
     Attributes:
         schedule: constant, or decay to `min_ratio` times the rate at the last step.
-        warmup_steps: the rate rises linearly over these; the first step already moves.
+        warmup_steps: the rate rises linearly over these steps; the first step already moves.
 
     """
+
+    RANGES: ClassVar[dict[str, str]] = {
+        "learning_rate": "> 0",
+        "beta1": ">= 0 and < 1",
+        "beta2": ">= 0 and < 1",
+        "eps": "> 0",
+        "weight_decay": ">= 0",
+        "warmup_steps": ">= 0",
+        "min_ratio": ">= 0 and <= 1",
+    }
 
     learning_rate: float
     beta1: float
@@ -31,14 +41,11 @@ class AdamW:
     def optimizer(
         self,
         parameters: Iterable["torch.nn.Parameter"],
-        embeddings: Collection["torch.nn.Parameter"] = (),  # noqa: ARG002 - Muon asks for them
+        embeddings: Collection["torch.nn.Parameter"] = (),  # noqa: ARG002 Muon needs them
     ) -> "torch.optim.Optimizer":
-        """Return the optimizer over the parameters that train.
+        """Return the optimizer over those parameters of a model that train.
 
-        Args:
-            parameters: all of the model.
-            embeddings: those of them that have a row per word, at both ends of the model.
-
+        `embeddings` are the parameters with a row per word, at both ends of the model.
         """
         import torch
 
@@ -80,11 +87,17 @@ class Muon(AdamW):
         momentum: share of the past in Muon's average of gradients.
         nesterov: whether that average looks one step ahead.
         ns_steps: Newton-Schulz iterations.
-        adamw_ratio: AdamW's learning rate, in units of Muon's.
+        adamw_ratio: AdamW's learning rate divided by Muon's.
 
     """
 
-    whole_matrices: ClassVar[bool] = True
+    RANGES: ClassVar[dict[str, str]] = {
+        "momentum": ">= 0 and < 1",
+        "ns_steps": ">= 1 and < 100",
+        "adamw_ratio": "> 0",
+    }
+
+    whole_matrices: ClassVar[bool] = True  # ZeRO must not shard within a matrix
 
     momentum: float
     nesterov: bool
@@ -96,17 +109,17 @@ class Muon(AdamW):
         parameters: Iterable["torch.nn.Parameter"],
         embeddings: Collection["torch.nn.Parameter"] = (),
     ) -> "torch.optim.Optimizer":
-        """Return both as one; a group's `lr_ratio` says what part of the rate is its own."""
+        """Return both as one optimizer; `lr_ratio` of a group scales its learning rate."""
         import torch
 
         from rl.learner.muon import MuonAndAdamW
 
         at_the_ends = {id(p) for p in embeddings}
+        # A matrix with a row per word maps no hidden states, so it is not made orthogonal.
         hidden, rest = [], []
         for p in parameters:
             if p.requires_grad:
                 (hidden if p.ndim == 2 and id(p) not in at_the_ends else rest).append(p)
-        # A row per word is no map between hidden states: nothing there to make orthogonal.
         muon = torch.optim.Muon(
             hidden,
             lr=self.learning_rate,

@@ -1,14 +1,14 @@
-"""Logprobs and entropies of chosen tokens from hidden states, and their gradient, by chunks.
+"""Logprobs and entropies of chosen tokens from hidden states, and their gradient, in chunks.
 
     z       = (h W^T + b) / temperature        logits
     logprob = z[target] - logsumexp(z)         d logprob / d z = onehot(target) - p
     entropy = logsumexp(z) - sum(p * z)        d entropy / d z = -p * (log p + entropy)
 
-Logits of a batch are tokens times vocabulary, often larger than the model. Here they exist a chunk
-at a time and are made once more in the backward pass. Autograd over such chunks would add up the
-gradient of W in its own dtype, and in bfloat16 lose what a chunk adds; this sum is in float32.
+The logits of a batch (tokens times vocabulary) are often larger than the model. Here one chunk of
+them exists at a time, and the backward pass computes them again. Autograd over such chunks would
+sum the gradient of W in its own dtype, and in bfloat16 lose what a chunk adds. This sum is float32.
 
-N: completion tokens, H: hidden size, V: vocabulary, C: tokens of a chunk.
+N: completion tokens, H: hidden size, V: vocabulary, C: tokens of a chunk, K: most likely tokens.
 """
 
 from typing import Any
@@ -21,41 +21,27 @@ from rl.learner.weight_gradients import weight_gradient
 
 
 class OutputHead(torch.autograd.Function):
-    """`apply` returns logprobs, as many as targets, and entropies [N], or None in their place."""
+    """`apply` returns logprobs in the shape of the targets, and entropies [N] or None."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
+        hidden: Tensor,  # [N, H] the state that predicts each token
+        weight: Tensor,  # [V, H]
+        bias: Tensor | None,  # [V]
+        targets: Tensor,  # [N] the tokens, or [N, M] several at each place
         temperature: float,
         chunk: int,
-        dtype: torch.dtype,
+        dtype: torch.dtype,  # of the product of hidden states and weight
         with_entropies: bool,
         entropy_gradient: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """Go through all chunks.
-
-        Args:
-            ctx: autograd's.
-            hidden: [N, H] what each token was predicted from.
-            weight: [V, H].
-            bias: [V].
-            targets: [N] the tokens, or [N, M] several at each place.
-            temperature: logits are divided by it.
-            chunk: tokens whose logits exist at once.
-            dtype: hidden states and weight are multiplied in it.
-            with_entropies: whether entropies are computed.
-            entropy_gradient: whether they carry a gradient.
-
-        """
+        """Compute chunk by chunk."""
         ctx.settings = temperature, chunk, dtype
         ctx.entropy_gradient = with_entropies and entropy_gradient
         cast = weight.to(dtype)
         normalisers, logprobs, entropies = [], [], []
-        # Without any token there still is one, empty, chunk.
+        # Even without tokens there is one chunk, which is empty.
         for h, t in zip(hidden.split(chunk), targets.split(chunk), strict=True):
             logits = chunk_logits(h, cast, bias, temperature)  # [C, V]
             normaliser = logits.logsumexp(-1)  # [C]
@@ -73,14 +59,11 @@ class OutputHead(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride] its decorator's
-        ctx: Any, logprob_slopes: Tensor, entropy_slopes: Tensor
+        ctx: Any, logprob_grads: Tensor, entropy_grads: Tensor
     ) -> Any:
-        """Go through all chunks again; the slopes are those of the outputs.
-
-        Autograd casts what is returned.
-        """
+        """Compute the logits again, chunk by chunk; autograd casts what is returned."""
         hidden, weight, bias, targets, normalisers, entropies = ctx.saved_tensors
-        targets, logprob_slopes = map(_columns, (targets, logprob_slopes))  # [N, M]
+        targets, logprob_grads = map(_columns, (targets, logprob_grads))  # [N, M]
         temperature, chunk, dtype = ctx.settings
         of_hidden, of_weight, of_bias = ctx.needs_input_grad[:3]
         cast, exact = weight.to(dtype), normalisers.dtype
@@ -92,27 +75,52 @@ class OutputHead(torch.autograd.Function):
             logits = chunk_logits(hidden[part], cast, bias, temperature)  # [C, V]
             log_p = logits.sub_(normalisers[part].unsqueeze(-1))
             p = log_p.exp()
-            slopes = p * -logprob_slopes[part].sum(-1, keepdim=True)  # [C, V] in the logits
+            grads = p * -logprob_grads[part].sum(-1, keepdim=True)  # [C, V] of the logits
             if ctx.entropy_gradient:
                 surprise = log_p.add_(entropies[part].unsqueeze(-1))
-                slopes.sub_(p.mul_(surprise).mul_(entropy_slopes[part].unsqueeze(-1)))
-            slopes.scatter_add_(-1, targets[part], logprob_slopes[part]).div_(temperature)
+                grads.sub_(p.mul_(surprise).mul_(entropy_grads[part].unsqueeze(-1)))
+            grads.scatter_add_(-1, targets[part], logprob_grads[part]).div_(temperature)
             if hidden_grad is not None:
-                hidden_grad[part] = slopes.to(dtype) @ cast
+                hidden_grad[part] = grads.to(dtype) @ cast
             if weight_grad is not None:
-                weight_gradient(slopes, hidden[part].to(dtype), weight_grad)
+                weight_gradient(grads, hidden[part].to(dtype), weight_grad)
             if bias_grad is not None:
-                bias_grad += slopes.sum(0)
+                bias_grad += grads.sum(0)
         return hidden_grad, weight_grad, bias_grad, *[None] * 6
 
 
 def _columns(tensor: Tensor) -> Tensor:
-    """[N] as [N, 1]; [N, M] as it is."""
+    """Return [N] as [N, 1], and [N, M] as it is."""
     return tensor if tensor.dim() == 2 else tensor.unsqueeze(-1)
 
 
 def chunk_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
-    """Of hidden states [C, H], at least in float32."""
+    """Return the logits of hidden states [C, H], at least in float32."""
     bias = None if bias is None else bias.to(weight)
     logits = nn.functional.linear(hidden.to(weight), weight, bias)
     return logits.to(torch.promote_types(logits.dtype, torch.float32)).div_(temperature)
+
+
+@torch.no_grad()
+def most_likely(
+    head: nn.Linear,
+    hidden: Tensor,
+    top_k: int,
+    vocabulary: int,
+    temperature: float,
+    chunk: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """Return the most likely tokens [N, K] after hidden states [N, H], and their logprobs [N, K].
+
+    Models of one family pad their vocabularies differently, so only the first `vocabulary` tokens,
+    those of the policy, are candidates.
+    """
+    weight = head.weight.to(dtype)
+    best = [
+        chunk_logits(part, weight, head.bias, temperature)
+        .log_softmax(-1)[:, :vocabulary]
+        .topk(top_k)
+        for part in hidden.split(chunk)
+    ]
+    return torch.cat([part.indices for part in best]), torch.cat([part.values for part in best])

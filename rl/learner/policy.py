@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from rl.learner.deepspeed_engine import (
     linearised,
     load_engine,
-    moves,
+    moves_weights,
     save_engine,
     start_engine,
     take_step,
@@ -37,12 +37,12 @@ from rl.model.lora import (
 )
 from rl.records import Ints, RankBatch
 
-# A step in which nothing trains: truncation=mask, and all of the batch cut off.
+# The metrics of a step in which no token trains, for example truncation=mask cut off all rows.
 _EMPTY = {"train/loss": 0.0, "train/grad_norm": 0.0, "train/skipped": 0.0, "train/empty": 1.0}
 
 
 class Policy:
-    """Weights, optimizer and the two things done with them: update and logprobs."""
+    """Weights, optimizer and the two operations on them: update and logprobs."""
 
     def __init__(
         self,
@@ -67,15 +67,13 @@ class Policy:
             head_dtype=head_dtype,
         )
         self.has_adapter = has_adapter(model)
-        optimizer = optim.optimizer(module.parameters(), module.embeddings)
-        half = model.dtype == torch.bfloat16
         self.engine = start_engine(
             module,
-            optimizer,
+            optim.optimizer(module.parameters(), module.embeddings),
             deepspeed_config,
             max_grad_norm=max_grad_norm,
-            half=half,
-            external=module.heads.parameters(),  # applied chunk by chunk
+            half=model.dtype == torch.bfloat16,
+            external=module.heads.parameters(),  # used chunk by chunk, outside of the head
         )
         self.zero_stage: int = self.engine.zero_optimization_stage()
         self.vocabulary = module.head.out_features
@@ -90,20 +88,21 @@ class Policy:
         beta: float = 0.0,
         observer: Observer | None = None,
     ) -> dict[str, float]:
-        """Take `updates` optimizer steps on this rank's share of a batch, each on all of it.
+        """Take `updates` optimizer steps, each on all of this rank's share of a batch.
 
-        Returns metrics of the global batch, the same on every rank, averaged over the updates;
-        what compares the trainer with vLLM is that of the first. A step whose gradient is
-        not finite is skipped: the weights stay as they were and `train/skipped` is above 0. So is
-        one without a token that counts, on any rank: `train/empty` is 1, and no momentum moves.
+        Returns metrics of the global batch, the same on every rank and averaged over the updates.
+        Metrics that compare trainer and vLLM are those of the first update.
+
+        A step with a non-finite gradient is skipped: the weights stay, `train/skipped` is above 0.
+        A step without a token that counts on any rank is skipped, too: `train/empty` is 1.
 
         Args:
-            batch: this rank's share.
+            batch: as it came from the rollouts process.
             objective: what is minimised.
-            batches: its micro-batches with what preparation.py added; None: as they came.
+            batches: the micro-batches on the device; made from `batch` if None.
             updates: optimizer steps.
-            beta: weight of the divergence from a reference.
-            observer: is shown what the first of the updates makes of every token.
+            beta: weight of the divergence from the reference.
+            observer: receives what the first update computes for every token.
 
         """
         batches = batches or [
@@ -115,7 +114,7 @@ class Policy:
             for later in range(updates)
         ]
         means = {name: sum(one[name] for one in metrics) / updates for name in metrics[0]}
-        # By the second update the policy has moved: only the first compares the same weights.
+        # After the first update the policy has moved away from the weights that vLLM has.
         compared = {name: v for name, v in metrics[0].items() if name.startswith("mismatch/")}
         return {**means, **compared}
 
@@ -127,7 +126,7 @@ class Policy:
         rate: float,
         observer: Observer | None,
     ) -> dict[str, float]:
-        # Agreed on by all ranks: one that skips alone would leave the others in a collective.
+        # All ranks agree, because a rank that skips alone would leave the others in a collective.
         if not self.ranks.any(any(bool(batch.token_weights.any()) for batch in batches)):
             return {**_EMPTY, "train/learning_rate": rate}
         sums = TokenSums()
@@ -137,28 +136,26 @@ class Policy:
                 entropies=True,
                 candidates=batch.candidates,
             )
-            # The graph is cut at the module's outputs. The slopes there cost next to nothing, and
-            # where no rank has any, the pass through the model, most of the work, adds zeros.
-            seen = [output.detach().requires_grad_() for output in outputs]
-            logprobs, entropies, *candidates = seen
+            # The graph is cut at the module's outputs, where gradients cost almost nothing. If they
+            # are zero on all ranks, the pass through the model, most of the work, is left out.
+            leaves = [output.detach().requires_grad_() for output in outputs]
+            logprobs, entropies, *candidates = leaves
             loss, metrics = objective.per_token(batch, logprobs, entropies, beta, *candidates)
             value = batch.weighted_sum(loss)
-            slopes = torch.autograd.grad(value, seen, materialize_grads=True)
+            gradients = torch.autograd.grad(value, leaves, materialize_grads=True)
             if observer:
-                observer(number, observation(batch, logprobs, loss, slopes, metrics))
-            # The first always goes backward: a step wants gradients, be they zero.
-            idle = number > 0 and not self.ranks.any(moves(value, slopes))
+                observer(number, observation(batch, logprobs, loss, gradients, metrics))
+            # The first micro-batch always goes backward, because a step needs gradients, even zero.
+            idle = number > 0 and not self.ranks.any(moves_weights(value, gradients))
             if not idle:
                 # DeepSpeed averages gradients over ranks; the objective is a sum over them.
-                self.engine.backward(linearised(value, slopes, outputs) * self.ranks.world)
+                self.engine.backward(linearised(value, gradients, outputs) * self.ranks.world)
             metrics["zero_gradient_fraction"] = torch.full_like(logprobs, float(idle))
             fresh = batch.staleness == 0
             sums.add(value, logprobs, batch.rollout_logprobs, fresh, metrics)
-        return {**sums.means(), **self._step(rate)}
-
-    def _step(self, rate: float) -> dict[str, float]:
-        norm = take_step(self.engine, rate)
+        means, norm = sums.means(), take_step(self.engine, rate)
         return {
+            **means,
             "train/learning_rate": rate,
             "train/grad_norm": norm,
             "train/skipped": float(math.isnan(norm)),
@@ -167,18 +164,12 @@ class Policy:
 
     @torch.no_grad()
     def score(self, batch: Batch) -> Tensor:
-        """Return logprobs [N] of a micro-batch as it is sampled: at its temperature, no dropout.
-
-        All ranks must call it together.
-        """
+        """Return logprobs [N] of a micro-batch at the sampler's temperature. Collective."""
         return self._score(batch.token_ids, batch.mask, self._temperature)[0]
 
     @torch.no_grad()
     def base_scores(self, rows: Rows, top_k: int = 0) -> Scores:
-        """Return what the model below the adapter thinks, with its `top_k` likeliest tokens.
-
-        As `score` otherwise.
-        """
+        """Return the scores of the base model, with its `top_k` most likely tokens. Collective."""
         likeliest = (top_k, self.vocabulary) if top_k else None
         with without_adapter(self.engine.module.model):
             outputs = self._score(rows.token_ids, rows.mask, self._temperature, likeliest)
@@ -186,10 +177,7 @@ class Policy:
 
     @torch.no_grad()
     def logprobs(self, token_ids: Ints, temperature: float = 1.0) -> Tensor:
-        """Return logprobs [B, T] of all `token_ids` [B, T] given those before (0 at position 0).
-
-        Without dropout. All ranks must call it together.
-        """
+        """Return logprobs [B, T] of all `token_ids` [B, T], 0 at position 0. Collective."""
         tokens = torch.tensor(token_ids, dtype=torch.int64, device=self.ranks.device)
         mask = torch.ones_like(tokens, dtype=torch.bool)
         mask[:, 0] = False
@@ -205,16 +193,16 @@ class Policy:
         temperature: float,
         top_k: tuple[int, int] | None = None,
     ) -> tuple[Tensor, ...]:
-        """What the module returns of the masked tokens, without dropout."""
+        """Return the module's outputs for the masked tokens, without dropout."""
         self.engine.eval()
         outputs = self.engine(token_ids, mask, temperature, top_k=top_k)
         self.engine.train()
         return outputs
 
     def weights(self) -> dict[str, Tensor]:
-        """Return all weights under Hugging Face names, tied ones once; on rank 0, else empty.
+        """Return all weights under Hugging Face names, tied ones once, an adapter merged in.
 
-        An adapter is merged in. All ranks must call it together: under ZeRO-3 each holds a part.
+        On rank 0, empty on the others. Collective: under ZeRO-3 each rank holds a shard.
         """
         return self._collected(full_weights(self.engine.module.model))
 
@@ -228,15 +216,15 @@ class Policy:
             with whole(self.engine, recipe.parts):
                 if self.ranks.first:
                     tensor = recipe.make(*recipe.parts).cpu()
-                    # What ZeRO-3 gathered is freed at the end of the block.
+                    # At the end of the block ZeRO-3 frees what it has gathered.
                     collected[recipe.name] = tensor.clone() if self.zero_stage == 3 else tensor
         return collected
 
     def export(self, folder: Path, source: Path, *, merged: bool = False) -> None:
         """Write the model in Hugging Face form with the tokenizer of `source`. Collective.
 
-        With an adapter that is the adapter in peft's form, or all weights if it is to be `merged`
-        or if its base, initialised here, is nowhere else.
+        With an adapter: the adapter in peft's form, or all weights if `merged` or if `source` holds
+        no weights, because then the base exists nowhere else.
         """
         model = self.engine.module.model
         only_adapter = self.has_adapter and not merged and holds_weights(source)
@@ -250,9 +238,9 @@ class Policy:
             write_model(model, weights, folder, source)
 
     def save(self, folder: Path) -> None:
-        """Write what is trained, optimizer and schedule state for `load`. Collective."""
+        """Write what is trained and the optimizer's state for `load`. Collective."""
         save_engine(self.engine, folder, partly_frozen=self.has_adapter)
 
     def load(self, folder: Path) -> None:
-        """Take up the state that `save` wrote. Collective."""
+        """Load the state that `save` wrote. Collective."""
         load_engine(self.engine, folder, partly_frozen=self.has_adapter)

@@ -1,8 +1,8 @@
-"""What stays fixed while a batch trains: old and reference logprobs, advantages less divergence.
+"""Computes what stays fixed while a batch trains.
 
-    old      log pi before the step's first update, where one batch gets several updates
-    ref      log of the reference, where a loss or a penalty reads it
-    values   of a critic before its first update, and the advantages made of them
+    old           log pi before the step's first update, if one batch gets several updates
+    ref           log of the reference, if a loss or a penalty reads it
+    advantages    minus a penalty for divergence, or from the values of a critic
 
 R: rollouts of the global batch, N: completion tokens of a micro-batch.
 """
@@ -26,13 +26,13 @@ from rl.records import Ints, RankBatch
 
 @dataclass(frozen=True)
 class Preparation:
-    """Fills in what the objective reads beside the policy in training. Collective.
+    """Fills in what the objective reads besides the policy in training. Collective.
 
     Attributes:
-        reference: None where nothing reads it.
-        keeps_old: a batch gets several updates.
-        compared: whether advantages have a baseline; of a penalty that is part of the reward.
-        critic: None where advantages come with the batch.
+        reference: None if nothing reads it.
+        keeps_old: whether a batch gets several updates, so that the old logprobs are needed.
+        compared: whether the advantage subtracts a baseline; then penalties have one, too.
+        critic: None if the advantages come with the batch.
 
     """
 
@@ -44,12 +44,12 @@ class Preparation:
     critic: Critic | None = None
 
     def __call__(self, batch: RankBatch, beta: float) -> tuple[list[Batch], dict[str, float]]:
-        """Return the micro-batches on the device with what is fixed, and metrics of the step."""
+        """Return the completed micro-batches on the device, and metrics of the step."""
         batches = [
             Batch.of(micro, self.policy.ranks.device, batch.step) for micro in batch.micro_batches
         ]
         if self.reference:
-            scores = self.reference.score([_seen(batch) for batch in batches])
+            scores = self.reference.score([_reference_rows(batch) for batch in batches])
             batches = [
                 replace(
                     batch,
@@ -78,15 +78,15 @@ class Preparation:
         return batches, metrics
 
     def _penalty(self, batch: Batch, old_logprobs: Tensor, beta: float) -> Tensor:
-        """What each token's divergence costs [N]."""
+        """Return the penalty of each token's divergence [N]."""
         assert batch.ref_logprobs is not None
         return beta * self.kl.estimator(old_logprobs, batch.ref_logprobs).double()
 
     def _penalise(
         self, batch: RankBatch, batches: Sequence[Batch], penalties: Sequence[Tensor]
     ) -> tuple[list[Batch], dict[str, float]]:
-        """Take the penalties of its tokens off every rollout's advantage."""
-        # By rollout, not by row: one that forked lies in several rows, perhaps on several ranks.
+        """Subtract the penalties of a rollout's tokens from its advantage."""
+        # By rollout, because a forked rollout has several rows, perhaps on several ranks.
         lost, tokens = torch.zeros(2, len(batch.rewards), dtype=torch.float64)  # [R] each
         for b, penalty in zip(batches, penalties, strict=True):
             lost.index_add_(0, b.rollout_ids.cpu(), penalty.cpu())
@@ -105,25 +105,25 @@ class Preparation:
         return credited, {"train/kl_penalty": float(lost.mean())}
 
 
-def _seen(batch: Batch) -> Rows:
-    """What the reference sees of a micro-batch: its own prompts, where it sees hints."""
+def _reference_rows(batch: Batch) -> Rows:
+    """Return what the reference reads: prompts of its own if it sees hints."""
     if batch.hinted_token_ids is None or batch.hinted_mask is None:
         return Rows(batch.token_ids, batch.mask, batch.envs)
     return Rows(batch.hinted_token_ids, batch.hinted_mask, batch.envs)
 
 
 def relative_penalties(lost: np.ndarray, counts: np.ndarray, group_ids: Ints | None) -> np.ndarray:
-    """Return what each rollout's advantage loses [R]: its penalty less the mean of its group's.
+    """Return what each rollout's advantage loses [R]: its penalty minus the mean of its group.
 
-    Advantages are made of the rewards alone and the penalty is taken off afterwards, in its own
-    units. Were the difference normalised, a group in which all rewards are equal would have no
-    spread but the penalties', and their noise would be blown up into a lesson (docs/losses.md).
+    Advantages are computed from the rewards alone, and the penalty is subtracted afterwards, in its
+    own units. A normalised difference would amplify noise: in a group with equal rewards the
+    penalties would be the whole spread (docs/losses.md).
 
     Args:
         lost: [R] beta times the divergence summed over a rollout's tokens.
-        counts: [R] rollouts that were scored and train; the others lose nothing and stay out of
-            the mean, for theirs was never measured or pulls at nothing.
-        group_ids: [R]; None where the advantage has no baseline.
+        counts: [R] rollouts that were scored and train. The others lose nothing, and the mean
+            leaves them out, because their penalty was not measured or has no effect.
+        group_ids: [R]; None if the advantage has no baseline.
 
     """
     if group_ids is None:

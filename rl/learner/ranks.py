@@ -1,19 +1,24 @@
-"""The processes that train together, and how they meet."""
+"""The processes that train together, and how they find each other."""
 
 import fcntl
 import os
+import socket
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlparse
 
 import deepspeed
 import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 
-from rl.learner.meeting import meeting_of
+_SCHEME = "listening"
 
 
 @dataclass(frozen=True)
@@ -26,10 +31,10 @@ class Ranks:
 
     @staticmethod
     def join(rendezvous: Path | None, timeout: float) -> "Ranks":
-        """Meet the other ranks; RANK and WORLD_SIZE come from the environment.
+        """Wait for the other ranks; RANK and WORLD_SIZE come from the environment.
 
-        Through a file where they share a host: a port could be taken by another run. Without one
-        where MASTER_ADDR and MASTER_PORT say.
+        Ranks of one host meet through a file, because another run could take a port. Without a
+        file they meet at MASTER_ADDR and MASTER_PORT.
         """
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         cuda = torch.cuda.is_available()
@@ -40,7 +45,7 @@ class Ranks:
         file = rendezvous and f"file://{rendezvous.resolve()}"
         deepspeed.init_distributed(
             dist_backend="nccl" if cuda else "gloo",
-            init_method=file or meeting_of(rank),
+            init_method=file or init_method(rank),
             rank=rank,
             world_size=world,
             timeout=timedelta(seconds=timeout),
@@ -50,15 +55,15 @@ class Ranks:
         return Ranks(rank, world, torch.device("cuda" if cuda else "cpu"))
 
     def any(self, flag: bool) -> bool:
-        """True if the flag is true on any rank. Collective."""
+        """Return True if the flag is true on any rank. Collective."""
         if self.world == 1:
             return flag
         flags = torch.tensor(int(flag), device=self.device)
         dist.all_reduce(flags, op=dist.ReduceOp.MAX)
         return bool(flags)
 
-    def told(self, word: str) -> str:
-        """What the first rank says. Collective."""
+    def from_first(self, word: str) -> str:
+        """Return the first rank's word. Collective."""
         if self.world == 1:
             return word
         words = [word]
@@ -66,7 +71,7 @@ class Ranks:
         return words[0]
 
     def sum(self, value: float) -> float:
-        """The sum of what each rank has. Collective."""
+        """Return the sum over all ranks. Collective."""
         if self.world == 1:
             return value
         total = torch.tensor(value, dtype=torch.float64, device=self.device)
@@ -75,21 +80,63 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """True on the rank that talks to the outside."""
+        """True on the rank that talks to vLLM and writes the files that exist once."""
         return self.rank == 0
 
 
-def compile_cpu_op() -> None:
-    """Compile DeepSpeed's shared-memory op, or find it compiled (in the environment's folder).
+def init_method(rank: int) -> str:
+    """Return PyTorch's `init_method` to meet the other ranks at MASTER_ADDR and MASTER_PORT.
 
-    PyTorch marks a compilation by a lock file, which a process killed meanwhile leaves behind: all
-    later ones would wait for ever. A lock of the kernel's ends with its holder, and whoever holds
-    it knows that any such file is a leftover.
+    Rank 0 listens at MASTER_ADDR if that is an IP address; a host name may resolve to a loopback
+    address on its own host. Under torchrun its agent listens.
+    """
+    address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    torchrun_listens = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    with suppress(ValueError):
+        ip_address(address)
+        if rank == 0 and not torchrun_listens:
+            host = f"[{address}]" if ":" in address else address
+            return f"{_SCHEME}://{host}:{port}"
+    return "env://"
+
+
+def _listen(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
+    """Yield a store that listens on one address; PyTorch's own listens on all, without a key.
+
+    PyTorch calls this with the URL and puts rank and world size into it.
+    """
+    parsed = urlparse(url)
+    query = parse_qs(parsed.query)
+    rank, world = int(query["rank"][0]), int(query["world_size"][0])
+    host, port = str(parsed.hostname), int(parsed.port or 0)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, port), family=family, backlog=4096)
+    store = dist.TCPStore(
+        host,
+        port,
+        world,
+        is_master=True,
+        timeout=timeout,
+        wait_for_workers=False,  # init_process_group waits for all ranks anyway
+        master_listen_fd=listener.detach(),
+    )
+    yield store, rank, world
+
+
+dist.register_rendezvous_handler(_SCHEME, _listen)
+
+
+def compile_cpu_op() -> None:
+    """Compile DeepSpeed's shared-memory op, unless it is compiled (in the environment's folder).
+
+    PyTorch marks a compilation by a lock file. A killed process leaves it behind, and every later
+    process would wait for ever. So a lock of the kernel, which ends with its holder, guards the
+    folder: its holder may delete any lock file.
     """
     default = str(Path(sys.prefix) / "torch_extensions")
     folder = Path(os.environ.setdefault("TORCH_EXTENSIONS_DIR", default))
     folder.mkdir(parents=True, exist_ok=True)
-    # Another ninja compiles it all again (minutes), so ours comes first wherever we are started.
+    # Another ninja would compile everything again, which takes minutes, so ours comes first.
     os.environ["PATH"] = os.pathsep.join(
         [str(Path(sys.prefix) / "bin"), os.environ.get("PATH", "")]
     )

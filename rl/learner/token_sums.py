@@ -1,13 +1,14 @@
-"""Means over the tokens of a global batch, out of sums per micro-batch and rank.
+"""Means over the tokens of a global batch, from sums per micro-batch and rank.
 
-How far vLLM is off is told by tokens that the very weights in training have sampled:
+The mismatch between vLLM and the trainer is measured on tokens that the weights in training
+sampled:
 
     w = pi / mu = exp(clamp(log pi - log mu))   pi: trainer, mu: vLLM, clamp: losses/tokens.py
 
     mismatch/sampled_mean_abs, sampled_max_abs  |log pi - log mu|
     mismatch/sampled_kl                         mean of w - 1 - log w, an estimate of KL(mu || pi)
-    mismatch/sampled_chi_square                 mean of w^2, less 1: the variance of the weights
-    mismatch/sampled_effective_sample_size      (sum w)^2 / (n * sum w^2); 1: all count alike
+    mismatch/sampled_chi_square                 mean of w^2, minus 1: the variance of the weights
+    mismatch/sampled_effective_sample_size      (sum w)^2 / (n * sum w^2); 1: equal weights
 """
 
 from collections import defaultdict
@@ -22,7 +23,7 @@ from losses.tokens import log_ratio
 
 
 class TokenSums:
-    """What one rank has seen of a batch. N: completion tokens of a micro-batch."""
+    """The sums of one rank over its micro-batches. N: completion tokens of a micro-batch."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
@@ -36,21 +37,21 @@ class TokenSums:
         fresh: Tensor,
         metrics: Mapping[str, Tensor],
     ) -> None:
-        """Take in a micro-batch.
+        """Add a micro-batch.
 
         Args:
             value: its share of the objective.
             logprobs: [N] the trainer's.
             rollout_logprobs: [N] vLLM's.
-            fresh: [N] True where the very weights that are training sampled the token.
+            fresh: [N] True where the weights in training sampled the token.
             metrics: [N] each, or a single number.
 
         """
         self._add("loss", value.detach())
         self._add("tokens", torch.tensor(float(len(logprobs))))
         for name, values in metrics.items():
-            # A single number is that of every token: the split decides nothing, and of no token
-            # (whose mean would be NaN) it says nothing.
+            # A single number counts once per token, so that the mean does not depend on the split,
+            # and a micro-batch without tokens does not count.
             self._add(f"mean/{name}", values.flatten().expand(len(logprobs)).sum())
         pi, mu = (each.detach()[fresh].double() for each in (logprobs, rollout_logprobs))
         gap, log_w = (pi - mu).abs(), log_ratio(mu, pi)
@@ -69,7 +70,7 @@ class TokenSums:
     def means(self) -> dict[str, float]:
         """Return the metrics of the global batch, the same on every rank. Collective."""
         own = {name: float(value.double()) for name, value in self._sums.items()}
-        # By name: a loss may measure something in some micro-batches only, and one rank has none.
+        # By name, because a loss may return a metric for some micro-batches only.
         ranks: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(ranks, (own, float(self._largest)))
         totals: dict[str, float] = defaultdict(float)
@@ -82,13 +83,13 @@ class TokenSums:
             for name, total in totals.items()
             if name.startswith("mean/")
         }
-        # torch's maximum: a NaN on any rank is one.
+        # torch's maximum, because it keeps a NaN of any rank.
         largest = float(torch.tensor([each for _, each in ranks], dtype=torch.float64).max())
         return {**metrics, "train/loss": totals["loss"], **_mismatch(totals, largest)}
 
 
 def _mismatch(totals: Mapping[str, float], largest: float) -> dict[str, float]:
-    """Nothing where no token is fresh: older ones differ because the policy moved."""
+    """Return the metrics of the mismatch; {} if no token is fresh, because the policies differ."""
     n = totals["fresh"]
     if not n:
         return {}

@@ -1,7 +1,7 @@
-"""The completion tokens of a global batch in one table, a rollout a line.
+"""The completion tokens of a global batch in one table, one line per rollout.
 
-A forked rollout has several rows, which may lie in several micro-batches and on several ranks; what
-goes along a rollout from token to token needs all of them side by side.
+A forked rollout has several rows, which may be in several micro-batches and on several ranks. A
+critic's returns run along the whole rollout, so they need all of its tokens in one line.
 
 R: rollouts of the global batch, L: completion tokens of the longest, N: of a micro-batch.
 """
@@ -17,7 +17,7 @@ from rl.records import RankBatch
 
 
 class TokenTable:
-    """Knows the place of each token of this rank's micro-batches."""
+    """Maps the tokens of this rank's micro-batches to the table and back."""
 
     def __init__(self, batch: RankBatch, batches: Sequence[Batch]) -> None:
         lengths = torch.tensor(batch.lengths, dtype=torch.int64)  # [R]
@@ -29,7 +29,7 @@ class TokenTable:
     def gather(self, *columns: Sequence[Tensor]) -> list[Tensor]:
         """Return one table [R, L] of float64 for each column: [N] of each micro-batch. Collective.
 
-        They are the same on every rank, on the CPU, and 0 where no token is.
+        The tables are the same on every rank, on the CPU, and 0 where there is no token.
         """
         flat = torch.zeros(len(columns), int(self.exists.sum()), dtype=torch.float64)
         for line, column in zip(flat, columns, strict=True):
@@ -37,7 +37,7 @@ class TokenTable:
                 line[self._places(batch)] = values.detach().double().cpu()
         device = self._batches[0].mask.device
         flat = flat.to(device)
-        dist.all_reduce(flat)  # each token lies on one rank, and the others have 0 there
+        dist.all_reduce(flat)  # each token is on one rank, and the others have 0 there
         tables = []
         for line in flat.cpu():
             table = line.new_zeros(self.exists.shape)

@@ -1,12 +1,12 @@
-"""From a critic's values to the advantage of every token, along whole rollouts.
+"""Computes the advantage of every token from a critic's values, along whole rollouts.
 
-    rewards of turns, less penalties of tokens -> rewards of steps
-    value of a step: that of its first token, which was estimated from all that came before
+    rewards of turns, minus penalties of tokens -> rewards of steps
+    value of a step: that of its first token, estimated from all tokens before
     estimator (losses/gae.py) -> advantage of a step, and of all its tokens
-    return of a step = advantage + value: what the value of its first token is trained towards
+    return of a step = advantage + value: the target of the value of its first token
 
-A step is a token or a turn. Whatever ended a rollout, it is worth 0 beyond its last token: where it
-was cut off, no row holds the state that came next, and the limit belongs to the task.
+A step is a token or a turn. The value after the last token of a rollout is 0, even if the rollout
+was cut off: no row holds the next state, and the length limit is a rule of the task.
 
 R: rollouts of the global batch, L: completion tokens of the longest, K: turns of the one with most.
 """
@@ -21,12 +21,12 @@ from torch import Tensor
 Estimator = Callable[[Tensor, Tensor], Tensor]
 """(rewards [R, steps], values [R, steps]) -> advantages [R, steps]"""
 
-_SPREAD_TOLERANCE = 1e-6  # below it a spread is rounding, and no lesson (losses/advantages.py)
+_SPREAD_TOLERANCE = 1e-6  # a smaller spread is rounding error (losses/advantages.py)
 
 
 @dataclass(frozen=True, eq=False)
 class ValueTargets:
-    """What the values of one micro-batch are trained by. N: its completion tokens."""
+    """The training targets of the values of one micro-batch. N: its completion tokens."""
 
     returns: Tensor  # [N]
     old_values: Tensor  # [N] before the step's first update
@@ -35,11 +35,11 @@ class ValueTargets:
 
 @dataclass(frozen=True, eq=False)
 class ValueCredit:
-    """What each token is worth, and what the values should have been."""
+    """The advantage of each token, and the return that its value should have been."""
 
-    advantages: Tensor  # [R, L] 0 where no token counts
+    advantages: Tensor  # [R, L] 0 where no token trains
     returns: Tensor  # [R, L] of the token's step
-    states: Tensor  # [R, L] True at the first token of each step: here values are trained
+    states: Tensor  # [R, L] True at the first token of each step, whose value is trained
 
 
 def credit(
@@ -52,22 +52,22 @@ def credit(
     over: Literal["tokens", "turns"],
     whiten: bool,
 ) -> ValueCredit:
-    """Return advantages, returns and where values are trained.
+    """Return the advantages and returns of all tokens, and which values are trained.
 
     Args:
         values: [R, L] before each token.
         turns: [R, L] assistant turn of each token, rising.
-        exists: [R, L] True where a token is that trains and whose rollout was scored.
-        rewards: [R, L] what was earned by each token (`at_tokens`).
+        exists: [R, L] True for a token that trains and whose rollout was scored.
+        rewards: [R, L] reward of each token (`at_tokens`).
         estimator: of the advantages of steps.
-        over: what a step is.
-        whiten: whether advantages are standardised over all tokens.
+        over: whether a step is a token or a turn.
+        whiten: whether to standardise the advantages over all tokens.
 
     """
     starts = exists.clone()  # [R, L]
     if over == "turns":
         starts[:, 1:] &= turns[:, 1:] != turns[:, :-1]
-    step = (starts.cumsum(1) - 1).clamp(min=0)  # [R, L] of each token; padding has zeros to add
+    step = (starts.cumsum(1) - 1).clamp(min=0)  # [R, L] of each token; padding adds zeros
 
     def by_step(table: Tensor, counts: Tensor) -> Tensor:
         return torch.zeros_like(table).scatter_add(1, step, table * counts)
@@ -80,11 +80,11 @@ def credit(
 
 
 def at_tokens(turn_rewards: Tensor, turns: Tensor, exists: Tensor) -> Tensor:
-    """Return rewards [R, L]: that of each turn [R, K] at its last token.
+    """Return rewards [R, L]: the reward of each turn [R, K] is at the turn's last token.
 
-    What a turn without tokens earned stands at the token before it, or at the first of all.
+    The reward of a turn without tokens is at the token before it, or at the first token.
     """
-    ordered = turns.masked_fill(~exists, torch.inf).contiguous()  # rising to the end of the line
+    ordered = turns.masked_fill(~exists, torch.inf).contiguous()  # increasing
     numbers = torch.arange(turn_rewards.shape[1], dtype=ordered.dtype)
     numbers = numbers.expand(turn_rewards.shape).contiguous()  # [R, K]
     last = (torch.searchsorted(ordered, numbers, right=True) - 1).clamp(min=0)  # [R, K]
@@ -93,7 +93,7 @@ def at_tokens(turn_rewards: Tensor, turns: Tensor, exists: Tensor) -> Tensor:
 
 
 def _whitened(advantages: Tensor, exists: Tensor) -> Tensor:
-    """Less the mean of all tokens, in their standard deviations."""
+    """Return the advantages minus their mean, divided by their standard deviation."""
     known = advantages[exists]  # [N]
     if not len(known):
         return advantages

@@ -1,9 +1,9 @@
-"""Gradients of weights in float32 while all else stays in bfloat16.
+"""Gradients of weights in float32 while everything else stays in bfloat16.
 
-A matrix multiplication adds up in float32, but what autograd gets from it has the dtype of its
-factors: every micro-batch's gradient of every weight would be rounded to 8 bits, 0.16 % of it, and
-so depend on the split. These layers compute the same and return that gradient as it was summed;
-`Tensor.grad_dtype` (rl/learner/deepspeed_engine.py) lets the parameters keep it.
+A matrix multiplication sums in float32, but returns the dtype of its factors. So autograd would
+round every micro-batch's gradient of every weight to 8 bits, 0.16 % of it, and the gradient would
+depend on the split. The layers here compute the same and return that gradient before it is rounded;
+`Tensor.grad_dtype` (rl/learner/deepspeed_engine.py) lets the parameters keep it in float32.
 
 N: tokens, I, O: inputs and outputs of a layer, V: vocabulary, H: hidden size.
 """
@@ -16,27 +16,27 @@ from torch.autograd.function import once_differentiable
 
 
 def keep_weight_gradients(model: nn.Module) -> None:
-    """Let the linear layers and embeddings of `model` return gradients in float32."""
+    """Make the linear layers and embeddings of `model` return gradients in float32."""
     for module in model.modules():
-        # The class alone: names, parameters and hooks stay what they are to everybody else.
+        # Changing only the class keeps names, parameters and hooks.
         if type(module) is nn.Linear:
             module.__class__ = _Linear
         elif type(module) is nn.Embedding:
             module.__class__ = _Embedding
 
 
-def weight_gradient(slopes: Tensor, inputs: Tensor, total: Tensor | None = None) -> Tensor:
-    """Return slopes [N, O] transposed times inputs [N, I], at least in float32.
+def weight_gradient(grads: Tensor, inputs: Tensor, total: Tensor | None = None) -> Tensor:
+    """Return grads [N, O] transposed times inputs [N, I], at least in float32.
 
-    Added to `total` [O, I], in place, if there is one.
+    With `total` [O, I] the product is added to it in place.
     """
     exact = torch.promote_types(inputs.dtype, torch.float32)
-    how: dict[str, Any]  # torch's annotations know no out_dtype
+    how: dict[str, Any]  # torch's annotations lack out_dtype
     if inputs.is_cuda and inputs.dtype != exact:
-        # Its fast units take bfloat16 and give float32.
-        factors, how = (slopes.to(inputs.dtype).T, inputs), {"out_dtype": exact}
+        # The fast units of a GPU take bfloat16 and return float32.
+        factors, how = (grads.to(inputs.dtype).T, inputs), {"out_dtype": exact}
     else:
-        factors, how = (slopes.to(exact).T, inputs.to(exact)), {}
+        factors, how = (grads.to(exact).T, inputs.to(exact)), {}
     if total is None:
         return torch.mm(*factors, **how)
     return torch.addmm(total, *factors, **how, out=total)
@@ -51,22 +51,22 @@ class _LinearFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         of_inputs, of_weight, _ = ctx.needs_input_grad
-        # As torch's own layer: inputs of frozen weights (LoRA) would be memory for nothing.
+        # As torch's own layer: a frozen weight (LoRA) needs no inputs for the backward pass.
         ctx.save_for_backward(inputs if of_weight else None, weight if of_inputs else None)
-        # Cast in here: the way back through a cast of autograd's would round the gradient.
+        # Cast in here, because the backward pass of autograd's cast would round the gradient.
         bias = None if bias is None else bias.to(inputs.dtype)
         return nn.functional.linear(inputs, weight.to(inputs.dtype), bias)
 
     @staticmethod
     @once_differentiable
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride] its decorator's
-        ctx: Any, slopes: Tensor
+        ctx: Any, grads: Tensor
     ) -> Any:
         inputs, weight = ctx.saved_tensors
         of_inputs, of_weight, of_bias = ctx.needs_input_grad
-        flat = slopes.flatten(0, -2)  # [N, O]
+        flat = grads.flatten(0, -2)  # [N, O]
         return (
-            slopes @ weight.to(slopes.dtype) if of_inputs else None,
+            grads @ weight.to(grads.dtype) if of_inputs else None,
             weight_gradient(flat, inputs.flatten(0, -2)) if of_weight else None,
             flat.sum(0, dtype=torch.promote_types(flat.dtype, torch.float32)) if of_bias else None,
         )
@@ -82,10 +82,10 @@ class _EmbeddingFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride] its decorator's
-        ctx: Any, slopes: Tensor
+        ctx: Any, grads: Tensor
     ) -> Any:
         (token_ids,) = ctx.saved_tensors
-        exact = slopes.to(torch.promote_types(slopes.dtype, torch.float32))  # [B, T, H]
+        exact = grads.to(torch.promote_types(grads.dtype, torch.float32))  # [B, T, H]
         make = torch.ops.aten.embedding_dense_backward
         return None, make(exact, token_ids, ctx.words, ctx.padding, False), None
 
@@ -97,5 +97,5 @@ class _Linear(nn.Linear):
 
 class _Embedding(nn.Embedding):
     def forward(self, input: Tensor) -> Tensor:
-        padding = -1 if self.padding_idx is None else self.padding_idx  # whose row has no gradient
+        padding = -1 if self.padding_idx is None else self.padding_idx  # its row gets no gradient
         return _EmbeddingFunction.apply(input, self.weight, padding)

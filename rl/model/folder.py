@@ -1,4 +1,4 @@
-"""What is in a folder with a model in Hugging Face form, found without loading any of it."""
+"""What a folder with a model in Hugging Face form contains, read without loading the weights."""
 
 import json
 import os
@@ -19,30 +19,44 @@ def weight_files(folder: Path) -> Iterator[Path]:
 
 
 def holds_weights(folder: Path) -> bool:
-    """True unless the model in the folder is but a config, to be initialised."""
+    """Return False if the folder holds only a config, from which weights are drawn."""
     return any(weight_files(folder))
 
 
-def missing_weights(folder: Path) -> str | None:
-    """Return the name of a file with weights that should be in the folder and is not."""
+def header_of(path: Path) -> tuple[dict[str, Any], int]:
+    """Return the form of each tensor of a safetensors file, and where they start."""
+    with path.open("rb") as file:
+        # The length of the header in 8 bytes, the header, then the tensors.
+        (length,) = struct.unpack("<Q", file.read(8))
+        if length > os.fstat(file.fileno()).st_size:
+            raise ValueError(f"{path} is cut off")
+        header = json.loads(file.read(length))
+    forms = {name: form for name, form in header.items() if name != "__metadata__"}
+    return forms, 8 + length
+
+
+def listed_files(folder: Path) -> set[str] | None:
+    """Return the names of the weight files that the index lists, None without an index."""
     index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        return next((name for name in sorted(shards) if not (folder / name).is_file()), None)
+    if not index.is_file():
+        return None
+    return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+
+
+def missing_weights(folder: Path) -> str | None:
+    """Return the name of a missing file with weights, None if all are there."""
+    if (listed := listed_files(folder)) is not None:
+        return next((name for name in sorted(listed) if not (folder / name).is_file()), None)
     return None if holds_weights(folder) else "*.safetensors"
 
 
 def damaged_weights(folder: Path) -> str | None:
-    """Return the name of a file with weights that is cut off or no safetensors at all."""
+    """Return the name of a file with weights that is cut off or not safetensors."""
     for path in sorted(weight_files(folder)):
         try:
-            with path.open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                (length,) = struct.unpack("<Q", file.read(8))
-                header = json.loads(file.read(length)) if length < size else {}
-            ends = [form["data_offsets"][1] for key, form in header.items() if key[:2] != "__"]
-            # A length of 8 bytes, the header, then the tensors, at offsets from the header's end.
-            is_whole = size == 8 + length + max(ends, default=0)
+            forms, begin = header_of(path)
+            end = max((form["data_offsets"][1] for form in forms.values()), default=0)
+            is_whole = path.stat().st_size == begin + end
         except (struct.error, ValueError, AttributeError, LookupError, TypeError):
             is_whole = False
         if not is_whole:
@@ -51,7 +65,7 @@ def damaged_weights(folder: Path) -> str | None:
 
 
 def fingerprint(folder: Path) -> str:
-    """Return what tells a model from any other: a hash over weights, config and tokenizer."""
+    """Return a hash of the model's weights, config and tokenizer."""
     total = xxhash.xxh3_128()
     names = [path.name for path in weight_files(folder)]
     for name in sorted([*names, "config.json", "tokenizer.json"]):
@@ -62,7 +76,7 @@ def fingerprint(folder: Path) -> str:
 
 
 def _content(path: Path) -> str:
-    """Return a hash of a file, read piece by piece: it may be larger than the memory."""
+    """Return a hash of a file, read in pieces because it may be larger than the memory."""
     digest = xxhash.xxh3_128()
     with path.open("rb") as file:
         while piece := file.read(1 << 24):
@@ -71,10 +85,10 @@ def _content(path: Path) -> str:
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:
-    """Copy what goes with the model in `source` and is neither its weights nor their index.
+    """Copy the files of the model in `source` except its weights, their index and its config.
 
-    What is but a link out of the folder is left out: it could be any file of this machine, and a
-    checkpoint is made to be given away.
+    A link out of the folder is not copied: it could be any file of this machine, and users give
+    checkpoints away.
     """
     for path in source.iterdir():
         of_weights = path.name == "config.json" or path.name.endswith(".index.json")
@@ -84,23 +98,28 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
 
 
 def leads_out(path: Path) -> bool:
-    """True for a link out of its folder, but for those that the hub's cache is made of."""
+    """Return True for a link out of its folder, except the links within the hub's cache."""
     target, home = path.resolve(), path.parent.resolve()
     in_cache = home.parent.name == "snapshots" and home.parents[1].name.startswith("models--")
     homes = [home, home.parents[1] / "blobs"] if in_cache else [home]
     return not any(target.is_relative_to(home) for home in homes)
 
 
+def check_turn(max_tokens: int, max_seq_len: int) -> None:
+    """Raise ValueError if a turn could be as long as the whole row."""
+    if not 1 <= max_tokens < max_seq_len:
+        raise ValueError(
+            f"model.max_tokens={max_tokens}, model.max_seq_len={max_seq_len}: a turn must be "
+            "shorter than the whole row, prompt included; change one of the two"
+        )
+
+
 def linear_layers(model: Path) -> list[str]:
-    """Return the last names of a model folder's matrices, embedding and head excepted."""
-    names: set[str] = set()
-    for path in weight_files(model):
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            header: dict[str, Any] = json.loads(file.read(length))
-        names |= {
-            tensor.split(".")[-2]
-            for tensor, form in header.items()
-            if tensor.endswith(".weight") and len(form["shape"]) == 2
-        }
+    """Return the last names of a model folder's matrices, without embedding and head."""
+    names = {
+        tensor.split(".")[-2]
+        for path in weight_files(model)
+        for tensor, form in header_of(path)[0].items()
+        if tensor.endswith(".weight") and len(form["shape"]) == 2
+    }
     return sorted(name for name in names if "embed" not in name and name != "lm_head")

@@ -1,6 +1,6 @@
-"""The hub of models: asked once whether it answers, before its own client asks for files.
+"""Ask the hub of models once whether it answers, before its own client asks for files.
 
-That client asks again and again for half a minute, and waits for ever on a connection that hangs.
+That client retries for half a minute, and waits for ever if a connection hangs.
 """
 
 import httpx
@@ -8,7 +8,7 @@ from huggingface_hub import constants
 
 
 def hub_problem() -> str | None:
-    """Return why nothing can be fetched from the hub; None if it answers, whatever it says."""
+    """Return why the hub cannot be reached; None if it answers, even with an error."""
     if constants.is_offline_mode():
         return "HF_HUB_OFFLINE is set"
     try:
@@ -19,5 +19,5 @@ def hub_problem() -> str | None:
 
 
 def reason_of(error: Exception, problem: str | None) -> str:
-    """Why nothing came: what `hub_problem` had found, else what the hub's client says."""
+    """Return what `hub_problem` has found, else the error of the hub's client."""
     return problem or f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"

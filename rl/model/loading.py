@@ -1,4 +1,4 @@
-"""Models in Hugging Face form: read from a folder, written to one."""
+"""Load a model in Hugging Face form from a folder, and write one."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,13 +19,13 @@ from transformers.masking_utils import sdpa_mask
 from rl.model.folder import copy_tokenizer, holds_weights
 
 _NAME = "sdpa_float32"
-_LONGEST = 512  # tokens of a row; above, the kernel in half precision is the faster one
+_LONGEST = 512  # tokens of a row; on longer rows the kernel in half precision is faster
 
 
 def suit_cpu(model: PreTrainedModel) -> None:
-    """Let a model that trains on a CPU attend in float32 where that is faster."""
+    """Make a model on a CPU compute attention in float32 if that is faster."""
     AttentionInterface.register(_NAME, _attend)
-    # The mask goes by the name of the attention; without this one the new name has none.
+    # transformers finds the mask by the name of the attention.
     AttentionMaskInterface.register(_NAME, sdpa_mask)
     model.set_attn_implementation(_NAME)
 
@@ -49,13 +49,15 @@ def load_model(folder: Path, dtype: torch.dtype, seed: int) -> PreTrainedModel:
             folder, dtype=dtype, local_files_only=True, trust_remote_code=False
         )
     else:
-        # Drawn in float32, so that a seed means the same weights, but for rounding, in any dtype.
+        # Drawn in float32, so that a seed gives the same weights in any dtype, up to rounding.
         torch.manual_seed(seed)
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         model = AutoModelForCausalLM.from_config(
             config, dtype=torch.float32, trust_remote_code=False
         )
-        for parameter in model.parameters():  # not the buffers: rotary frequencies stay float32
+        for (
+            parameter
+        ) in model.parameters():  # not the buffers, because rotary frequencies stay float32
             parameter.data = parameter.data.to(dtype)
     if not torch.cuda.is_available():
         suit_cpu(model)

@@ -2,9 +2,9 @@
 
     y = W x + scale * B (A dropout(x))       scale = alpha / rank, or alpha / sqrt(rank) with rslora
 
-W is frozen, A drawn from the run's seed, B zero: at first the model computes as without. peft puts
-its layers inside of the transformers model, which stays what it was to everybody else. Knobs only
-at the top: the supervisor reads this module and must not import torch.
+W is frozen, A is drawn from the run's seed, B is zero, so at first the model computes as before.
+peft puts its layers inside the transformers model, which keeps its class. Heavy imports are inside
+functions, because the supervisor imports this module and must not import torch.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class NoAdapter:
 
 @dataclass(frozen=True, kw_only=True)
 class LoRA:
-    """Which layers get trained matrices, and of what size (conf/adapter/lora.yaml)."""
+    """Which layers get trained matrices, and of which size (conf/adapter/lora.yaml)."""
+
+    RANGES: ClassVar[dict[str, str]] = {"rank": ">= 1", "alpha": "> 0", "dropout": ">= 0 and < 1"}
 
     freezes_base: ClassVar[bool] = True
 
@@ -49,12 +51,12 @@ class LoRA:
     rslora: bool
 
     def attach(self, model: PreTrainedModel, seed: int, base: str) -> PreTrainedModel:
-        """Freeze the model and put trained matrices, in its dtype, inside of it; return it.
+        """Freeze the model, put trained matrices of its dtype inside it, and return it.
 
         Args:
-            model: of transformers, with whole weights.
-            seed: what A is drawn from; the same on all ranks.
-            base: name or folder of the model, for those who load the adapter.
+            model: of transformers, not sharded.
+            seed: of A; the same on all ranks.
+            base: name or folder of the model, for programs that load the adapter.
 
         """
         import torch
@@ -63,22 +65,22 @@ class LoRA:
         self._check(model)
         config = LoraConfig(
             r=self.rank,
-            lora_alpha=self.alpha,  # pyright: ignore[reportArgumentType] any number will do
+            lora_alpha=self.alpha,  # pyright: ignore[reportArgumentType] any number works
             lora_dropout=self.dropout,
             target_modules=self.target_modules,
             modules_to_save=self.modules_to_save or None,
             use_rslora=self.rslora,
             task_type="CAUSAL_LM",
         )
-        with torch.random.fork_rng():  # the draw must not shift what the run draws later
+        with torch.random.fork_rng():  # must not change the run's later random numbers
             torch.manual_seed(seed)
-            # DeepSpeed keeps float32 masters of whatever is trained, so no casting by peft.
+            # No cast by peft, because DeepSpeed keeps float32 masters of what is trained.
             wrapped = get_peft_model(model, config, autocast_adapter_dtype=False)
-        config.base_model_name_or_path = base  # peft has put there where it was read from
+        config.base_model_name_or_path = base  # peft has set the folder that it was loaded from
         return wrapped.get_base_model()  # pyright: ignore[reportReturnType]
 
     def _check(self, model: PreTrainedModel) -> None:
-        """Refuse names that would silently do nothing, and copies of tied weights."""
+        """Raise ValueError for names without a module, and for copies of tied weights."""
         names = [name for name, _ in model.named_modules()]
         named = [] if self.target_modules == "all-linear" else self.target_modules
         for key, modules in (("target_modules", named), ("modules_to_save", self.modules_to_save)):
@@ -90,13 +92,14 @@ class LoRA:
                         f"adapter.{key} names {module}, which the model does not have: choose from "
                         f"{', '.join(known)}"
                     )
-        tied = {name for name, part in model.named_modules() if part is _tied_embedding(model)}
+        embedding = _tied_embedding(model)
+        tied = {name for name, module in model.named_modules() if module is embedding}
         tied |= {"lm_head"} if tied else set()
         for module in self.modules_to_save:
             if any(f".{name}".endswith(f".{module}") for name in tied):
                 raise ValueError(
                     f"adapter.modules_to_save names {module}, whose weights this model shares "
-                    "between embedding and head: a trained copy of one would part them, so leave "
+                    "between embedding and head: a trained copy of one would untie them, so leave "
                     "it out"
                 )
 
@@ -108,19 +111,19 @@ def _tied_embedding(model: PreTrainedModel) -> nn.Module | None:
 
 
 def has_adapter(model: nn.Module) -> bool:
-    """True when `LoRA.attach` has been at work."""
+    """Return True if `LoRA.attach` was called on the model."""
     return any(hasattr(module, "_disable_adapters") for module in model.modules())
 
 
 @contextmanager
 def without_adapter(model: nn.Module) -> Iterator[None]:
-    """Let the model compute as its base inside of the block, for passes without gradient.
+    """Make the model compute as its base within the block, for passes without gradient.
 
     Raises:
-        ValueError: there is no adapter: what was meant as a reference would be the policy itself.
+        ValueError: without an adapter the base is the policy itself.
 
     """
-    # peft's own switch also turns gradients off and on, which is not for us to do under DeepSpeed.
+    # Not peft's own switch, which also turns gradients off and on and so disturbs DeepSpeed.
     layers: list[Any] = [m for m in model.modules() if hasattr(m, "_disable_adapters")]
     if not layers:
         raise ValueError("the model has no adapter to switch off: use adapter=lora")
@@ -135,7 +138,7 @@ def without_adapter(model: nn.Module) -> Iterator[None]:
 
 
 def in_force(module: Any) -> nn.Module:
-    """Return the module itself, or of an original and its trained copy the one that computes."""
+    """Return the module, or the one that computes of an original and its trained copy."""
     copies = getattr(module, "modules_to_save", None)
     if copies is None:
         return module
@@ -144,18 +147,17 @@ def in_force(module: Any) -> nn.Module:
 
 @dataclass(frozen=True)
 class Recipe:
-    """One tensor to write: what it is made of, which must be whole, and how."""
+    """One tensor to write: the parameters it is made of, which must be gathered, and how."""
 
     name: str
     parts: list[nn.Parameter]
-    make: Callable[..., Tensor]  # of the parts; detached, perhaps a view
+    make: Callable[..., Tensor]  # takes the parts; returns a detached tensor, perhaps a view
 
 
 def full_weights(model: nn.Module) -> Iterator[Recipe]:
     """Yield the weights of the model under its Hugging Face names, the adapter merged in.
 
-    Merged in float32 and rounded once, into new tensors: adding an update to weights in bfloat16
-    loses most of it.
+    The sum is float32 and rounded once, because a sum in bfloat16 would lose most of the update.
     """
     for name, parameter in model.named_parameters():
         owner, is_base, leaf = name.rpartition(".base_layer.")
@@ -171,7 +173,7 @@ def full_weights(model: nn.Module) -> Iterator[Recipe]:
 
 
 def adapter_weights(model: nn.Module) -> Iterator[Recipe]:
-    """Yield what is trained, under the names of peft's adapter files."""
+    """Yield the trained tensors under the names of peft's adapter files."""
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             plain = name.replace(_SAVED, ".").replace(f".{_NAME}.weight", ".weight")
@@ -205,7 +207,7 @@ def write_adapter(model: nn.Module, weights: Mapping[str, Tensor], folder: Path)
 
 
 def adapter_form(model: Any) -> dict[str, Any]:
-    """What adapter_config.json holds."""
+    """Return the content of adapter_config.json."""
     config = copy.copy(model.peft_config[_NAME])
     config.inference_mode = True
     return json.loads(json.dumps(config.to_dict(), default=list, sort_keys=True))  # sets are lists

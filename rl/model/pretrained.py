@@ -1,7 +1,7 @@
 """A causal language model in Hugging Face form: a local folder, or a name on the hub.
 
-The files stay where they are: `prepare` checks them, or has huggingface_hub fetch them into its
-cache, before vLLM and the trainer each find out in their own words that something is missing.
+The files are not copied. `prepare` checks them, or downloads them into huggingface_hub's cache,
+before vLLM and the trainer each fail with a message of their own.
 """
 
 import re
@@ -19,17 +19,17 @@ from huggingface_hub.errors import (
 
 from rl.config.annotations import Node
 from rl.config.positions import too_long
-from rl.model.folder import damaged_weights, leads_out, missing_weights
+from rl.model.folder import check_turn, damaged_weights, leads_out, missing_weights
 from rl.model.hub import hub_problem, reason_of
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 ALLOW = ["*.safetensors", "*.json", "*.jinja", "tokenizer*"]
-IGNORE = ["*/*"]  # subfolders hold the same weights again in other formats
+IGNORE = ["*/*"]  # subfolders hold the same weights in other formats
 
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainedModel:
-    """conf/model/hf.yaml: which model, and what suits a model of its size."""
+    """conf/model/hf.yaml: a model, and settings for its size."""
 
     path: str
     revision: str | None
@@ -43,35 +43,30 @@ class PretrainedModel:
     warm_start: Node | None
 
     def __post_init__(self) -> None:
-        if not 1 <= self.max_tokens < self.max_seq_len:
-            raise ValueError(
-                f"model.max_tokens={self.max_tokens}, model.max_seq_len={self.max_seq_len}: a turn "
-                "must be shorter than the whole row, prompt included; change one of the two"
-            )
-
+        check_turn(self.max_tokens, self.max_seq_len)
         if not self.path:
             raise ValueError("model.path is empty: give a local folder or a name on the hub")
 
-    def prepare(self, folder: Path) -> Path:  # noqa: ARG002 (TinyModel writes there)
-        """Return the local folder of the model; `folder` stays untouched, weights are large."""
+    def prepare(self, folder: Path) -> Path:  # noqa: ARG002 TinyModel writes there
+        """Return the local folder of the model; nothing is copied to `folder`."""
         local = local_folder(self.path, self.revision, "model")
         check_length(local, self.max_seq_len, "model")
         return local
 
 
 def check_length(local: Path, max_seq_len: int, group: str) -> None:
-    """Raise ValueError if the model in a folder was built for shorter rows; `group` names it."""
+    """Raise ValueError if the model in a folder takes shorter rows; `group` names it."""
     if problem := too_long(local, max_seq_len, group):
         raise ValueError(problem)
 
 
 def local_folder(path: str, revision: str | None, group: str) -> Path:
-    """Return where a model lies here, fetched from the hub into its cache if need be.
+    """Return the local folder of a model, downloaded from the hub if necessary.
 
     Args:
         path: a local folder, or a name on the hub.
         revision: on the hub; None for the newest.
-        group: the config group that names it, for errors.
+        group: the config group that names the model, for errors.
 
     Raises:
         ValueError: there is no such model, or files are missing.
@@ -105,12 +100,12 @@ def _download(path: str, revision: str | None, group: str) -> Path:
             f"the hub has no model {name}, nor is there such a folder here: check {group}.path "
             f"and {group}.revision (a private model needs HF_TOKEN)"
         ) from error
-    except OSError as error:  # out of reach, or a full disk
+    except OSError as error:  # the hub cannot be reached, or the disk is full
         reason = reason_of(error, out_of_reach)
         raise ValueError(
             f"cannot get {name} from the hub ({reason}): use {group}.path=<local folder>, or go "
             "online once, or point HF_ENDPOINT at a mirror or HF_HOME at a cache that holds it "
-            "(HF_HUB_OFFLINE=1 then asks nobody)"
+            "(with HF_HUB_OFFLINE=1 the hub is not asked)"
         ) from error
     return Path(str(snapshot))
 
@@ -130,7 +125,7 @@ def _check(folder: Path, path: str, group: str) -> None:
         if leads_out(folder / name):
             raise ValueError(
                 f"{folder}/{name} is a link to {(folder / name).resolve()}: put a copy in its "
-                "place, for what is trained here is saved with it"
+                "place, because it is saved with the trained model"
             )
     missing = missing_weights(folder)
     if missing:

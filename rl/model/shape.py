@@ -2,16 +2,15 @@
 
 import json
 import math
-import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl.model.folder import weight_files
+from rl.model.folder import header_of, listed_files, weight_files
 
 GIB = 1 << 30
-_LARGE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+_REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _OTHERS = (
     *("head_dim", "num_key_value_heads", "intermediate_size"),
     *("num_experts", "num_local_experts", "moe_intermediate_size", "num_experts_per_tok"),
@@ -20,28 +19,16 @@ _OTHERS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Sizes that memory follows from.
+    """Sizes from which memory is estimated."""
 
-    Attributes:
-        vocab: rows of the embedding.
-        hidden: of the residual stream.
-        inner: of the feed-forward part, of all experts that a token goes through.
-        query: heads times their size.
-        key: key-value heads times their size.
-        layers: of the decoder.
-        parameters: of the whole model.
-        expert: inner size of one expert; 0 where there are none.
-
-    """
-
-    vocab: int
-    hidden: int
-    inner: int
-    query: int
-    key: int
-    layers: int
-    parameters: int
-    expert: int = 0
+    vocab: int  # rows of the embedding
+    hidden: int  # of the residual stream
+    inner: int  # of the feed-forward layer, of all experts that a token uses
+    query: int  # heads times their size
+    key: int  # key-value heads times their size
+    layers: int  # of the decoder
+    parameters: int  # of the whole model
+    expert: int = 0  # inner size of one expert, 0 without experts
 
     @property
     def embedding(self) -> int:
@@ -49,15 +36,15 @@ class Shape:
         return self.vocab * self.hidden
 
     def row_bytes(self, max_seq_len: int, dtype: str) -> int:
-        """Keys and values of one row: a cache that holds less, and vLLM does not start."""
+        """Return the size of the keys and values of one row; vLLM's cache must hold one."""
         return 2 * self.layers * self.key * bytes_of(dtype) * max_seq_len
 
     def cache_gib(self, max_seq_len: int, dtype: str) -> int:
-        """GiB of a cache that holds at least one row."""
+        """Return the GiB of a cache that holds at least one row."""
         return max(math.ceil(self.row_bytes(max_seq_len, dtype) / GIB), 1)
 
     def linear_layers(self) -> dict[str, tuple[int, int]]:
-        """Inputs and outputs of each matrix of a layer, by the names that Llama gave them."""
+        """Return inputs and outputs of each matrix of a layer, under Llama's names."""
         return {
             "q_proj": (self.hidden, self.query),
             "k_proj": (self.hidden, self.key),
@@ -70,24 +57,33 @@ class Shape:
 
 
 def bytes_of(dtype: str) -> int:
-    """Return those of one number, as model.dtype has it."""
+    """Return the bytes of one number of this model.dtype."""
     return 2 if dtype == "bfloat16" else 4
 
 
 def shape_of(folder: Path) -> Shape | None:
-    """Return the sizes of the model in a folder; None for a kind whose config has other keys."""
+    """Return the sizes of the model in a folder; None if its config has other keys."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return shape(config, sum(_counts(folder)) or None)
+    listed = listed_files(folder)  # the folder may hold a second copy of the weights
+    counted = sum(
+        math.prod(form["shape"])
+        for path in weight_files(folder)
+        if listed is None or path.name in listed
+        for form in header_of(path)[0].values()
+    )
+    return shape(config, counted or None)
 
 
 def shape(config: Mapping[str, Any], parameters: int | None = None) -> Shape | None:
-    """Return the sizes that a config.json says; `parameters` where they were counted."""
+    """Return the sizes from a config.json, and the number of `parameters` if it was counted."""
     config = {**config, **(config.get("text_config") or {})}
-    if not all(isinstance(config.get(key), int) for key in _LARGE):
+    if not all(isinstance(config.get(key), int) for key in _REQUIRED):
         return None
-    if not all(isinstance(config.get(key) or 0, int) for key in _OTHERS):  # a list: by layer
+    if not all(
+        isinstance(config.get(key) or 0, int) for key in _OTHERS
+    ):  # a list has one per layer
         return None
-    hidden, layers, heads, vocab = (config[key] for key in _LARGE)
+    hidden, layers, heads, vocab = (config[key] for key in _REQUIRED)
     size = config.get("head_dim") or hidden // heads
     query, key = heads * size, (config.get("num_key_value_heads") or heads) * size
     inner, expert = config.get("intermediate_size") or 4 * hidden, 0
@@ -108,16 +104,3 @@ def shape(config: Mapping[str, Any], parameters: int | None = None) -> Shape | N
         parameters=parameters or ends + layers * matrices,
         expert=expert,
     )
-
-
-def _counts(folder: Path) -> Iterator[int]:
-    """Numbers in each tensor of the weights that are loaded; beside them may lie another copy."""
-    index = folder / "model.safetensors.index.json"
-    listed = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else None
-    for path in weight_files(folder):
-        if listed is not None and path.name not in listed:
-            continue
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(length))
-        yield from (math.prod(form["shape"]) for key, form in header.items() if key[:2] != "__")

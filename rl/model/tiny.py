@@ -1,8 +1,8 @@
 """A Qwen3 small enough to train on two cores, built here: nothing is downloaded.
 
-Its tokens are the 256 bytes (the id of a byte is the byte) and Qwen3's special tokens, so any text
-in any language can be said and every answer is spelled letter by letter. The folder that `prepare`
-writes has no weights: the trainer draws them from config.json and the run's seed.
+Its tokens are the 256 bytes (the id of a byte is the byte) and Qwen3's special tokens, so it can
+write any text, byte by byte. The folder that `prepare` writes has no weights: the trainer draws
+them from config.json and the run's seed.
 """
 
 import json
@@ -14,10 +14,11 @@ from typing import Any, ClassVar, Literal
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from rl.config.annotations import Node
+from rl.model.folder import check_turn
 
 END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CONTROL_TOKENS = (END_OF_TEXT, IM_START, IM_END)  # ids 256, 257, 258
-# Qwen3 keeps these in decoded text (they are not "special"), so that parsers can find them.
+# Not "special" in Qwen3: they stay in decoded text, where parsers find them.
 MARKUP_TOKENS = (
     "<tool_call>",
     "</tool_call>",
@@ -27,7 +28,7 @@ MARKUP_TOKENS = (
     "</think>",
 )
 
-# The format of Qwen3, for models that do not think: what `renderers` renders for the name "qwen3".
+# Qwen3's format without thinking, as `renderers` writes it under the name "qwen3".
 CHAT_TEMPLATE = r"""
 {%- set opening = messages[0] if messages and messages[0].role == 'system' else none %}
 {%- if tools %}
@@ -88,14 +89,10 @@ class TinyModel:
     warm_start: Node | None
 
     renderer: ClassVar[str] = "qwen3"
-    drawn_by_trainer: ClassVar[bool] = True  # no weights are there before it
+    drawn_by_trainer: ClassVar[bool] = True  # its folder holds no weights
 
     def __post_init__(self) -> None:
-        if not 1 <= self.max_tokens < self.max_seq_len:
-            raise ValueError(
-                f"model.max_tokens={self.max_tokens}, model.max_seq_len={self.max_seq_len}: a turn "
-                "must be shorter than the whole row, prompt included; change one of the two"
-            )
+        check_turn(self.max_tokens, self.max_seq_len)
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_heads={self.num_heads} is no multiple of num_kv_heads={self.num_kv_heads}: "
@@ -105,9 +102,9 @@ class TinyModel:
             raise ValueError(f"head_dim={self.head_dim} is odd: rotary positions need pairs")
 
     def prepare(self, folder: Path) -> Path:
-        """Write config, tokenizer and chat template to `folder`, whole or not at all; return it.
+        """Write config, tokenizer and chat template to `folder`, all or none; return it.
 
-        A folder that already holds this model is left as it is, whatever else lies in it.
+        A folder that already holds this model is left as it is.
         """
         files = self._files()
         if folder.is_dir() and any(folder.iterdir()):
@@ -149,9 +146,9 @@ class TinyModel:
             "head_dim": self.head_dim,
             "hidden_act": "silu",
             "rms_norm_eps": 1e-6,
-            # The customary 0.02 and, for words, a rope_theta of 10^4 do not suit a network this
-            # narrow: after 150 supervised steps it spells no word of reverse-text right, with 0.08
-            # and 100 it spells 23-53 % after 120.
+            # The usual 0.02, and for words a rope_theta of 10^4, are wrong for so narrow a network:
+            # after 150 supervised steps it solves no word of reverse-text; with 0.08 and 100 it
+            # solves 23-53 % after 120 steps.
             "initializer_range": 0.08,
             "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},
             "attention_bias": False,
@@ -182,7 +179,7 @@ class TinyModel:
 
 
 def byte_tokenizer() -> Tokenizer:
-    """Return the tokenizer: byte-level BPE without a single merge, and Qwen3's special tokens."""
+    """Return a tokenizer of bytes (BPE without merges) and Qwen3's special tokens."""
     vocab = {letter: byte for byte, letter in enumerate(byte_letters())}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -1,13 +1,13 @@
-"""From a model folder to a `renderers.Renderer`, without torch or transformers.
+"""Load the renderer of a model folder, without torch or transformers.
 
-The rollouts process loads tokenizer.json with the `tokenizers` library and hands the renderer a
-thin wrapper: `renderers` imports in half a second, transformers would bring torch and five seconds.
+The rollouts process loads tokenizer.json with the `tokenizers` library and wraps it for the
+renderer. `renderers` imports in half a second; transformers would import torch and take five.
 
 Thinking: every renderer keeps its family's defaults. For Qwen3 that is enable_thinking=True, which
-prefills nothing: the prompt ends where the assistant's role line ends, as in the templates of the
-tiny model, of Qwen3-4B-Instruct-2507 (no thinking at all) and of Qwen3-0.6B (thinks if it likes).
-enable_thinking=False would put an empty think block into every prompt, which the first two have
-never seen.
+adds nothing to the prompt. The prompt ends after the assistant's role line, as in the templates of
+the tiny model, of Qwen3-4B-Instruct-2507 (never thinks) and of Qwen3-0.6B (may think).
+enable_thinking=False would put an empty think block into every prompt, which the first two were not
+trained on.
 """
 
 import json
@@ -21,10 +21,10 @@ from renderers import ParsedResponse, Renderer, config_from_name, create_rendere
 from renderers.base import MODEL_RENDERER_MAP
 
 RENDERERS = tuple(sorted(set(MODEL_RENDERER_MAP.values())))
-"""Names of the families that `renderers` knows; each is a value of model.renderer."""
+"""The families that `renderers` knows, which are the values of model.renderer."""
 
-# model_type of config.json, for models whose name is unknown (fine-tunes). Only types with one chat
-# format: glm4_moe or deepseek_v3, say, cover several, so those must be named.
+# By model_type of config.json, for fine-tunes with an unknown name. glm4_moe and deepseek_v3 have
+# several chat formats, so there the user must name the renderer.
 FAMILIES = {"qwen3": "qwen3", "qwen3_moe": "qwen3", "gpt_oss": "gpt-oss"}
 
 
@@ -32,7 +32,7 @@ class Tokenizer:
     """tokenizer.json with the calls that a renderer makes (`renderers.Tokenizer`).
 
     Attributes:
-        name_or_path: the model's name on the hub where it can be told, else its folder.
+        name_or_path: the model's name on the hub if it is known, else its folder.
         eos_token_id, pad_token_id, unk_token_id: ids, or None where the model has none.
 
     """
@@ -54,7 +54,7 @@ class Tokenizer:
         )
 
     def spell_special_tokens(self, spelled: bool = True) -> None:
-        """From now on, special tokens written out in a text are text, or become those tokens."""
+        """Encode special tokens that are written out in a text as text, or as those tokens."""
         self._inner.encode_special_tokens = spelled
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
@@ -62,18 +62,18 @@ class Tokenizer:
         return self._inner.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """Return the text; bytes that are no UTF-8 become U+FFFD."""
+        """Return the text; invalid UTF-8 becomes U+FFFD."""
         return self._inner.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
-        """Return the id of one token or a list of ids; unk_token_id for what is no token."""
+        """Return the id of one token or a list of ids; unk_token_id if there is no such token."""
         if isinstance(tokens, str):
             token_id = self._inner.token_to_id(tokens)
             return self.unk_token_id if token_id is None else token_id
         return [self.convert_tokens_to_ids(token) for token in tokens]
 
     def _special_id(self, token: Any) -> int | None:
-        """Look up a special token as tokenizer_config.json writes it: a string or a dict."""
+        """Return the id of a special token of tokenizer_config.json: a string or a dict."""
         text = token.get("content") if isinstance(token, dict) else token
         return self._inner.token_to_id(text) if isinstance(text, str) else None
 
@@ -81,7 +81,7 @@ class Tokenizer:
 def load_renderer(folder: Path, name: str, *, keep_thinking: bool = False) -> Renderer:
     """Return the renderer `name` (a value of RENDERERS, or "auto") for the model in `folder`.
 
-    `keep_thinking`: of earlier turns too, where the model's own template drops it.
+    `keep_thinking` keeps that of earlier turns, too, even if the model's own template drops it.
     """
     tokenizer = Tokenizer(folder)
     if name == "auto":
@@ -93,20 +93,20 @@ def load_renderer(folder: Path, name: str, *, keep_thinking: bool = False) -> Re
     config: Any = config_from_name(name)
     never_drops = name == "qwen3" and "<think>" not in (chat_template(folder) or "<think>")
     if keep_thinking or never_drops:
-        # Then a new user message needs no re-rendering: the next prompt extends the sampled tokens.
+        # Then the next prompt extends the sampled tokens, and nothing is rendered again.
         config = config.model_copy(update={"thinking_retention": "all"})
     try:
         renderer = create_renderer(tokenizer, config)
-    except AssertionError as error:  # how a renderer says that a special token is missing
+    except AssertionError as error:  # a renderer misses a special token
         raise ValueError(
             f"renderer {name!r} does not fit the tokenizer in {folder}: {error}; set "
             f"model.renderer to the model's own family: {_listed()}"
         ) from error
-    _spell_what_is_said(renderer, tokenizer)
+    _encode_messages_as_text(renderer, tokenizer)
     return renderer
 
 
-# Whatever a format may write by itself, and no special token in what anybody says.
+# Every element that a chat format may write, and messages without a special token.
 _CONVERSATION: Any = [
     {"role": "system", "content": "Be kind."},
     {"role": "user", "content": "How much is 2 + 3?"},
@@ -125,15 +125,13 @@ _CONVERSATION: Any = [
 _TOOLS: Any = [{"name": "f", "description": "Adds.", "parameters": {"type": "object"}}]
 
 
-def _spell_what_is_said(renderer: Renderer, tokenizer: Tokenizer) -> None:
-    """Let nobody's text end a turn or open another by spelling a special token.
+def _encode_messages_as_text(renderer: Renderer, tokenizer: Tokenizer) -> None:
+    """Prevent a message that contains <|im_end|> from ending its turn and forging another.
 
-    Only where the format itself writes special tokens by their ids: a conversation that has none in
-    its text must come out the same.
+    Only possible if the format writes special tokens by their ids. If it writes them as text, a
+    conversation without special tokens is rendered differently, and nothing is changed.
     """
 
-    # A message that spells <|im_end|> would otherwise forge the turn of somebody else. Where a
-    # format writes its own markup as text, that must go on becoming tokens: both ways are compared.
     def rendered() -> list[list[int]] | None:
         try:
             return [
@@ -143,7 +141,7 @@ def _spell_what_is_said(renderer: Renderer, tokenizer: Tokenizer) -> None:
                 for end in (2, 4, 5, 6)
                 for tools in (None, _TOOLS)
             ]
-        except Exception:  # noqa: BLE001 a format without tools or system messages
+        except Exception:  # noqa: BLE001 the format has no tools or system messages
             return None
 
     before = rendered()
@@ -153,13 +151,13 @@ def _spell_what_is_said(renderer: Renderer, tokenizer: Tokenizer) -> None:
 
 
 def decoded(renderer: Renderer, token_ids: Sequence[int]) -> str:
-    """Return the text of sampled tokens, stop token left out: for turns that no parser reads."""
-    tokenizer: Tokenizer = cast("Any", renderer)._tokenizer  # where every family keeps ours
+    """Return the text of sampled tokens without special tokens, for turns that no parser reads."""
+    tokenizer: Tokenizer = cast("Any", renderer)._tokenizer  # every family keeps it there
     return tokenizer.decode(token_ids, skip_special_tokens=True)
 
 
 def hub_name(folder: Path) -> str | None:
-    """Return `organisation/model` of a folder in the hub's cache, or as its config remembers it."""
+    """Return `organisation/model` of a folder in the hub's cache, or from its config."""
     for part in reversed(folder.parts):
         if part.startswith("models--"):
             return part.removeprefix("models--").replace("--", "/", 1)
@@ -203,7 +201,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 class PlainParser:
     """Reads a completion as text, for chat formats that `renderers` does not know.
 
-    Tool calls and thinking stay in the text: an environment that wants them must read them there.
+    Tool calls and thinking stay in the text, where an environment may parse them.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -216,7 +214,7 @@ class PlainParser:
         )
 
     def get_stop_token_ids(self) -> list[int]:
-        """Those of generation_config.json, else the tokenizer's end of text."""
+        """Return the ids of generation_config.json, else the tokenizer's end of text."""
         return list(self._stops)
 
     def parse_response(
@@ -224,7 +222,7 @@ class PlainParser:
         token_ids: list[int],
         **_: Any,
     ) -> ParsedResponse:
-        """All of it as content, special tokens left out."""
+        """Return the whole text as content, without special tokens."""
         text = self._tokenizer.decode(token_ids, skip_special_tokens=True)
         return ParsedResponse(content=text)
 
@@ -234,7 +232,7 @@ class PlainParser:
 
 
 def parser(folder: Path, name: str) -> Renderer:
-    """Return what reads completions: the family's renderer, or text alone where none fits."""
+    """Return the family's renderer, or a parser of plain text if no family fits."""
     try:
         return load_renderer(folder, name)
     except ValueError:

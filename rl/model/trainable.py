@@ -1,9 +1,9 @@
-"""Whether the model in a folder is of a kind that can be trained here, told by its config.json."""
+"""Check by its config.json that a model is of a kind that can be trained here."""
 
 import json
 from pathlib import Path
 
-# Heads that predict no next token; whatever else a model is called is left to transformers.
+# Heads that predict no next token. Any other name is left to transformers.
 _OTHER_HEADS = (
     *("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"),
     *("ForQuestionAnswering", "ForSpeechSeq2Seq", "ForImageClassification"),
@@ -11,11 +11,9 @@ _OTHER_HEADS = (
 
 
 def check_trainable(folder: Path) -> None:
-    """Raise ValueError for a model that vLLM or the trainer would refuse later and in more words.
+    """Raise ValueError if the model predicts no next token or its weights are quantised.
 
-    Raises:
-        ValueError: it predicts no next token, or its weights are quantised.
-
+    vLLM or the trainer would refuse it later, with a longer message.
     """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     kinds = [str(kind) for kind in config.get("architectures") or ()]

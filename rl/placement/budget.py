@@ -1,179 +1,153 @@
-"""Whether a plan fits the memory of its hosts and GPUs; what one that fits settles.
+"""Whether a plan fits the memory of its hosts and GPUs, and how much of it vLLM may take.
 
-A part that cannot fit is refused with the arithmetic, and only where it could not even if 15 % less
-would do, as far as estimates are off (docs/scaling.md). What is free just now is not asked: another
-program may end. The page says where a plan takes more.
+A plan that cannot fit is refused with the arithmetic, but only if 85 % of the estimate is too much,
+because estimates are up to 15 % off (docs/scaling.md). Memory that other programs use at the moment
+does not count, because they may end. The plan's page says where a plan takes more than that.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
 
-from rl.config.schema import ConfigError
+from rl.config.schema import ConfigError, Run
 from rl.model.shape import GIB, Shape
+from rl.placement.memory import Bytes, Need, row_bytes, trainer_need, utilization, vllm_need
 from rl.placement.placement import Place, Plan, placement
-from rl.placement.remedies import changed, remedies, typed
-from rl.placement.trainer_memory import Bytes, Need, trainer_need
-from rl.placement.vllm_memory import row_bytes, utilization, vllm_need
-from rl.run.devices import Host
+from rl.placement.remedies import remedies, typed
+from rl.runtime.devices import Host
 
 OTHERS = 0.35 * GIB  # the rollouts process and the supervisor, on the first host
 _LEAST = 0.85  # of an estimate
 _LEFT_FREE = 0.03  # of a shared GPU
-_UNKNOWN_SHARE = 0.45  # of a shared GPU whose size nobody knows
+_UNKNOWN_SHARE = 0.45  # of a shared GPU of unknown size
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
-    """One process, or the group of one vLLM, and the memory it takes."""
+class ProcessMemory:
+    """The memory of one rank, or of the processes of one vLLM."""
 
     name: str
     place: Place
     need: Need
 
 
-def parts_of(config: Mapping[str, Any], plan: Plan, shape: Shape) -> list[Part]:
+def process_memory(run: Run, plan: Plan, shape: Shape) -> list[ProcessMemory]:
     """Return what every process of a plan takes."""
-    vllm = [
-        Part(
-            name="vLLM",
-            place=place,
-            need=vllm_need(config, shape, on_gpu=bool(place.devices)),
-        )
+    needs = [
+        ("vLLM", place, vllm_need(run, shape, on_gpu=bool(place.devices)))
         for place in plan.inference
     ]
-    size = len(plan.ranks)
-    ranks = [
-        Part(
-            name="trainer",
-            place=place,
-            need=trainer_need(
-                config, shape, ranks=size, first=rank == 0, on_gpu=bool(place.devices)
-            ),
-        )
-        for rank, place in enumerate(plan.ranks)
-    ]
-    return [*vllm, *ranks]
+    for rank, place in enumerate(plan.ranks):
+        first, on_gpu = rank == 0, bool(place.devices)
+        need = trainer_need(run, shape, ranks=len(plan.ranks), first=first, on_gpu=on_gpu)
+        needs.append(("trainer", place, need))
+    return [ProcessMemory(name=name, place=place, need=need) for name, place, need in needs]
 
 
-def fitted(
-    config: Mapping[str, Any], plan: Plan, shape: Shape, hosts: Sequence[Host]
-) -> dict[str, Any]:
-    """Return the configuration with what vLLM may take, once everything has its room.
+def fitted(run: Run, plan: Plan, shape: Shape, hosts: Sequence[Host]) -> Run:
+    """Return the run with the memory that vLLM may take.
 
     Raises:
-        ConfigError: something has none.
+        ConfigError: the run needs more memory than there is; says what would make it fit.
 
     """
-    inference = dict(config["inference"])
-    if plan.inference and isinstance(inference.get("args"), Mapping):
-        if not plan.inference[0].devices:
-            inference["cpu_kv_cache_gib"] = _cache_gib(config, shape)
-        elif share := _share(config, plan, shape, hosts):
-            args = {"gpu_memory_utilization": share, **inference["args"]}
-            inference["args"] = args
-    config = {**config, "inference": inference}
-    parts = parts_of(config, plan, shape)
-    _check_devices(parts, hosts, config)
+    run = _with_vllm_memory(run, plan, shape, hosts)
+    problems = list(_problems(process_memory(run, plan, shape), hosts, run))
+    if not problems:
+        return run
+
+    def fits(changed: Run) -> bool:
+        plan = placement(changed, hosts)
+        changed = _with_vllm_memory(changed, plan, shape, hosts)
+        return not any(_problems(process_memory(changed, plan, shape), hosts, changed))
+
+    of_a_host = not plan.on_gpus or "the machine has" in problems[0]
+    changes, is_enough = remedies(run, shape, fits, fewer_processes=of_a_host)
+    larger = "machine" if of_a_host else "inference.tensor_parallel_size or GPU"
+    rest = f"use a smaller model, a lower max_seq_len or a larger {larger}"
+    if is_enough:
+        remedy = f"use {typed(changes)}"
+    else:
+        remedy = f"even {typed(changes)} is not enough: {rest}" if changes else rest
+    raise ConfigError([f"{problems[0]}. {remedy[0].upper()}{remedy[1:]}"])
+
+
+def _with_vllm_memory(run: Run, plan: Plan, shape: Shape, hosts: Sequence[Host]) -> Run:
+    if not plan.inference or run.inference.args is None:
+        return run
+    if not plan.inference[0].devices:
+        return run.changed({"inference.cpu_kv_cache_gib": _cache_gib(run, shape)})
+    if share := _share(run, plan, shape, hosts):
+        args = {"gpu_memory_utilization": share, **run.inference.args}
+        return run.changed({"inference.args": args})
+    return run
+
+
+def _problems(processes: Sequence[ProcessMemory], hosts: Sequence[Host], run: Run) -> Iterator[str]:
+    """Yield where the processes take more than there is, with the arithmetic."""
+    for place in dict.fromkeys(process.place for process in processes):
+        if (size := hosts[place.host].device_memory) is None:
+            continue
+        for device in place.devices:
+            needs = {
+                process.name: process.need
+                for process in processes
+                if process.place.host == place.host and device in process.place.devices
+            }
+            taken = sum(need.on_device for need in needs.values())
+            limit = size * utilization(run.inference.args) if set(needs) == {"vLLM"} else size
+            if _LEAST * taken > limit:
+                terms = "; ".join(arithmetic(name, need.device) for name, need in needs.items())
+                yield (
+                    f"GPU {device} has {gib(limit)} GiB for {' and '.join(needs)}, which need "
+                    f"{gib(taken)}: {terms}"
+                )
     for number, host in enumerate(hosts):
-        taken = memory_of_host(parts, number)
+        taken = memory_of_host(processes, number)
         if host.memory is not None and _LEAST * taken > host.memory:
-            local = [part for part in parts if part.place.host == number]
-            largest = max(local, key=lambda part: part.need.on_host)
-            raise ConfigError(
-                [
-                    f"this run takes {gib(taken)} GiB, and the machine has {gib(host.memory)}: "
-                    f"{arithmetic(largest.name, largest.need.host)}. "
-                    f"{_what_fits(config, shape, hosts, number)}"
-                ]
+            local = [process for process in processes if process.place.host == number]
+            largest = max(local, key=lambda process: process.need.on_host)
+            yield (
+                f"this run takes {gib(taken)} GiB, and the machine has {gib(host.memory)}: "
+                f"{arithmetic(largest.name, largest.need.host)}"
             )
-    return config
 
 
-def _what_fits(config: Mapping[str, Any], shape: Shape, hosts: Sequence[Host], full: int) -> str:
-    """The sentence that says what makes room on the machines, of which this one is too full."""
-
-    def taken(trial: Mapping[str, Any], host: int) -> float:
-        return memory_of_host(parts_of(trial, placement(trial, hosts), shape), host)
-
-    def fits(trial: Mapping[str, Any]) -> bool:
-        return all(
-            host.memory is None or _LEAST * taken(trial, number) <= host.memory
-            for number, host in enumerate(hosts)
-        )
-
-    changes, enough = remedies(config, shape, fits)
-    if enough:
-        return f"Use {typed(changes)}"
-    smaller = "se a smaller model, a lower max_seq_len or a larger machine"
-    if not changes:
-        return f"U{smaller}"
-    return f"Even {typed(changes)} takes {gib(taken(changed(config, changes), full))}: u{smaller}"
-
-
-def memory_of_host(parts: Sequence[Part], host: int) -> float:
-    """Return the bytes that a plan takes of a machine."""
-    local = sum(part.need.on_host for part in parts if part.place.host == host)
+def memory_of_host(processes: Sequence[ProcessMemory], host: int) -> float:
+    """Return the bytes that all processes take of a machine."""
+    local = sum(process.need.on_host for process in processes if process.place.host == host)
     return local + OTHERS * (host == 0)
 
 
-def _cache_gib(config: Mapping[str, Any], shape: Shape) -> int:
-    """GiB of vLLM's cache on CPU: at least what one row needs."""
-    needed = shape.cache_gib(config["max_seq_len"], config["model"]["dtype"])
-    chosen = config["inference"].get("cpu_kv_cache_gib") or needed
+def _cache_gib(run: Run, shape: Shape) -> int:
+    """Return the GiB of vLLM's cache on a CPU: at least what one row needs."""
+    needed = shape.cache_gib(run.max_seq_len, run.model.dtype)
+    chosen = run.inference.cpu_kv_cache_gib or needed
     if chosen < needed:
         raise ConfigError(
             [
                 f"inference.cpu_kv_cache_gib={chosen}, but the keys and values of one row of "
-                f"max_seq_len={config['max_seq_len']} take "
-                f"{row_bytes(config, shape) / GIB:.1f} GiB: raise it to {needed}, use null, or "
-                "lower max_seq_len"
+                f"max_seq_len={run.max_seq_len} take {row_bytes(run, shape) / GIB:.1f} GiB: raise "
+                f"it to {needed}, use null, or lower max_seq_len"
             ]
         )
     return chosen
 
 
-def _share(
-    config: Mapping[str, Any], plan: Plan, shape: Shape, hosts: Sequence[Host]
-) -> float | None:
-    """The part of a GPU that vLLM may take beside a rank; None where it has its own."""
-    shared = [place for place in plan.inference if plan.is_shared(place)]
-    if not shared:
+def _share(run: Run, plan: Plan, shape: Shape, hosts: Sequence[Host]) -> float | None:
+    """Return the share of a GPU that vLLM may take beside a rank; None if it has its own GPU."""
+    if not any(plan.is_shared(place) for place in plan.inference):
         return None
     size = min((h.device_memory for h in hosts if h.device_memory), default=None)
     if size is None:
         return _UNKNOWN_SHARE
-    rank = trainer_need(config, shape, ranks=len(plan.ranks), first=True, on_gpu=True)
-    least = vllm_need(config, shape, on_gpu=True)
+    rank = trainer_need(run, shape, ranks=len(plan.ranks), first=True, on_gpu=True)
+    least = vllm_need(run, shape, on_gpu=True)
     left = 1 - rank.on_device / size - _LEFT_FREE
     return min(round(max(left, least.on_device / size + 0.01), 2), 1.0)
 
 
-def _check_devices(parts: Sequence[Part], hosts: Sequence[Host], config: Mapping[str, Any]) -> None:
-    for place in dict.fromkeys(part.place for part in parts):
-        size = hosts[place.host].device_memory
-        if size is None:
-            continue
-        for device in place.devices:
-            there = [p for p in parts if p.place.host == place.host and device in p.place.devices]
-            needs = {part.name: part.need for part in there}
-            taken = sum(need.on_device for need in needs.values())
-            room = size * utilization(config["inference"]) if set(needs) == {"vLLM"} else size
-            if _LEAST * taken > room:
-                both = Bytes()
-                for name, need in needs.items():
-                    both |= {f"{name}'s {key}": v for key, v in need.device.items()}
-                sums = "; ".join(arithmetic(n, need.device) for n, need in needs.items())
-                _refuse(
-                    f"GPU {device} has {gib(room)} GiB for {' and '.join(needs)}, which need "
-                    f"{gib(taken)}: {sums}",
-                    both,
-                    config,
-                )
-
-
 def arithmetic(name: str, need: Bytes) -> str:
-    """Return `trainer 10.3 = weights 0.8 + optimizer 4.9 + ...`, the largest first."""
+    """Return `trainer 10.3 = weights 0.8 + optimizer 4.9 + ...`, the largest term first."""
     terms = sorted(need.items(), key=lambda item: -item[1])
     shown = " + ".join(f"{key} {gib(value)}" for key, value in terms if value >= 0.05 * GIB)
     return f"{name} {gib(sum(need.values()))} = {shown}"
@@ -182,31 +156,3 @@ def arithmetic(name: str, need: Bytes) -> str:
 def gib(value: float) -> str:
     """Return bytes in GiB."""
     return f"{value / GIB:.1f}"
-
-
-def _refuse(sentence: str, need: Bytes, config: Mapping[str, Any]) -> NoReturn:
-    raise ConfigError([f"{sentence}. Use {' or '.join(_remedies(need, config))}"])
-
-
-def _remedies(need: Bytes, config: Mapping[str, Any]) -> Iterator[str]:
-    """What makes the largest part of it smaller."""
-
-    def of(*names: str) -> float:
-        return sum(value for key, value in need.items() if key.endswith(names))
-
-    passes, states = of("activations", "logits"), of("gradients", "optimizer", "step")
-    if passes > states:
-        if not config["trainer"]["gradient_checkpointing"]:
-            yield "trainer.gradient_checkpointing=true"
-        yield "a lower trainer.tokens_per_micro_batch"
-        if of("logits") > of("activations"):
-            yield "a lower trainer.logprob_chunk"
-    elif states > of("weights", "key-values"):
-        if config["adapter"].get("rank") is None:
-            yield "adapter=lora"
-        yield "deepspeed=zero3 with more trainer.ranks"
-    elif of("key-values") > of("weights"):
-        yield "a lower max_seq_len"
-    else:
-        yield "a smaller model"
-        yield "a larger inference.tensor_parallel_size"

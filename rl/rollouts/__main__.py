@@ -5,7 +5,6 @@ import random
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict
 from pathlib import Path
 
 import msgspec
@@ -14,13 +13,12 @@ from renderers import Renderer
 from envs.episode import Example
 from envs.protocol import Environment, Pool
 from rl.config.build import build
-from rl.config.facts import is_by_hand, sees_hint, spans_hosts, takes_turns
+from rl.config.facts import sees_hint
+from rl.config.learned import Learned
 from rl.config.schema import Run
-from rl.config.transport import transport
 from rl.evaluation.periodic import Evaluator, evaluator_of
 from rl.inference.client import RequestTally
 from rl.inference.live_version import LiveVersion
-from rl.inference.replica import names_of
 from rl.inference.router import Router
 from rl.inference.server import SERVED_AS
 from rl.model.tokenizer import load_renderer
@@ -28,16 +26,15 @@ from rl.records import PlayGroup, Rollout
 from rl.rollouts.credit import Crediting
 from rl.rollouts.dispatcher import Dispatcher, DispatcherState
 from rl.rollouts.example_order import ExampleOrder
-from rl.rollouts.replicas import Replicas
 from rl.rollouts.service import RolloutService
-from rl.run.by_hand import end_with_run, require_prepared
-from rl.run.failure import reporting
-from rl.run.folder import RunFolder
-from rl.run.interface import listening_address
-from rl.run.open_files import raise_open_files
-from rl.run.status import Status
-from rl.run.stop_request import pass_on_signals
-from rl.run.warning_lines import noting_warnings
+from rl.rollouts.serving_replicas import ServingReplicas
+from rl.runtime.devices import raise_open_files
+from rl.runtime.failure import reporting
+from rl.runtime.folder import RunFolder
+from rl.runtime.network import listening_address
+from rl.runtime.status import Status
+from rl.runtime.stop_request import end_with_run, pass_on_signals, require_prepared
+from rl.runtime.warning_lines import noting_warnings
 from rl.sampling.chat import ChatSetting
 from rl.sampling.demonstrations import Imitator
 from rl.sampling.hints import require_hints
@@ -47,13 +44,13 @@ from rl.sampling.sampler import PolicySampler
 from rl.sampling.waits import Waits
 from rl.sampling.watchdog import Watchdog
 
-_MEASURING_S = 5.0  # at the start; the prompts of a large data set take longer than vLLM
+_MEASURING_S = 5.0  # at the start, because a large data set takes longer than vLLM's start
 
 
 def _imitate(run: Run, sampler: Imitator, env: Environment, renderer: Renderer) -> PlayGroup:
     async def play_group(
         index: int,
-        example: Example,  # says which environment of a mixture; its expert chooses what to show
+        example: Example,  # names the environment of a mixture, whose expert chooses what to show
         group_size: int,
     ) -> tuple[Rollout, ...]:
         rng = random.Random(f"{run.seed}:{index}")
@@ -73,16 +70,16 @@ def _setting(
     tally: RequestTally,
     router: Router,
 ) -> ChatSetting:
-    """What a client needs to know of this run."""
-    num_seqs = run.inference.get("args", {}).get("max_num_seqs")
+    """Return what a client needs to know of this run."""
+    num_seqs = (run.inference.args or {}).get("max_num_seqs")
     return ChatSetting(
         sampler=sampler,
         max_seq_len=run.max_seq_len,
         has_turns=env.has_turns,
-        num_seqs=num_seqs and num_seqs * len(names_of(run.inference)),
+        num_seqs=num_seqs and num_seqs * len(run.inference.names),
         version=version,
         router=router,
-        served_as=SERVED_AS[transport(vars(run))],
+        served_as=SERVED_AS[run.pushes_adapter],
         model=run_folder.model(),
         renderer=build(run.model)().renderer,
         tally=tally,
@@ -91,33 +88,35 @@ def _setting(
 
 def _hinted(run: Run, env: Environment, pools: Sequence[Pool]) -> frozenset[str]:
     """Return the environments whose reference sees hints: each of their examples has one."""
-    names = (pool.examples[0].env for pool in pools if pool.examples)  # else the order says so
-    hinted = frozenset(name for name in names if sees_hint(asdict(run), name))
+    names = (
+        pool.examples[0].env for pool in pools if pool.examples
+    )  # an empty pool is refused by the order
+    hinted = frozenset(name for name in names if sees_hint(run.plain(), name))
     require_hints(env, pools, hinted)
     return hinted
 
 
 def _loaded(run_folder: RunFolder) -> Run:
     run = Run.load(run_folder.config)
-    if is_by_hand(run.cluster):
+    if run.cluster.by_hand:
         end_with_run(run_folder)
     return run
 
 
 def _host(run: Run) -> str | None:
-    """The address to listen on where ranks may be on other machines."""
-    return listening_address(run.cluster["interface"]) if spans_hosts(run.cluster) else None
+    """Return the address to listen on if ranks may be on other machines."""
+    return listening_address(run.cluster.interface) if run.cluster.spans_hosts else None
 
 
 async def main(run_folder: RunFolder) -> None:
-    """Play groups and answer the trainer until we are ended."""
+    """Play groups and answer the trainer until the supervisor ends this process."""
     run, status = _loaded(run_folder), Status(run_folder, "rollouts")
     status.set("loading the environment")
     env: Environment = build(run.env)()
     pools = env.pools("train")
     sampler = build(run.sampler)()
     start, version, tally = run_folder.resumed(), LiveVersion(), RequestTally()
-    replicas = Replicas(run_folder, run.inference)
+    replicas = ServingReplicas(run_folder, run.inference)
     async with AsyncExitStack() as stack:
         evaluator: Evaluator | None = None
         waits: Waits | None = None
@@ -125,7 +124,7 @@ async def main(run_folder: RunFolder) -> None:
         if sampler.uses_vllm:
             setting = _setting(run, run_folder, env, sampler, version, tally, replicas.router)
             chat = await stack.enter_async_context(build(run.client)().connect(setting))
-            hinted = _hinted(run, env, pools)  # of these, for those below are measured when read
+            hinted = _hinted(run, env, pools)  # before PromptLengths, which measures what is read
             status.set("measuring prompts")
             lengths = PromptLengths(env, pools, chat, run.max_seq_len, sampler.max_prompt_len)
             lengths.measure(_MEASURING_S)
@@ -148,7 +147,7 @@ async def main(run_folder: RunFolder) -> None:
                 build(run.reward)(),
                 build(run.advantage),
                 lambda example: env.environment_of(example).reward_weights,
-                takes_turns(run.advantage["_target_"]),
+                Learned.of(run).advantage_takes_turns,
             ),
             buffer=build(run.buffer)(),
             group_size=run.group_size,
@@ -163,7 +162,7 @@ async def main(run_folder: RunFolder) -> None:
             *(run, run_folder, dispatcher, status, tally, evaluator, waits),
             replicas if sampler.uses_vllm else None,
         )
-        # Last: a rank that can connect finds everything else in place.
+        # Last, so that a rank which can connect finds everything else ready.
         await stack.enter_async_context(service.listening(_host(run)))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(service.sample())

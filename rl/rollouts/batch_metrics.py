@@ -1,4 +1,4 @@
-"""What a batch of rollouts looks like in numbers. Names are the ones in metrics.jsonl."""
+"""The metrics of a batch of rollouts, by their names in metrics.jsonl."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from rl.evaluation.summary import (
 )
 from rl.records import Group, Rollout
 
-_MOST_TURNS = 8  # that have a curve of their own
+_MOST_TURNS = 8  # with a metric of their own
 
 
 def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
@@ -24,7 +24,7 @@ def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
     credits = [credit for group in groups for credit in group.credits]
     rewards = [[r.reward for r in group.rollouts if r.reward is not None] for group in groups]
     means = rollout_means(rollouts)
-    # Without tools these would be two curves of zeros.
+    # Without tools these metrics would always be 0.
     if not means["tool_calls"]:
         del means["tool_calls"], means["tool_errors"]
     metrics = {
@@ -33,7 +33,7 @@ def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
         **{f"rollout/{name}": value for name, value in means.items()},
         "rollout/generation_time": average([rollout.generation_time for rollout in rollouts]),
         "rollout/untrained": average([not credit.trains for credit in credits]),
-        "rollout/forks": average([max(len(rollout.sequences) - 1, 0) for rollout in rollouts]),
+        "rollout/forks": average([max(len(rollout.rows) - 1, 0) for rollout in rollouts]),
         "rollout/retries": average([rollout.retries for rollout in rollouts]),
         "rollout/zero_spread": zero_spread(rewards),
         "train/tokens": sum(rollout.num_completion for rollout in rollouts),
@@ -66,21 +66,21 @@ def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
 
 
 def _turn_rewards(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Mean of each reward that was given by turn, turn by turn, over the rollouts that have it."""
+    """Return the mean of each reward by turn, over the rollouts that have the turn."""
     values: dict[str, list[float]] = defaultdict(list)
     for rollout in rollouts:
-        for name, part in rollout.turn_rewards.items():
-            for turn, value in enumerate(part[:_MOST_TURNS]):
+        for name, rewards in rollout.turn_rewards.items():
+            for turn, value in enumerate(rewards[:_MOST_TURNS]):
                 values[f"reward/{name}/turn_{turn}"].append(value)
     return {name: average(known) for name, known in values.items()}
 
 
 def _staleness(groups: Sequence[Group], step: int) -> np.ndarray:
-    """Versions that each sampled token lies behind the policy that trains it. [tokens]"""
+    """Return the staleness [tokens] of each sampled token at this step."""
     versions = [
         row.token_versions[row.token_versions >= 0]
         for group in groups
         for rollout in group.rollouts
-        for row in rollout.sequences
+        for row in rollout.rows
     ]
     return step - np.concatenate(versions) if versions else np.empty(0, np.int32)

@@ -1,32 +1,31 @@
-"""What each rollout of a group is worth: truncation, then shaping, then the advantage. No torch.
+"""Computes the credit of each rollout of a group: truncation, shaping, advantage. No torch.
 
-    rollouts -> truncation -> length penalty -> advantage -> Credit (reward, advantages, trains)
+    rollouts -> truncation -> length penalty -> turns -> advantage -> Credit
 
-A reward is earned by turns. What the environment gave by turn stays where it was given; all else,
-what was given for the episode as a whole and what truncation and shaping changed, is earned by the
-last turn. Most advantages look at the whole; those marked PER_TURN look at every turn, and each
-token gets its turn's number.
+Rewards are split by turn. A reward that the environment gave for a turn belongs to that turn.
+Everything else belongs to the last turn: a reward for the whole episode, and what truncation and
+shaping changed. Most advantages read the rewards of whole episodes. An advantage that takes
+turns reads the rewards by turn, and each token gets the number of its turn.
 
-The environment's own reward stays in the rollout and in the metrics: runs whose shaping differs can
-still be compared by it.
+The environment's own reward stays in the rollout and in the metrics, so that runs with different
+shaping can be compared.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import ClassVar, cast
 
 from envs.episode import Example
 from rl.records import Advantage, Credit, Rollout, TurnAdvantage
-from rl.rollouts.truncation import Standing
-from rl.run.failure import RunFailed
+from rl.runtime.failure import RunFailed
 
-Truncation = Callable[[Rollout], Standing]
+Truncation = Callable[[Rollout], Credit]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RewardShaping:
-    """conf/reward: what is done to rewards before the advantage.
+    """conf/reward: how rewards change before the advantage.
 
     Attributes:
         normalise_each: False: the weighted sum of the named rewards, then one advantage of it.
@@ -36,25 +35,19 @@ class RewardShaping:
 
     """
 
+    RANGES: ClassVar[dict[str, str]] = {"length_penalty": ">= 0"}
+
     normalise_each: bool
     length_penalty: float
 
 
 @dataclass(frozen=True)
-class _Earned:
-    """A reward of one rollout."""
-
-    whole: float
-    by_turn: tuple[float, ...]
-
-
-@dataclass(frozen=True)
 class Crediting:
-    """Judges whole groups.
+    """Computes the credits of whole groups.
 
     Attributes:
         weights_of: an example's reward weights.
-        per_turn: whether the advantage is one that looks at every turn.
+        per_turn: whether the advantage reads the rewards by turn.
 
     """
 
@@ -67,72 +60,53 @@ class Crediting:
     def __call__(self, example: Example, rollouts: Sequence[Rollout]) -> tuple[Credit, ...]:
         """Return one credit per rollout of the group that played `example`."""
         weights = self.weights_of(example)
-        standings = [self._shaped(rollout) for rollout in rollouts]
-        rewards = [
-            None if standing.reward is None else _earned(rollout, standing.reward, weights)
-            for rollout, standing in zip(rollouts, standings, strict=True)
-        ]
+        credits = [self._shaped(rollout, weights) for rollout in rollouts]
         if self.shaping.normalise_each:
-            advantages = self._one_by_one(weights, rollouts, standings)
+            advantages = self._one_by_one(weights, rollouts, credits)
         else:
-            advantages = self._compared(rewards)
-        return tuple(
-            Credit(standing.reward, numbers, standing.trains, earned.by_turn if earned else ())
-            for standing, numbers, earned in zip(standings, advantages, rewards, strict=True)
-        )
+            advantages = self._compared(credits)
+        pairs = zip(credits, advantages, strict=True)
+        return tuple(replace(credit, advantages=numbers) for credit, numbers in pairs)
 
-    def _compared(self, rewards: Sequence[_Earned | None]) -> list[tuple[float, ...]]:
-        """The advantages of one reward: of each rollout one number, or one a turn."""
+    def _shaped(self, rollout: Rollout, weights: Mapping[str, float]) -> Credit:
+        credit = self.truncation(rollout)
+        if credit.reward is not None and self.shaping.length_penalty:
+            # After truncation, so that a reward which truncation set to 0 also pays for its length.
+            lost = self.shaping.length_penalty * rollout.num_completion
+            credit = replace(credit, reward=credit.reward - lost)
+        return replace(credit, turn_rewards=_by_turn(rollout, credit.reward, weights))
+
+    def _compared(self, credits: Sequence[Credit]) -> list[tuple[float, ...]]:
+        """Return the advantages of one reward: one number per rollout, or one per turn."""
         if not self.per_turn:
             advantage = cast("Advantage", self.advantage)
-            return [(number,) for number in advantage([e and e.whole for e in rewards])]
-        advantages = cast("TurnAdvantage", self.advantage)([e and e.by_turn for e in rewards])
-        for earned, numbers in zip(rewards, advantages, strict=True):
-            if earned and len(numbers) != len(earned.by_turn):
+            return [(number,) for number in advantage([credit.reward for credit in credits])]
+        scored = [None if credit.reward is None else credit.turn_rewards for credit in credits]
+        advantages = cast("TurnAdvantage", self.advantage)(scored)
+        for rewards, numbers in zip(scored, advantages, strict=True):
+            if rewards is not None and len(numbers) != len(rewards):
                 raise RunFailed(
                     f"the advantage returned {len(numbers)} numbers for a rollout of "
-                    f"{len(earned.by_turn)} turns: return one for each turn of each rollout"
+                    f"{len(rewards)} turns: return one for each turn of each rollout"
                 )
-        pairs = zip(rewards, advantages, strict=True)
-        return [tuple(numbers) if earned else (0.0,) for earned, numbers in pairs]
-
-    def _shaped(self, rollout: Rollout) -> Standing:
-        standing = self.truncation(rollout)
-        if standing.reward is None or not self.shaping.length_penalty:
-            return standing
-        # After truncation: a reward that it set to 0 pays for its length like any other.
-        lost = self.shaping.length_penalty * rollout.num_completion
-        return replace(standing, reward=standing.reward - lost)
+        pairs = zip(scored, advantages, strict=True)
+        return [(0.0,) if rewards is None else tuple(numbers) for rewards, numbers in pairs]
 
     def _one_by_one(
-        self,
-        weights: Mapping[str, float],
-        rollouts: Sequence[Rollout],
-        standings: Sequence[Standing],
+        self, weights: Mapping[str, float], rollouts: Sequence[Rollout], credits: Sequence[Credit]
     ) -> list[tuple[float, ...]]:
-        """The weighted sum of each named reward's own advantages.
+        """Return the weighted sum of each named reward's own advantages.
 
-        What truncation and shaping changed is one more reward, with weight 1.
+        What truncation and shaping changed counts as one more reward, with weight 1.
         """
-        scorable = [standing.reward is not None for standing in standings]
-        # What an unscorable one was given may be NaN or infinite, and is no sum of anything.
+        pairs = list(zip(rollouts, credits, strict=True))
+        # The rewards of an unscorable rollout may be NaN or infinite, so they are not read.
         columns = [
-            (
-                weight,
-                [
-                    _earned(r, r.rewards.get(name, 0.0), {name: 1.0}) if ok else None
-                    for r, ok in zip(rollouts, scorable, strict=True)
-                ],
-            )
+            (weight, [_alone(r, c, r.rewards.get(name, 0.0), {name: 1.0}) for r, c in pairs])
             for name, weight in weights.items()
-            if weight  # 0 x NaN is NaN
+            if weight  # because 0 x NaN is NaN
         ]
-        changes = [
-            None
-            if standing.reward is None
-            else _earned(rollout, standing.reward - (rollout.reward or 0.0), {})
-            for standing, rollout in zip(standings, rollouts, strict=True)
-        ]
+        changes = [_alone(r, c, (c.reward or 0.0) - (r.reward or 0.0), {}) for r, c in pairs]
         totals: list[tuple[float, ...]] = []
         for weight, column in [*columns, (1.0, changes)]:
             shares = [tuple(weight * a for a in numbers) for numbers in self._compared(column)]
@@ -145,17 +119,22 @@ class Crediting:
         return totals
 
 
-def _num_turns(rollout: Rollout) -> int:
-    """Turns of a rollout; at least one, for what is earned must be earned somewhere."""
-    # Not `turns` alone, which an environment might have changed: every token's turn must count.
-    return max(1, rollout.turns, len(rollout.turn_lengths))
+def _alone(rollout: Rollout, credit: Credit, reward: float, weights: Mapping[str, float]) -> Credit:
+    """Return the credit of one reward by itself."""
+    own = None if credit.reward is None else reward
+    return Credit(own, turn_rewards=_by_turn(rollout, own, weights))
 
 
-def _earned(rollout: Rollout, whole: float, weights: Mapping[str, float]) -> _Earned:
-    """Say which turns earned `whole`: what these rewards gave by turn; the last one, the rest."""
-    by_turn = [0.0] * _num_turns(rollout)
+def _by_turn(
+    rollout: Rollout, reward: float | None, weights: Mapping[str, float]
+) -> tuple[float, ...]:
+    """Return what each turn earned: the weighted rewards given by turn; the last turn, the rest."""
+    if reward is None:
+        return ()
+    # At least one turn. Not `turns` alone, because an environment may have changed that number.
+    by_turn = [0.0] * max(1, rollout.turns, len(rollout.turn_lengths))
     for name, weight in weights.items():
         for turn, value in enumerate(rollout.turn_rewards.get(name, ()) if weight else ()):
             by_turn[turn] += weight * value
-    by_turn[-1] += whole - math.fsum(by_turn)
-    return _Earned(whole, tuple(by_turn))
+    by_turn[-1] += reward - math.fsum(by_turn)
+    return tuple(by_turn)

@@ -1,14 +1,13 @@
-"""Examples in three pools by how hard they were when they were last played.
+"""Orders examples in three pools by how hard they were when they were last played.
 
     mean reward of the group >= easy_threshold  ->  easy    \
                              <= hard_threshold  ->  hard     >  each drawn by its weight
-    all others, and what was never played       ->  normal  /
+    all others, and unplayed examples           ->  normal  /
 
-The last group alone decides: the policy changes, so what an example earned a hundred steps ago says
-little, and a group that is played again after a resume counts once. Within a pool the example that
-was played longest ago comes next, so nothing repeats before the rest of its pool was played.
-After the difficulty pools of prime-rl, with weights for every draw in the place of fractions of a
-batch.
+Only the last group of an example decides, because the policy changes: a reward of a hundred steps
+ago says little. A group that is played again after a resume counts once. Within a pool the example
+that was played longest ago comes next, so no example repeats before the rest of its pool. Like the
+difficulty pools of prime-rl, but with weights for every draw instead of fractions of a batch.
 """
 
 import random
@@ -22,23 +21,23 @@ from rl.rollouts.example_order import ExampleOrder, Place
 
 _LEVELS = ("easy", "normal", "hard")
 
-_Queue = OrderedDict[int, None]  # positions, that of the example played longest ago first
+_Queue = OrderedDict[int, None]  # positions; the example played longest ago comes first
 
 
 class DifficultyOrder(ExampleOrder):
     """Easy, normal and hard examples, each as often as its weight says (conf/order/difficulty).
 
-    A mixture draws the environment first, by its own weights; each has pools of its own.
+    A mixture draws the environment first, by its weights. Each environment has three pools.
 
     Attributes:
-        easy_threshold: mean reward, the environment's own, from which on an example is easy.
-        hard_threshold: mean reward up to which it is hard.
-        weights: of the three; one whose pool is empty leaves its share to the others.
+        easy_threshold: an example is easy from this mean reward on, the environment's own.
+        hard_threshold: an example is hard up to this mean reward.
+        weights: of the three pools; an empty pool leaves its share to the others.
 
     """
 
-    ORDERED: ClassVar[tuple[str, str]] = ("hard_threshold", "easy_threshold")
     RANGES: ClassVar[dict[str, str]] = {
+        "hard_threshold": "< easy_threshold",
         "easy_weight": ">= 0",
         "normal_weight": ">= 0",
         "hard_weight": ">= 0",
@@ -62,28 +61,27 @@ class DifficultyOrder(ExampleOrder):
         self.load({})
 
     def next(self, index: int) -> Place:
-        """Return the place of group `index`: a function of seed, index and what was observed."""
-        # A generator for each draw: a checkpoint need not hold one in the middle of its numbers.
+        """Return the place of group `index`; it depends on seed, index and the observed groups."""
+        # One RNG per draw, so that checkpoints need not store RNG state.
         rng = random.Random(f"{self.seed}:{index}")
         (pool,) = rng.choices(range(len(self.pools)), [pool.weight for pool in self.pools])
         filled = {level: queue for level, queue in self._queues[pool].items() if queue}
         weights = [self.weights[level] for level in filled]
-        # Where all examples are such as nobody wants, they are better than no batch.
+        # If the weights of all examples are 0, draw them anyway: no batch would be worse.
         (level,) = rng.choices(list(filled), weights if any(weights) else None)
         position = next(iter(filled[level]))
         filled[level].move_to_end(position)
-        # Those that were never played are at the head of `normal`: nothing is put before them.
+        # Unplayed examples are at the head of `normal`, and no other is put before them.
         if level == "normal" and self._num_unplayed[pool]:
             self._num_unplayed[pool] -= 1
         return pool, position
 
     def observe(self, place: Place, group: Group) -> None:
-        """Put the example where its group says; one that cannot be scored stays where it is."""
-        rewards = [rollout.reward for rollout in group.rollouts if rollout.reward is not None]
-        if not rewards:
+        """Move the example to the pool of its mean reward; an unscorable group moves nothing."""
+        if not group.rewards:
             return
         pool, position = place
-        queues, level = self._queues[pool], self._level(sum(rewards) / len(rewards))
+        queues, level = self._queues[pool], self._level(sum(group.rewards) / len(group.rewards))
         if position not in queues[level]:
             for queue in queues.values():
                 queue.pop(position, None)
@@ -95,7 +93,7 @@ class DifficultyOrder(ExampleOrder):
         return "hard" if mean <= self.hard_threshold else "normal"
 
     def state(self) -> dict[str, Any]:
-        """Return the examples that were played, by pool; the seed knows the others."""
+        """Return the played examples, by pool; the seed gives the order of the others."""
         played = [
             {
                 level: list(queue)[unplayed if level == "normal" else 0 :]
@@ -106,7 +104,7 @@ class DifficultyOrder(ExampleOrder):
         return {"sizes": [len(pool.examples) for pool in self.pools], "played": played}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on with the pools as they were.
+        """Restore the pools.
 
         Raises:
             ValueError: the environment has other examples now.
@@ -132,7 +130,7 @@ class DifficultyOrder(ExampleOrder):
             self._num_unplayed.append(len(unplayed))
 
     def metrics(self) -> dict[str, float]:
-        """Return the share of each pool among all examples, and how many were played at all."""
+        """Return the share of each pool among all examples, and the number of played examples."""
         total = sum(len(pool.examples) for pool in self.pools)
         counts = {level: sum(len(queues[level]) for queues in self._queues) for level in _LEVELS}
         shares = {level: count / total for level, count in counts.items()}

@@ -1,14 +1,14 @@
-"""Which example the next group plays: the choices of conf/order, and what one of your own is.
+"""Chooses the example of the next group: conf/order, and the base class of custom orders.
 
-    pools (weight, examples)        of a mixture; any other environment has one
-      | draw a pool by weight       in every order, by seed and index alone
+    pools (weight, examples)        one per environment of a mixture
+      | draw a pool by weight       every order depends on seed and index alone
       v
-    place (pool, position)          sequential: pass after pass, as the data has them
+    place (pool, position)          sequential: pass after pass, in the order of the data
                                     shuffled: pass after pass, each in another order
                                     difficulty: by rewards (rl/rollouts/difficulty_order.py)
 
-What was started and not trained on when a run stopped is played again at the same place: the
-dispatcher keeps those, so an order need remember nothing but what it learned.
+If a run stops, its resume plays the groups that were not trained on again, at the same places. The
+dispatcher stores these, so an order stores only what it learned.
 """
 
 import random
@@ -24,19 +24,19 @@ Place = tuple[int, int]
 
 
 class ExampleOrder:
-    """Base of all orders. Constructed with its knobs alone, before anything is started.
+    """Base class of all orders. Its constructor takes the options of conf/order alone.
 
     Attributes:
-        pools: the examples, by environment; there from `begin` on.
-        seed: of the run, likewise.
+        pools: the examples, by environment; `begin` sets them.
+        seed: of the run; `begin` sets it.
 
     """
 
     pools: Sequence[Pool]
     seed: int
 
-    def __new__(cls, **_knobs: object) -> Self:
-        """Refuse an order that learns from groups and would forget it on a resume."""
+    def __new__(cls, **_options: object) -> Self:
+        """Raise ValueError if the order learns from groups and has no state for a resume."""
         forgets = cls.state is ExampleOrder.state or cls.load is ExampleOrder.load
         if cls.observe is not ExampleOrder.observe and forgets:
             raise ValueError(
@@ -46,7 +46,7 @@ class ExampleOrder:
         return super().__new__(cls)
 
     def begin(self, pools: Sequence[Pool], seed: int) -> None:
-        """Take the examples; called once, before everything below.
+        """Take the examples; called once, before the methods below.
 
         Raises:
             ValueError: a pool is empty.
@@ -57,40 +57,40 @@ class ExampleOrder:
         self.pools, self.seed = pools, seed
 
     def next(self, index: int) -> Place:
-        """Return the place of group `index`; called once for each, in rising order."""
+        """Return the place of group `index`; called once for each, in increasing order."""
         raise NotImplementedError
 
     def example(self, place: Place) -> Example:
         """Return the example at a place.
 
         Raises:
-            ValueError: there is no such place.
+            ValueError: the place does not exist.
 
         """
         pool, position = place
         sizes = [len(pool.examples) for pool in self.pools]
         if not (0 <= pool < len(sizes) and 0 <= position < sizes[pool]):
             raise ValueError(
-                f"{type(self).__name__}: there is no example {position} in pool {pool}, for the "
-                f"pools hold {sizes}: a resumed run needs the examples that it began with"
+                f"{type(self).__name__}: pool {pool} has no example {position}, because the pools "
+                f"have {sizes} examples: a resumed run needs the examples that it began with"
             )
         return self.pools[pool].examples[position]
 
     def observe(self, place: Place, group: Group) -> None:
-        """Learn from a group that has finished, whether it is trained on or not.
+        """Learn from a finished group, even if the buffer rejects it; by default nothing.
 
-        Here: nothing. A group that was played again after a resume may come a second time.
+        After a resume the same group may be observed a second time.
         """
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of it: plain values. Here: nothing."""
+        """Return what a checkpoint stores, as plain values; by default nothing."""
         return {}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` returned; from nothing where the checkpoint holds nothing."""
+        """Restore what `state` returned; {} if the checkpoint holds nothing."""
 
     def metrics(self) -> dict[str, float]:
-        """Return what is logged with each batch, as order/<name>. Here: nothing."""
+        """Return metrics for each batch, logged as order/<name>; by default nothing."""
         return {}
 
 
@@ -101,11 +101,13 @@ class SequentialOrder(ExampleOrder):
         """Begin before the first group."""
         super().begin(pools, seed)
         self._random = random.Random(seed)
-        self._turns: list[tuple[int, int]] = []  # of group i: its pool, and how many came before
+        self._turns: list[
+            tuple[int, int]
+        ] = []  # of group i: its pool, and how many groups of that pool came before
         self._drawn = [0] * len(pools)
 
     def next(self, index: int) -> Place:
-        """Return the place of group `index`, a function of seed and index alone."""
+        """Return the place of group `index`; it depends on seed and index alone."""
         weights = [pool.weight for pool in self.pools]
         while len(self._turns) <= index:
             (pool,) = self._random.choices(range(len(weights)), weights)
@@ -116,14 +118,14 @@ class SequentialOrder(ExampleOrder):
         return pool, self._arranged(pool, number)[position]
 
     def _arranged(self, pool: int, number: int) -> Sequence[int]:  # noqa: ARG002 for subclasses
-        """The positions of a pool in the order of its pass `number`."""
+        """Return the positions of a pool in the order of its pass `number`."""
         return range(len(self.pools[pool].examples))
 
 
 class ShuffledOrder(SequentialOrder):
     """Every pool in another order at each pass (conf/order/shuffled)."""
 
-    NEUTRAL: ClassVar[bool] = True
+    is_default: ClassVar[bool] = True
 
     def begin(self, pools: Sequence[Pool], seed: int) -> None:
         """Begin before the first group."""
@@ -131,7 +133,7 @@ class ShuffledOrder(SequentialOrder):
         self._passes: list[tuple[int, list[int]]] = [(-1, [])] * len(pools)
 
     def _arranged(self, pool: int, number: int) -> Sequence[int]:
-        """One pass of each pool is kept at a time."""
+        """Return the shuffled positions; the newest pass of each pool is cached."""
         if number != self._passes[pool][0]:
             positions = list(range(len(self.pools[pool].examples)))
             random.Random(f"{self.seed}:{pool}:{number}").shuffle(positions)

@@ -1,7 +1,7 @@
-"""Where the rollouts process listens: a Unix socket, or a port that asks each rank for the key.
+"""Listens for trainer ranks: on a Unix socket, or on a port that asks each rank for the key.
 
-Over TCP a connection's first message is the run's key. Without it nothing is answered, and nothing
-of what was sent is read as a call.
+Over TCP the first message of a connection must be the run's key. Without it the process answers
+nothing and parses nothing.
 """
 
 import asyncio
@@ -10,12 +10,12 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from rl.run.address import Address
-from rl.run.endpoint import Endpoint
-from rl.run.folder import RunFolder
+from rl.runtime.endpoint import Endpoint
+from rl.runtime.folder import RunFolder
+from rl.runtime.network import Address
 from rl.wire import HEADER
 
-_KEY_WITHIN_S = 10.0
+_KEY_TIMEOUT_S = 10.0
 _LONGEST_KEY = 1 << 10
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -23,7 +23,7 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 @asynccontextmanager
 async def listening(run_folder: RunFolder, serve: Serve, host: str | None) -> AsyncIterator[None]:
-    """Serve ranks for as long as the block lasts; without a `host` address on the run's socket."""
+    """Serve ranks inside the block; if `host` is None, on the run's socket."""
     if host is None:
         server = await asyncio.start_unix_server(serve, run_folder.private.rollouts_socket)
     else:
@@ -34,12 +34,12 @@ async def listening(run_folder: RunFolder, serve: Serve, host: str | None) -> As
     try:
         yield
     finally:
-        # Not awaited: since Python 3.12.1 that waits for ranks, which wait for us.
+        # Not awaited, because Python 3.12.1 and later wait for the ranks, which wait for us.
         server.close()
 
 
 def _guarded(serve: Serve, key: bytes) -> Serve:
-    """Return what serves those alone that know the key."""
+    """Return a function that serves only connections that know the key."""
 
     async def guarded(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if await _knows(reader, key):
@@ -51,11 +51,11 @@ def _guarded(serve: Serve, key: bytes) -> Serve:
 
 
 async def _knows(reader: asyncio.StreamReader, key: bytes) -> bool:
-    """Whether a connection begins with the key; whoever is slow to say it does not."""
+    """Return whether a connection begins with the key, in time."""
     try:
-        async with asyncio.timeout(_KEY_WITHIN_S):
+        async with asyncio.timeout(_KEY_TIMEOUT_S):
             size = HEADER.unpack(await reader.readexactly(HEADER.size))[0]
-            said = await reader.readexactly(size) if size <= _LONGEST_KEY else b""
+            sent = await reader.readexactly(size) if size <= _LONGEST_KEY else b""
     except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
         return False
-    return hmac.compare_digest(said, key)
+    return hmac.compare_digest(sent, key)

@@ -1,147 +1,132 @@
 """Splits one global batch into micro-batches for every rank.
 
-The token weights are computed here, over the whole batch, before anything is split: the objective
-is the plain sum of weight times loss over all micro-batches and ranks, so neither its value nor
-its gradient can depend on the split. Every rank gets the same number of micro-batches, because
-ranks meet in collectives in every one of them.
+The token weights are computed here, over the whole batch, before it is split. The objective is the
+sum of weight times loss over all micro-batches and ranks, so neither its value nor its gradient
+depends on the split. Every rank gets the same number of micro-batches, because each of them has
+collective operations.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
-from rl.records import Floats, Group, MicroBatch, RankBatch
-from rl.records import Sequence as Row
+from rl.records import Floats, Group, MicroBatch, PlannedColumns, RankBatch, TrainingRow, columns_of
 
 Aggregation = Callable[[Any, Sequence[int]], Sequence[Any]]
 """(completion tokens of each rollout, its group) -> the weight of each of its tokens
 
-One that its file marks PER_TURN gets the tokens of each turn of each rollout and returns a weight
-for each of them (losses/aggregation.py).
+An aggregation that takes turns gets the tokens of each turn of each rollout and returns a
+weight for each of them (losses/aggregation.py).
 """
 
 
-@dataclass(frozen=True, eq=False)
-class WeightedRow:
-    """A training row with what its tokens count."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class WeightedRow(TrainingRow, PlannedColumns):
+    """A training row with the advantages and weights of its tokens, and its place in the batch."""
 
-    row: Row
-    advantages: Floats | float  # [L], or one for all of its tokens
-    token_weights: Floats | float  # likewise
     rollout_id: int  # position of its rollout in the batch
     first_position: int = 0  # completion tokens of the rollout's rows before this one
-    env: str = ""  # where it was played
-    number: int = 0  # place of the row among its rollout's
+    number: int = 0  # position of the row among the rows of its rollout
+    env: str = ""  # environment that it was played in
 
     @property
     def length(self) -> int:
         """Tokens, prompt included."""
-        return len(self.row.token_ids)
+        return len(self.token_ids)
 
     @property
-    def teaches(self) -> bool:
-        """Whether one of its tokens has an advantage."""
+    def has_advantage(self) -> bool:
+        """Whether an advantage of its tokens is not 0."""
         return bool(np.any(self.advantages))
 
 
-def weigh(
+def weighted_row(
+    row: TrainingRow, advantages: Sequence[float], token_weights: Sequence[float], **place: Any
+) -> WeightedRow:
+    """Return a row with advantages and weights, each one number for all tokens or one per turn.
+
+    `place` has the fields of WeightedRow that say where the row belongs.
+    """
+    return WeightedRow(
+        **vars(row),
+        advantages=_by_token(row, advantages),
+        token_weights=_by_token(row, token_weights),
+        **place,
+    )
+
+
+def _by_token(row: TrainingRow, numbers: Sequence[float]) -> Floats:
+    """Return the number [L] of each token: the only one, or that of its turn and 0 outside."""
+    values = np.full(len(row.token_ids), numbers[0] if len(numbers) == 1 else 0.0, np.float32)
+    if len(numbers) > 1:
+        values[row.completion_mask] = np.array(numbers)[row.turns[row.completion_mask]]
+    return values
+
+
+def weighted_rows(
     groups: Sequence[Group], aggregation: Aggregation, *, per_turn: bool = False
 ) -> list[WeightedRow]:
     """Return the rows of a batch that train, with advantages and token weights.
 
-    What the aggregation weighs is the rollout, or its turn, however many rows its episode forked
-    into: all of them have one weight, made from the tokens of all of them.
+    The aggregation weights rollouts, or turns if `per_turn`. If an episode forked into several
+    rows, they share one weight, which is computed from the tokens of all of them.
     """
-    credited = [
-        (rollout, credit, position, group.example.env)
-        for position, group in enumerate(groups)
+    everything = [
+        (group, rollout, credit)
+        for group in groups
         for rollout, credit in zip(group.rollouts, group.credits, strict=True)
     ]
-    training = [
-        (rollout, credit.advantages, position, i, env)
-        for i, (rollout, credit, position, env) in enumerate(credited)
-        if credit.trains
-    ]
-    # Weighed over all ranks at once: nothing that follows can change what a token counts.
-    turns = [rollout.turn_lengths for rollout, *_ in training]
+    group_ids = [i for i, group in enumerate(groups) for _ in group.rollouts]
+    training = [i for i, (_, _, credit) in enumerate(everything) if credit.trains]
+    # Over all ranks at once, so that the split cannot change the weight of a token.
+    turns = [everything[i][1].turn_lengths for i in training]
     lengths = turns if per_turn else [sum(numbers) for numbers in turns]
-    weights = aggregation(lengths, [position for _, _, position, *_ in training])
-    return [
-        WeightedRow(
-            row,
-            _by_token(row, advantages),
-            _by_token(row, weight if per_turn else (weight,)),
-            *(i, before, env, number),
-        )
-        for (rollout, advantages, _, i, env), weight in zip(training, weights, strict=True)
-        for number, (before, row) in enumerate(
-            zip(_tokens_before(rollout.sequences), rollout.sequences, strict=True)
-        )
-    ]
+    weights = aggregation(lengths, [group_ids[i] for i in training])
+    rows = []
+    for i, weight in zip(training, weights, strict=True):
+        group, rollout, credit = everything[i]
+        numbers = credit.advantages, weight if per_turn else (weight,)
+        before = 0
+        for number, row in enumerate(rollout.rows):
+            place = {"rollout_id": i, "first_position": before, "number": number}
+            rows.append(weighted_row(row, *numbers, **place, env=group.example.env))
+            before += row.num_completion
+    return rows
 
 
-def _tokens_before(rows: Sequence[Row]) -> list[int]:
-    """Completion tokens of a rollout before each of its rows."""
-    return [0, *accumulate(row.num_completion for row in rows)][: len(rows)]
+def plan_batch(
+    groups: Sequence[Group], aggregation: Aggregation, *, per_turn: bool = False, **settings: Any
+) -> list[RankBatch]:
+    """Return one `RankBatch` per rank for these groups, with the rewards of all rollouts.
+
+    `per_turn`: the aggregation weights turns. `settings`: the keyword arguments of `plan`.
+    """
+    batches = plan(weighted_rows(groups, aggregation, per_turn=per_turn), **settings)
+    return [replace(batch, **batch_rewards(groups)) for batch in batches]
 
 
-def _by_token(row: Row, numbers: Sequence[float]) -> Floats | float:
-    """Return each token's number [L]: the only one, or its turn's."""
-    if len(numbers) == 1:
-        return numbers[0]
-    values = np.zeros(len(row.token_ids), np.float32)
-    values[row.completion_mask] = np.array(numbers)[row.turns[row.completion_mask]]
-    return values
-
-
-def rewards_of(groups: Sequence[Group]) -> dict[str, Any]:
-    """Return what `RankBatch` says of all rollouts of a batch, by the names it has there."""
+def batch_rewards(groups: Sequence[Group]) -> dict[str, Any]:
+    """Return the fields of `RankBatch` that hold one number per rollout of the whole batch."""
     credits = [credit for group in groups for credit in group.credits]
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    most = max((len(credit.turn_rewards) for credit in credits), default=1)
-    by_turn = np.full((len(credits), max(most, 1)), np.nan, np.float32)
-    for values, credit in zip(by_turn, credits, strict=True):
+    most_turns = max([1, *(len(credit.turn_rewards) for credit in credits)])
+    turn_rewards = np.full((len(credits), most_turns), np.nan, np.float32)
+    for values, credit in zip(turn_rewards, credits, strict=True):
         values[: len(credit.turn_rewards)] = credit.turn_rewards
     rewards = [np.nan if credit.reward is None else credit.reward for credit in credits]
     lengths = [
         sum(rollout.turn_lengths) if credit.trains else 0
         for rollout, credit in zip(rollouts, credits, strict=True)
     ]
+    group_ids = [i for i, group in enumerate(groups) for _ in group.credits]
     return {
         "rewards": np.array(rewards, np.float32),
-        "group_ids": np.array(
-            [i for i, group in enumerate(groups) for _ in group.credits], np.int32
-        ),
-        "turn_rewards": by_turn,
+        "group_ids": np.array(group_ids, np.int32),
+        "turn_rewards": turn_rewards,
         "lengths": np.array(lengths, np.int32),
     }
-
-
-def plan_batch(
-    groups: Sequence[Group],
-    aggregation: Aggregation,
-    *,
-    per_turn: bool = False,
-    step: int,
-    ranks: int,
-    tokens_per_micro_batch: int,
-    metrics: dict[str, float],
-) -> list[RankBatch]:
-    """Return one `RankBatch` per rank for these groups: weighed, planned, with their rewards.
-
-    `per_turn`: the aggregation weighs turns.
-    """
-    shares = plan(
-        weigh(groups, aggregation, per_turn=per_turn),
-        step=step,
-        ranks=ranks,
-        tokens_per_micro_batch=tokens_per_micro_batch,
-        metrics=metrics,
-    )
-    return [replace(share, **rewards_of(groups)) for share in shares]
 
 
 def plan(
@@ -155,29 +140,30 @@ def plan(
     """Return one `RankBatch` per rank, balanced by tokens.
 
     A micro-batch holds at most `tokens_per_micro_batch` tokens, padding included, and at least
-    one row. Rows without advantage come last and by themselves: most losses have no gradient
-    there, and a micro-batch without any need not go backward (rl/learner/policy.py).
+    one row. Rows without an advantage come last, in micro-batches of their own: most losses have
+    no gradient there, and a micro-batch without gradients need not go backward
+    (rl/learner/policy.py).
     """
-    ordered = sorted(rows, key=lambda r: r.length, reverse=True)
-    kinds = [r for r in ordered if r.teaches], [r for r in ordered if not r.teaches]
-    loads = [0] * ranks  # tokens
+    by_length = sorted(rows, key=lambda r: r.length, reverse=True)
+    loads = [0] * ranks  # tokens of each rank so far
     micro_batches: list[list[MicroBatch]] = [[] for _ in range(ranks)]
-    for kind in kinds:
-        # `loads` goes on from kind to kind, so that the second evens out what the first left.
+    for has_advantage in (True, False):
+        kind = [row for row in by_length if row.has_advantage is has_advantage]
+        # `loads` is shared by both kinds, so that the second evens out what the first left.
         packed = [_pack(share, tokens_per_micro_batch) for share in _deal(kind, loads)]
         count = max(len(bins) for bins in packed)
         for bins, stacked in zip(packed, micro_batches, strict=True):
             _split_until(bins, count)
             stacked += map(_stack, bins)
     return [
-        # A batch without any row still is a step.
+        # A batch without any row is still a step.
         RankBatch(step=step, micro_batches=tuple(stacked or [_stack([])]), metrics=metrics)
         for stacked in micro_batches
     ]
 
 
 def _deal(rows: Sequence[WeightedRow], loads: list[int]) -> list[list[WeightedRow]]:
-    """Deal the longest first, each to the rank with the fewest tokens so far; adds to `loads`."""
+    """Deal the longest first, each to the rank with the fewest tokens so far; add to `loads`."""
     shares: list[list[WeightedRow]] = [[] for _ in loads]
     for row in rows:
         lightest = loads.index(min(loads))
@@ -187,10 +173,10 @@ def _deal(rows: Sequence[WeightedRow], loads: list[int]) -> list[list[WeightedRo
 
 
 def _pack(rows: Sequence[WeightedRow], budget: int) -> list[list[WeightedRow]]:
-    """Fill micro-batches with neighbours in length, so that little is padding."""
+    """Return micro-batches of rows with similar lengths, so that there is little padding."""
     bins: list[list[WeightedRow]] = []
     for row in rows:
-        # Rows come longest first, so a micro-batch is as wide as its first.
+        # Rows come longest first, so the first row of a micro-batch sets its width.
         if bins and (len(bins[-1]) + 1) * bins[-1][0].length <= budget:
             bins[-1].append(row)
         else:
@@ -199,7 +185,7 @@ def _pack(rows: Sequence[WeightedRow], budget: int) -> list[list[WeightedRow]]:
 
 
 def _split_until(bins: list[list[WeightedRow]], count: int) -> None:
-    """Halve the fullest micro-batch until there are `count`; else add an empty one."""
+    """Halve the micro-batch with most rows until there are `count`; else add an empty one."""
     while len(bins) < count:
         fullest = max(bins, key=len, default=[])
         if len(fullest) < 2:
@@ -210,10 +196,28 @@ def _split_until(bins: list[list[WeightedRow]], count: int) -> None:
         del fullest[half:]
 
 
-def _hinted(rows: Sequence[Row]) -> dict[str, Any]:
-    """The same completion tokens after what a reference with hints sees; nothing where none does.
+def _stack(rows: Sequence[WeightedRow]) -> MicroBatch:
+    """Return the rows padded on the right; without rows, one row in which no token counts."""
+    # At least two wide, because the first token of a row is not predicted.
+    shape = max(len(rows), 1), max((row.length for row in rows), default=2)
+    columns = {name: np.full(shape, c.fill, c.dtype) for name, c in columns_of(MicroBatch).items()}
+    for name, values in columns.items():
+        for i, row in enumerate(rows):
+            values[i, : row.length] = getattr(row, name)
+    return MicroBatch(
+        **columns,
+        rollout_ids=np.array([row.rollout_id for row in rows] or [-1], np.int32),
+        first_positions=np.array([row.first_position for row in rows] or [0], np.int32),
+        row_numbers=np.array([row.number for row in rows] or [0], np.int32),
+        envs=tuple(row.env for row in rows) or ("",),
+        **_hinted(rows),
+    )
 
-    All after a row's first completion token stays as the policy had it, replies included.
+
+def _hinted(rows: Sequence[WeightedRow]) -> dict[str, Any]:
+    """Return the same completion tokens after the prompts that a reference with hints sees.
+
+    From the first completion token of a row on, the tokens are those of the policy's row.
     """
     if all(row.hinted_prompt is None for row in rows):
         return {}
@@ -228,37 +232,3 @@ def _hinted(rows: Sequence[Row]) -> dict[str, Any]:
     for i, (ids, mask) in enumerate(pairs):
         token_ids[i, : len(ids)], masks[i, : len(mask)] = ids, mask
     return {"hinted_token_ids": token_ids, "hinted_mask": masks}
-
-
-def _stack(rows: Sequence[WeightedRow]) -> MicroBatch:
-    """Pad on the right; an empty micro-batch becomes one row that counts nothing."""
-    # At least two wide: the first token of a row is predicted from nothing.
-    width = max((r.length for r in rows), default=2)
-    height = max(len(rows), 1)
-    batch = MicroBatch(
-        token_ids=np.zeros((height, width), np.int32),
-        completion_mask=np.zeros((height, width), np.bool_),
-        rollout_logprobs=np.zeros((height, width), np.float32),
-        advantages=np.zeros((height, width), np.float32),
-        token_weights=np.zeros((height, width), np.float32),
-        token_versions=np.full((height, width), -1, np.int32),
-        turns=np.full((height, width), -1, np.int32),
-        rollout_ids=np.full(height, -1, np.int32),
-        first_positions=np.zeros(height, np.int32),
-        row_numbers=np.zeros(height, np.int32),
-        envs=tuple(r.env for r in rows) or ("",),
-        **_hinted([r.row for r in rows]),
-    )
-    for i, weighted in enumerate(rows):
-        row, length = weighted.row, weighted.length
-        batch.token_ids[i, :length] = row.token_ids
-        batch.completion_mask[i, :length] = row.completion_mask
-        batch.rollout_logprobs[i, :length] = row.rollout_logprobs
-        batch.token_versions[i, :length] = row.token_versions
-        batch.turns[i, :length] = row.turns
-        batch.advantages[i, :length] = weighted.advantages
-        batch.token_weights[i, :length] = weighted.token_weights
-        batch.rollout_ids[i] = weighted.rollout_id
-        batch.first_positions[i] = weighted.first_position
-        batch.row_numbers[i] = weighted.number
-    return batch

@@ -1,7 +1,7 @@
-"""What the rollouts process says to the trainer, to the screen and to its files. No torch.
+"""Serves the trainer ranks, shows progress and writes the rollouts. No torch.
 
-Serves the trainer ranks: `next_batch` (a rank's share of a step), `publish` (new
-weights are live), `evaluation` (of the last ones that were due), `state` (what a checkpoint keeps).
+The trainer's calls: `next_batch` (a rank's share of a step), `publish` (vLLM has new weights),
+`evaluation` (the metrics of a version), `state` (what a checkpoint stores of this process).
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 import msgspec
 
 from rl.config.build import build
-from rl.config.facts import takes_turns
+from rl.config.learned import Learned
 from rl.config.schema import Run
 from rl.evaluation.periodic import Evaluator
 from rl.inference.client import RequestTally
@@ -21,12 +21,12 @@ from rl.rollouts.batch_metrics import batch_metrics
 from rl.rollouts.dispatcher import Dispatcher
 from rl.rollouts.listening import listening
 from rl.rollouts.plan import plan_batch
-from rl.rollouts.replicas import Replicas
-from rl.rollouts.token_record import TokenRecord
-from rl.run.failure import report_failure
-from rl.run.folder import RunFolder
-from rl.run.json_lines import json_line
-from rl.run.status import Status
+from rl.rollouts.sampled_tokens import TokenRecord
+from rl.rollouts.serving_replicas import ServingReplicas
+from rl.runtime.failure import report_failure
+from rl.runtime.files import json_line
+from rl.runtime.folder import RunFolder
+from rl.runtime.status import Status
 from rl.sampling.waits import Waits
 from rl.wire import HEADER, Answer, Call, NoMoreBatches, pack, unpack
 
@@ -43,36 +43,32 @@ class RolloutService:
         tally: RequestTally,
         evaluator: Evaluator | None = None,
         waits: Waits | None = None,
-        replicas: Replicas | None = None,
+        replicas: ServingReplicas | None = None,
     ) -> None:
-        """`tally`: of the requests to vLLM; those since the last batch are logged with the next.
+        """`tally` counts retried requests, and `waits` what the rollouts in flight wait for.
 
-        `waits`: what the rollouts in flight wait for. `replicas`: who answers them.
+        `replicas`: the vLLMs that answer; None for demonstrations, which need no vLLM.
         """
+        self._run, self._run_folder, self._dispatcher = run, run_folder, dispatcher
+        self._status, self._evaluator = status, evaluator
         self._waits, self._replicas = waits, replicas
-        self._run, self._run_folder, self._dispatcher, self._status = (
-            run,
-            run_folder,
-            dispatcher,
-            status,
-        )
-        self._evaluator, self._tally, self._num_retried = evaluator, tally, tally.num_retried
+        self._tally, self._num_retried = tally, tally.num_retried
         self._aggregation = build(run.aggregation)
         self._record: TokenRecord = build(run.record)()
-        self._weighs_turns = takes_turns(run.aggregation["_target_"])
+        self._weighs_turns = Learned.of(run).aggregation_takes_turns
         self._plans: dict[int, asyncio.Task[list[RankBatch]]] = {}
         self._rejected: list[Group] = []
         self._error: Exception | None = None
         self._broken = asyncio.Event()
-        self._num_ranks = 0  # that listen
+        self._num_ranks = 0  # that are connected
         dispatcher.on_rejected = self._rejected.append
 
     def listening(self, host: str | None = None) -> AbstractAsyncContextManager[None]:
-        """Serve ranks for as long as the block lasts; `host`: on a port of that address."""
+        """Serve the ranks inside the block, on a Unix socket or on a port of the address `host`."""
         return listening(self._run_folder, self.serve, host)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one rank until it hangs up."""
+        """Answer one rank until it disconnects."""
         self._num_ranks += 1
         with suppress(asyncio.IncompleteReadError, ConnectionError):  # the rank has ended
             while True:
@@ -85,7 +81,7 @@ class RolloutService:
         writer.close()
 
     async def _answer(self, call: Call) -> Answer:
-        """Return the answer; whatever goes wrong with it ends this process, with its own report."""
+        """Return the answer to a call; an error in it ends this process with its own report."""
         try:
             return Answer(value=msgspec.Raw(pack(await self._value(call))))
         except NoMoreBatches as end:
@@ -93,13 +89,13 @@ class RolloutService:
         except Exception as error:
             self._error = self._error or error
             self._broken.set()
-            await asyncio.Event().wait()  # the rank keeps waiting until we have ended
+            await asyncio.Event().wait()  # the rank waits until this process has ended
             raise
 
     async def _value(self, call: Call) -> object:
         if call.what == "next_batch":
-            # The first rank to ask starts the plan, the others share it. None is a step behind the
-            # others, for they meet in every update: the last plan can go.
+            # The first rank to ask starts the plan, and the others share it. No rank is a step
+            # behind, because every update synchronises them, so the previous plan can go.
             if call.step not in self._plans:
                 self._plans = {call.step: asyncio.create_task(self._plan(call.step))}
             return (await self._plans[call.step])[call.rank]
@@ -133,7 +129,7 @@ class RolloutService:
         }
         rejected = self._write(step, groups)
         recorded = self._record.choose(groups, rejected, step)
-        # A thread, beside which the batch is planned: the rollouts in flight wait for neither.
+        # In a thread, while the batch is planned, so that rollouts in flight need not wait.
         recording = asyncio.create_task(
             asyncio.to_thread(self._record.write, self._run_folder, step, recorded)
         )
@@ -143,16 +139,16 @@ class RolloutService:
             self._aggregation,
             per_turn=self._weighs_turns,
             step=step,
-            ranks=trainer["ranks"],
-            tokens_per_micro_batch=trainer["tokens_per_micro_batch"],
+            ranks=trainer.ranks or 1,
+            tokens_per_micro_batch=trainer.tokens_per_micro_batch,
             metrics=metrics,
         )
-        await recording  # a step that is trained has been recorded
+        await recording  # before the step is trained
         record_ids = self._record.ids(groups, recorded)
         return [replace(share, record_ids=record_ids) for share in shares]
 
     def _write(self, step: int, groups: list[Group]) -> list[Group]:
-        """Write the rollouts of a step, and of the groups rejected since the last; return these."""
+        """Write the rollouts of a step and of newly rejected groups; return these groups."""
         rejected, self._rejected[:] = list(self._rejected), []
         lines = [
             json_line({"id": id, **trained_line(group, rollout, credit, used)})
@@ -166,26 +162,26 @@ class RolloutService:
         return rejected
 
     async def sample(self) -> None:
-        """Play groups and evaluate, for ever. What ends that ends the run, once the ranks saved."""
+        """Play groups and evaluate until an error ends the run; wait until the ranks have saved."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._dispatcher.run())
                 if self._evaluator:
                     tasks.create_task(self._evaluator.run())
         except* Exception as failure:
-            # Before anything else can fail because of it: the oldest report is the one shown.
+            # First, because the supervisor shows the oldest report.
             report_failure(self._run_folder, "rollouts", failure)
             await self._dispatcher.stop()
-            # Once this process ends, the supervisor ends the ranks in the middle of their saving.
-            deadline = time.monotonic() + self._run.trainer["wait_timeout"]
+            # When this process ends, the supervisor ends the ranks, even while they save.
+            deadline = time.monotonic() + self._run.trainer.wait_timeout
             while self._num_ranks and time.monotonic() < deadline:
                 await asyncio.sleep(0.1)
             raise
 
     async def report(self) -> None:
-        """Say on the screen, a few times a second, what is being waited for.
+        """Show a few times a second what the next batch waits for.
 
-        Raises what answering a rank raised: nobody else would, asyncio only logs it.
+        Raises what answering a rank raised, because asyncio would only log it.
         """
         while True:
             standstill = self._waits.standstill() if self._waits else ""
@@ -199,8 +195,8 @@ class RolloutService:
 
 
 def trained_line(group: Group, rollout: Rollout, credit: Credit, used: bool) -> dict[str, object]:
-    """Return a rollout of a training batch, with what it was worth; `used`: not rejected."""
-    versions = [row.token_versions[row.completion_mask] for row in rollout.sequences]
+    """Return the line of a rollout in rollouts/*.jsonl; `used`: its group was not rejected."""
+    versions = [row.token_versions[row.completion_mask] for row in rollout.rows]
     return {
         "group": group.index,
         "example": group.example.id,
@@ -212,11 +208,11 @@ def trained_line(group: Group, rollout: Rollout, credit: Credit, used: bool) -> 
         "shaped_reward": credit.reward,
         "advantage": credit.advantages if len(credit.advantages) != 1 else credit.advantages[0],
         "stop_reason": rollout.stop_reason,
-        "num_rows": len(rollout.sequences),
+        "num_rows": len(rollout.rows),
         "turns": rollout.turns,
         "tool_calls": rollout.tool_calls,
         "tokens": sum(len(v) for v in versions),
-        # Text that no policy sampled has none.
+        # Demonstrations have no version.
         "versions": sorted({int(v) for row in versions for v in row if v >= 0}),
         "used": used and credit.trains,
         "error": rollout.error,

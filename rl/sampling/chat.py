@@ -1,12 +1,12 @@
-"""The policy's side of a conversation: from messages to a prompt, from a completion to a message.
+"""The policy's side of a conversation: messages become a prompt, a completion a message.
 
     open ---> Prompt ---> generate ---> Completion ---> message
                 ^                                          |  the environment's reply
                 `------------------ follow <---------------'
 
-`RendererChat` renders here, token for token, and never re-renders what the policy sampled: the next
-prompt is the last prompt, the completion as sampled, and the reply (`bridge_to_next_turn`). Where a
-format cannot be extended like that, the conversation is rendered anew and the rollout forks.
+`RendererChat` renders tokens in this process and never renders sampled text again: the next prompt
+is the last prompt, the sampled completion and the reply (`bridge_to_next_turn`). If a format cannot
+be extended like that, the whole conversation is rendered again and the rollout forks.
 """
 
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
@@ -27,7 +27,7 @@ ToolSpecs = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Prompt:
-    """What the server is asked to go on from."""
+    """What the server continues."""
 
     messages: list[Message]
     tools: ToolSpecs | None
@@ -35,10 +35,10 @@ class Prompt:
 
 
 class Chat(Protocol):
-    """One way of talking to a server."""
+    """A way to talk to a server."""
 
     async def ready(self) -> None:
-        """Find out what only the server can tell, once: called before each group is played.
+        """Ask the server once for what only it knows; called before each group is played.
 
         Raises:
             ValueError: client.on_rewrite=refuse, and history would be rewritten.
@@ -47,7 +47,7 @@ class Chat(Protocol):
         ...
 
     def measure(self, messages: list[Message], tools: ToolSpecs | None) -> int | None:
-        """Return how many tokens a first prompt has; None where only the server can tell."""
+        """Return how many tokens a first prompt has; None if only the server knows."""
         ...
 
     async def open(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:
@@ -55,17 +55,17 @@ class Chat(Protocol):
         ...
 
     async def generate(self, prompt: Prompt, n: int, seed: int | None = None) -> list[Completion]:
-        """Return `n` completions, drawn with `seed`, `seed` + 1, ...; None: as the server likes."""
+        """Return `n` completions, drawn with `seed`, `seed` + 1, ...; None: without seeds."""
         ...
 
     def message(self, prompt: Prompt, completion: Completion) -> Message:
-        """Return what the completion says before its stop text, tool calls parsed."""
+        """Return the completion up to its stop text as a message, with parsed tool calls."""
         ...
 
     async def follow(
         self, prompt: Prompt, completion: Completion, message: Message, reply: list[Message]
     ) -> Prompt:
-        """Return the prompt after the reply to the completion, which says `message`."""
+        """Return the prompt after the reply to `message`, which is the completion as a message."""
         ...
 
     def room(self, prompt: Prompt) -> int:
@@ -73,20 +73,20 @@ class Chat(Protocol):
         ...
 
     def shares(self, prompt: Prompt) -> bool:
-        """Whether a group's completions of the prompt come faster in one request, at no risk."""
+        """Return whether one request for all completions of a group is faster and safe."""
         ...
 
     @property
     def seats(self) -> Seats:
-        """As many completions as the server samples at once."""
+        """The limit on completions that the server samples at once."""
         ...
 
     def full(self, completion: Completion) -> bool:
-        """Whether a completion that was cut off filled the whole context."""
+        """Return whether a completion that was cut off filled the whole context."""
         ...
 
     def group(self) -> AbstractContextManager["Chat"]:
-        """Return the same chat for the rollouts of a group: one replica answers all of them."""
+        """Return the same chat for the rollouts of a group, which one replica answers."""
         ...
 
     def asking(self, sampler: PolicySampler) -> "Chat":
@@ -94,7 +94,7 @@ class Chat(Protocol):
         ...
 
     def pinned(self, sampler: PolicySampler, version: int) -> "Chat":
-        """Return the same chat with another sampler, for as long as `version` is the live one."""
+        """Return the same chat with another sampler, for requests of `version` only."""
         ...
 
 
@@ -103,14 +103,14 @@ class ChatSetting:
     """What the rest of the run decides.
 
     Attributes:
-        has_turns: the environment's; history can be rewritten only in a second turn.
-        num_seqs: completions that the server samples at once; None: not known.
-        version: the newest policy version known to be live; the probe of a chat may wait for it.
-        router: to our vLLMs, shared with whoever says which of them have the live weights.
-        served_as: the name that it knows the policy by.
+        has_turns: whether the environment has several turns, so that history can be rewritten.
+        num_seqs: completions that the server samples at once; None: unknown.
+        version: the newest policy version that vLLM samples with; a chat may wait for it.
+        router: to the vLLMs of the run, shared with ServingReplicas.
+        served_as: name of the policy in vLLM.
         model: local folder with the tokenizer.
         renderer: name of the chat format's family, or auto.
-        tally: counts the requests that failed; shared with whoever logs it.
+        tally: counts failed requests, for the metrics.
 
     """
 
@@ -129,8 +129,8 @@ class ChatSetting:
 class ChatClient(Protocol):
     """One choice of conf/client."""
 
-    needs_vllm: ClassVar[bool]  # tokens, by a vLLM of the run
+    needs_vllm: ClassVar[bool]  # whether it needs a vLLM of the run
 
     def connect(self, setting: ChatSetting) -> AbstractAsyncContextManager[Chat]:
-        """Return the chat, for as long as the block lasts."""
+        """Return a context manager that opens the chat."""
         ...

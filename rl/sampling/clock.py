@@ -1,8 +1,8 @@
-"""A rollout's time: what counts towards sampler.rollout_timeout, and what is only waiting.
+"""Measures a rollout's time towards sampler.rollout_timeout, without the time it only queues.
 
-The environment's code, its tools and the server at work count. Waiting for one of the environment's
-places (max_concurrent) or one of vLLM's (max_num_seqs) does not: a rollout that queues behind a
-thousand others has done nothing that it could be too slow at.
+The time of the environment's code, its tools and the server counts. The time that a rollout waits
+for the environment (max_concurrent) or for vLLM (max_num_seqs) does not count, because a rollout
+that queues behind a thousand others is not slow.
 """
 
 import asyncio
@@ -13,21 +13,21 @@ from dataclasses import dataclass, field
 
 
 class Seats:
-    """As many completions as vLLM samples at once; the others wait here, where no clock runs."""
+    """The completions that vLLM samples at once; further ones wait here, with paused clocks."""
 
     def __init__(self, number: int | None = None) -> None:
-        """`number`: None for any."""
+        """`number`: completions at once; None: no limit."""
         self._number = number
         self._free = asyncio.Semaphore(number or 0)
         self._queue = asyncio.Lock()
 
     @asynccontextmanager
     async def taken(self, count: int) -> AsyncIterator[None]:
-        """Hold `count` seats, or all there are."""
+        """Hold `count` seats, or all if there are fewer."""
         held = 0
         try:
             if self._number is not None:
-                # One by one: two groups with half of what they need each would wait for ever.
+                # One group at a time: two groups with half of their seats each would deadlock.
                 async with self._queue:
                     while held < min(count, self._number):
                         await self._free.acquire()
@@ -40,7 +40,7 @@ class Seats:
 
 @dataclass
 class Clock:
-    """How long a rollout may still be played, and how long the server has worked for it."""
+    """The time that a rollout has left, and the time that the server has worked for it."""
 
     left: float  # seconds
     engine_time: float = 0.0  # seconds
@@ -49,7 +49,7 @@ class Clock:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """TimeoutError where the block takes more than what is left."""
+        """Raise TimeoutError if the block takes longer than the time left."""
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(self.left) as self._timeout:
             try:
@@ -60,9 +60,9 @@ class Clock:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """For as long as the block lasts, time does not count."""
+        """Do not count the time of the block."""
         loop, timeout = asyncio.get_running_loop(), self._timeout
-        assert timeout is not None, "it does not run"
+        assert timeout is not None, "the clock does not run"
         if not self._pauses and (deadline := timeout.when()) is not None:
             self.left = deadline - loop.time()
             timeout.reschedule(None)
@@ -72,12 +72,12 @@ class Clock:
         finally:
             self._pauses -= 1
             if not self._pauses:
-                with suppress(RuntimeError):  # a turn that the environment no longer waits for
+                with suppress(RuntimeError):  # the environment no longer waits for this turn
                     timeout.reschedule(loop.time() + self.left)
 
     @asynccontextmanager
     async def seated(self, seats: Seats, count: int = 1) -> AsyncIterator[None]:
-        """Wait for seats, then let the server work and count that."""
+        """Wait for seats, then count the block as the server's time."""
         async with AsyncExitStack() as stack:
             with self.paused():
                 await stack.enter_async_context(seats.taken(count))

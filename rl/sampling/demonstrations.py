@@ -1,31 +1,30 @@
-"""Groups made from an environment's demonstrations instead of rollouts: supervised warm starts.
+"""Builds groups from an environment's demonstrations instead of rollouts: supervised warm starts.
 
-A demonstration becomes exactly the tokens of a rollout in which the policy said what the expert
-says. The prompts are those that a rollout sees (`render_ids(..., add_generation_prompt=True)`, then
-the renderer's bridge from turn to turn), and only the policy's tokens are trained, stop token too.
+A demonstration becomes the tokens of a rollout in which the policy answered like the expert. The
+prompts are those of a rollout (`render_ids(..., add_generation_prompt=True)`, then the renderer's
+bridge from turn to turn). Only the policy's tokens are trained, the stop token included.
 
-Rendering the finished conversation in one go would not do: Qwen3's format opens the last assistant
-turn with an empty think block, which the prompt does not hold, so the policy would learn to say it.
+The conversation is not rendered as a whole, because Qwen3's format opens the last assistant turn
+with an empty think block. A prompt does not have this block, so the policy would learn to write it.
 """
 
 import logging
-from collections.abc import Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, ClassVar
 
-import numpy as np
 from renderers import Renderer
 
 from envs.episode import StopReason
 from envs.messages import Message
 from envs.protocol import Environment
-from rl.records import Rollout, Sequence
+from rl.records import Rollout, TrainingRow
+from rl.sampling.row_builder import GrowingRow
 
 log = logging.getLogger(__name__)
 
-_TRIES = 100  # conversations that may be too long one after the other
+_TRIES = 100  # conversations in a row that may be too long
 
 
 class TooLong(ValueError):
@@ -34,17 +33,17 @@ class TooLong(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Imitator:
-    """A sampler of conversations that no policy sampled; where they come from is all that differs.
+    """Base class of samplers whose conversations no policy sampled.
 
     Attributes:
-        max_staleness: batches made ahead of the trainer; text itself never ages.
+        max_staleness: batches prepared ahead of the trainer.
 
     """
 
     uses_vllm: ClassVar[bool] = False
-    temperature: ClassVar[float] = 1.0  # the trainer's logits stay as they are
+    temperature: ClassVar[float] = 1.0  # does not change the trainer's logits
     max_concurrent: ClassVar[int] = 4096
-    seeded: ClassVar[bool] = False  # no request, no seed
+    seeded: ClassVar[bool] = False  # there are no requests
 
     max_staleness: int
 
@@ -53,7 +52,7 @@ class Imitator:
             raise ValueError(f"sampler.max_staleness={self.max_staleness}: at least 0, please")
 
     def conversations(self, env: Environment, rng: Random) -> Iterator[list[Message]]:
-        """Endless conversations."""
+        """Yield conversations without end."""
         raise NotImplementedError
 
     def group(
@@ -66,10 +65,10 @@ class Imitator:
     ) -> tuple[Rollout, ...]:
         """Return `group_size` conversations as rollouts, each with reward 1.
 
-        `rng` must be derived from seed and index: then no group depends on which came before it.
+        `rng` must be derived from seed and index, so that no group depends on earlier groups.
 
         Raises:
-            TooLong: a hundred one after the other are; one that is, is left out.
+            TooLong: a hundred conversations in a row are too long; a single one is left out.
 
         """
         stream = self.conversations(env, rng)
@@ -91,26 +90,28 @@ class Imitator:
 
 @dataclass(frozen=True, kw_only=True)
 class DemonstrationSampler(Imitator):
-    """conf/sampler/demonstrations.yaml: what the environment's scripted expert says.
+    """conf/sampler/demonstrations.yaml: the answers of the environment's scripted expert.
 
     Attributes:
-        corruption_rate: share of conversations whose last answer has two letters swapped.
+        corruption_rate: share of conversations with two swapped letters in the last answer.
 
     """
+
+    RANGES: ClassVar[dict[str, str]] = {"max_staleness": ">= 0", "corruption_rate": ">= 0 and <= 1"}
 
     corruption_rate: float
 
     def conversations(self, env: Environment, rng: Random) -> Iterator[list[Message]]:
-        """Fresh demonstrations."""
+        """Yield new demonstrations."""
         for messages in env.demonstrations(rng):
             yield _corrupted(messages, rng) if rng.random() < self.corruption_rate else messages
 
 
 def _corrupted(messages: list[Message], rng: Random) -> list[Message]:
-    """Swap two neighbouring letters of the last turn, if there are any that differ."""
+    """Swap two neighbouring letters of the last turn, if two of them differ."""
     *before, last = messages
     text = last.get("content") or ""
-    # Equal neighbours would swap into the same text, which is no mistake.
+    # A swap of equal neighbours would not change the text.
     places = [i for i in range(len(text) - 1) if text[i] != text[i + 1]]
     if not places:
         return messages
@@ -121,9 +122,9 @@ def _corrupted(messages: list[Message], rng: Random) -> list[Message]:
 def _as_rollout(
     renderer: Renderer, messages: list[Message], tools: Any, max_seq_len: int
 ) -> Rollout:
-    """Return a conversation as a rollout with reward 1, which the policy might have played."""
+    """Return a conversation as a rollout with reward 1."""
     return Rollout(
-        sequences=tokenize(renderer, messages, max_seq_len, tools),
+        rows=tokenize(renderer, messages, max_seq_len, tools),
         messages=messages,
         reward=1.0,
         rewards={},
@@ -134,8 +135,8 @@ def _as_rollout(
 
 
 def tokenize(
-    renderer: Renderer, messages: Seq[Any], max_seq_len: int, tools: Any = None
-) -> tuple[Sequence, ...]:
+    renderer: Renderer, messages: Sequence[Any], max_seq_len: int, tools: Any = None
+) -> tuple[TrainingRow, ...]:
     """Return the rows of a conversation: one, unless a later prompt does not extend the last turn.
 
     Raises:
@@ -144,56 +145,55 @@ def tokenize(
 
     """
     messages = list(messages)
-    turn = _first_turn(messages)
+    turns = [i for i, message in enumerate(messages) if i and message["role"] == "assistant"]
+    if not turns:
+        raise ValueError("a demonstration must open with a prompt that an assistant answers")
     if messages[-1]["role"] != "assistant":
         raise ValueError("a demonstration must end with an assistant message")
-    rows: list[Sequence] = []
-    token_ids: list[int] = []
-    turns: list[int] = []  # of each token, -1 for those of others
-    number = 0
-    prompt = renderer.render_ids(messages[:turn], tools=tools, add_generation_prompt=True)
-    while True:
-        if prompt[: len(token_ids)] != token_ids:  # history was rewritten: start another row
-            rows.append(_row(token_ids, turns, max_seq_len))
-            token_ids, turns = [], []
+
+    def rendered(turn: int) -> list[int]:
+        return renderer.render_ids(messages[:turn], tools=tools, add_generation_prompt=True)
+
+    rows, prompt = [GrowingRow()], rendered(turns[0])
+    for number, (turn, following) in enumerate(zip(turns, [*turns[1:], None], strict=True)):
+        if prompt[: len(rows[-1].token_ids)] != rows[-1].token_ids:
+            rows.append(GrowingRow())  # a fork, because the prompt rewrites history
         completion = completion_ids(renderer, messages[turn])
-        turns += [-1] * (len(prompt) - len(turns)) + [number] * len(completion)
-        token_ids, number = prompt + completion, number + 1
-        following = _next_turn(messages, turn)
-        if following is None:
-            return (*rows, _row(token_ids, turns, max_seq_len))
-        bridged = renderer.bridge_to_next_turn(
-            prompt, completion, messages[turn + 1 : following], tools=tools
+        rows[-1].extend(prompt[len(rows[-1].token_ids) :])
+        rows[-1].sampled(completion, number)
+        if following is not None:
+            reply = messages[turn + 1 : following]
+            bridged = renderer.bridge_to_next_turn(prompt, completion, reply, tools=tools)
+            prompt = rendered(following) if bridged is None else bridged.token_ids
+    longest = max(len(row.token_ids) for row in rows)
+    if longest > max_seq_len:
+        raise TooLong(
+            f"a demonstration has {longest} tokens, but max_seq_len={max_seq_len}: raise "
+            "max_seq_len (model.max_seq_len) or make the environment's tasks shorter"
         )
-        turn = following
-        prompt = (
-            renderer.render_ids(messages[:turn], tools=tools, add_generation_prompt=True)
-            if bridged is None
-            else bridged.token_ids
-        )
+    return tuple(row.freeze() for row in rows)
 
 
 def completion_ids(renderer: Renderer, message: Any) -> list[int]:
-    """Return what the policy would have sampled to say `message`, stop token included.
+    """Return the tokens that the policy would have sampled for `message`.
 
-    A message that was `cut_off` has none.
-
-    Worked out beside an empty question: no format lets a turn's own tokens depend on its history.
+    The stop token is included unless the message was `cut_off`. The tokens are rendered after an
+    empty question, because no format lets the tokens of a turn depend on its history.
     """
     question: Any = {"role": "user", "content": ""}
     prompt = renderer.render_ids([question], add_generation_prompt=True)
     spoken = [question, message]
     if not _reasons(message):
-        # A further question makes the turn history: no empty think block, and formats whose stop
-        # token is the next role's marker (GLM) show it.
+        # A further question, so that no empty think block is rendered, and so that formats whose
+        # stop token is the next role's marker (GLM) render it.
         spoken.append(question)
     rendered = renderer.render(spoken)
-    marks = zip(rendered.sampled_mask, rendered.message_indices, strict=True)
-    positions = [i for i, (sampled, owner) in enumerate(marks) if sampled and owner == 1]
+    owners = zip(rendered.sampled_mask, rendered.message_indices, strict=True)
+    positions = [i for i, (sampled, owner) in enumerate(owners) if sampled and owner == 1]
     if not positions or rendered.token_ids[: len(prompt)] != prompt:
         raise ValueError(f"the chat format cannot show this demonstrated turn: {message}")
     completion = rendered.token_ids[len(prompt) : positions[-1] + 1]
-    if message.get("cut_off"):  # nobody sampled its end
+    if message.get("cut_off"):  # without its stop token
         stops = set(renderer.get_stop_token_ids())
         completion = completion[: next((i for i, t in enumerate(completion) if t in stops), None)]
     return completion
@@ -201,32 +201,3 @@ def completion_ids(renderer: Renderer, message: Any) -> list[int]:
 
 def _reasons(message: Message) -> bool:
     return bool(message.get("reasoning_content")) or "</think>" in (message.get("content") or "")
-
-
-def _first_turn(messages: Seq[Message]) -> int:
-    first = _next_turn(messages, 0)
-    if first is None:
-        raise ValueError("a demonstration must open with a prompt that an assistant answers")
-    return first
-
-
-def _next_turn(messages: Seq[Message], after: int) -> int | None:
-    """Return the index of the first assistant message behind `after`."""
-    later = range(after + 1, len(messages))
-    return next((i for i in later if messages[i]["role"] == "assistant"), None)
-
-
-def _row(token_ids: list[int], turns: list[int], max_seq_len: int) -> Sequence:
-    if len(token_ids) > max_seq_len:
-        raise TooLong(
-            f"a demonstration has {len(token_ids)} tokens, but max_seq_len={max_seq_len}: raise "
-            "max_seq_len (model.max_seq_len) or make the environment's tasks shorter"
-        )
-    turns_of = np.array(turns, dtype=np.int32)
-    return Sequence(
-        token_ids=np.array(token_ids, dtype=np.int32),
-        completion_mask=turns_of >= 0,
-        turns=turns_of,
-        rollout_logprobs=np.zeros(len(token_ids), dtype=np.float32),
-        token_versions=np.full(len(token_ids), -1, dtype=np.int32),  # no policy sampled them
-    )

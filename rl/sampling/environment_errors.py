@@ -1,4 +1,4 @@
-"""Tells the errors of an environment's code from ours, in one line that says where to look."""
+"""Turns errors of an environment's code into one line that says where to look."""
 
 import asyncio
 import sys
@@ -18,13 +18,13 @@ class EnvironmentFailed(Exception):
 
 @contextmanager
 def as_environment_error(env: Environment, what: str) -> Iterator[None]:
-    """Whatever the block raises is the environment's fault; cancellation and the server are not."""
+    """Raise EnvironmentFailed if the block raises, except for cancellation and server errors."""
     try:
         yield
     except GenerationError:
         raise
     except asyncio.CancelledError as error:
-        # Where nobody cancelled this task, it was the environment that cancelled something.
+        # If this task was not cancelled, the environment cancelled a task of its own.
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
@@ -35,7 +35,7 @@ def as_environment_error(env: Environment, what: str) -> Iterator[None]:
 
 def _explain(env: Environment, what: str, error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
-    # The innermost line of the environment's own file: what it called is seldom to blame.
+    # The innermost line of the environment's own file, because its libraries are rarely wrong.
     module_file = getattr(sys.modules.get(type(env).__module__), "__file__", None)
     place = ([frame for frame in frames if frame.filename == module_file] or frames)[-1]
     message = " ".join(str(error).split())[:_LONGEST]

@@ -1,8 +1,8 @@
-"""What a reference with `sees_hint` gets to see in the place of the policy's prompts.
+"""Prompts with a hint, for a reference with `sees_hint`.
 
-A row begins with a prompt and goes on with what the policy chose and what it was answered. The
-reference scores the same choices after a prompt of its own, which holds the hint: all that follows
-is the policy's row, token for token. A fork begins with a prompt of its own and gets one here, too.
+A row begins with a prompt, and continues with the policy's tokens and the environment's replies.
+The reference scores the same tokens after another prompt, which holds the hint. A fork begins with
+a new prompt, so it gets a hinted prompt, too.
 """
 
 from collections.abc import Sequence
@@ -21,10 +21,12 @@ class Hints:
     chat: Chat
     env: Environment
     example: Example
-    _newest: tuple[Prompt, list[int]] | None = None  # the rollouts of a group share their opening
+    _newest: tuple[Prompt, list[int]] | None = (
+        None  # cached, because the rollouts of a group share their first prompt
+    )
 
     async def __call__(self, prompt: Prompt) -> list[int]:
-        """Return the tokens that stand for a prompt which begins a row."""
+        """Return the tokens of the hinted prompt for a prompt that begins a row."""
         if self._newest is None or self._newest[0] is not prompt:
             with as_environment_error(self.env, "teacher_messages"):
                 messages = self.env.teacher_messages(self.example, list(prompt.messages))
@@ -34,12 +36,7 @@ class Hints:
 
 
 def require_hints(env: Environment, pools: Sequence[Pool], hinted_envs: frozenset[str]) -> None:
-    """Ask every example of these environments for its hint once, before any of them is played.
-
-    Raises:
-        ValueError: one has none.
-
-    """
+    """Raise ValueError if an example of these environments has no hint, before any is played."""
     for pool in pools:
         if not pool.examples or pool.examples[0].env not in hinted_envs:
             continue

@@ -1,7 +1,7 @@
-"""Words to any OpenAI-compatible server: evaluation and remote models, never training.
+"""Talks to any OpenAI-compatible server: evaluation and remote models, never training.
 
-Only /chat/completions is used, one request a completion (not every server knows `n`). The server
-counts tokens and gives none away, so nothing said here can be trained on.
+It uses only /chat/completions, with one request per completion, because not every server supports
+`n`. The server returns no token ids, so these completions cannot be trained on.
 """
 
 import asyncio
@@ -11,11 +11,11 @@ from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Self
 
-import aiohttp
 import msgspec
 
+from envs.http_client import HttpClient
 from envs.messages import Message, assistant
-from rl.inference.completion import Completion, GenerationError
+from rl.inference.completion import Completion
 from rl.sampling.chat import ChatSetting, Prompt, ToolSpecs
 from rl.sampling.chat_endpoint import ChatEndpoint
 from rl.sampling.clock import Seats
@@ -45,11 +45,11 @@ class _Usage(msgspec.Struct):
 
 @dataclass(frozen=True, kw_only=True)
 class SpokenCompletion(Completion):
-    """A completion in words.
+    """A completion as a message.
 
     Attributes:
-        message: as the server parsed it.
-        too_long: the conversation does not fit into the model, so nothing was said.
+        message: parsed by the server.
+        too_long: the conversation does not fit into the model, so the message is empty.
 
     """
 
@@ -61,6 +61,8 @@ class SpokenCompletion(Completion):
 class MessagesClient:
     """conf/client/messages.yaml: which server, which model, and the name of the key's variable."""
 
+    RANGES: ClassVar[dict[str, str]] = {"max_retries": ">= 0"}
+
     needs_vllm: ClassVar[bool] = False
     url: str
     model: str
@@ -68,11 +70,11 @@ class MessagesClient:
     max_retries: int
 
     def __post_init__(self) -> None:
-        _ = self.endpoint  # an address that is none is refused before anything starts
+        _ = self.endpoint  # refuses a wrong address before anything starts
 
     @property
     def endpoint(self) -> ChatEndpoint:
-        """The same, ready to be asked."""
+        """The endpoint that these options describe."""
         return ChatEndpoint(
             url=self.url,
             model=self.model,
@@ -82,12 +84,12 @@ class MessagesClient:
 
     @asynccontextmanager
     async def connect(self, setting: ChatSetting) -> AsyncIterator["MessagesChat"]:
-        """Open the connections."""
+        """Yield the chat; its connections are closed at the end of the block."""
         sampler = setting.sampler
-        async with self.endpoint.session(
-            limit=sampler.max_concurrent, timeout=sampler.rollout_timeout
-        ) as session:
-            yield MessagesChat(sampler, self.endpoint, session)
+        async with self.endpoint.client(
+            max_concurrent=sampler.max_concurrent, timeout=sampler.rollout_timeout
+        ) as client:
+            yield MessagesChat(sampler, self.endpoint, client)
 
 
 @dataclass
@@ -96,26 +98,26 @@ class MessagesChat:
 
     sampler: PolicySampler
     endpoint: ChatEndpoint
-    session: aiohttp.ClientSession
+    client: HttpClient
     seats: Seats = field(default_factory=Seats)  # the server queues as it likes
 
     async def ready(self) -> None:
-        """Nothing: words have no history of tokens."""
+        """Do nothing, because messages have no tokens to rewrite."""
 
     def measure(
         self,
         messages: list[Message],  # noqa: ARG002
         tools: ToolSpecs | None,  # noqa: ARG002
     ) -> int | None:
-        """Its tokens are the server's."""
+        """Return None, because only the server knows its tokens."""
         return None
 
     async def open(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:
-        """The messages as they are."""
+        """Return the messages unchanged."""
         return Prompt(messages, tools)
 
     async def generate(self, prompt: Prompt, n: int, seed: int | None = None) -> list[Completion]:
-        """Ask `n` times at once. GenerationError, one sentence, where that cannot work."""
+        """Send `n` requests at once. Raise GenerationError if the server cannot be used."""
         body: dict[str, Any] = {
             "model": self.endpoint.model,
             "messages": [_as_sent(message) for message in prompt.messages],
@@ -128,56 +130,53 @@ class MessagesChat:
         return [*await asyncio.gather(*(self._ask(body | one) for one in seeds))]
 
     def message(self, prompt: Prompt, completion: Completion) -> Message:  # noqa: ARG002
-        """What the server says was said, which is without the stop text."""
+        """Return the server's message, which excludes the stop text."""
         assert isinstance(completion, SpokenCompletion)
         return completion.message
 
     async def follow(
         self,
         prompt: Prompt,
-        completion: Completion,  # noqa: ARG002 words have no tokens to extend
+        completion: Completion,  # noqa: ARG002
         message: Message,
         reply: list[Message],
     ) -> Prompt:
-        """The conversation, longer by a turn and its reply."""
+        """Return the conversation with the turn and its reply."""
         return Prompt([*prompt.messages, message, *reply], prompt.tools)
 
-    def room(self, prompt: Prompt) -> int:  # noqa: ARG002 the server knows how long it is
-        """The turn's limit."""
+    def room(self, prompt: Prompt) -> int:  # noqa: ARG002
+        """Return the turn's token limit."""
         return self.sampler.max_tokens
 
     def shares(self, prompt: Prompt) -> bool:  # noqa: ARG002
-        """Never: it is a request a completion anyway."""
+        """Return False, because each completion is a request of its own."""
         return False
 
     def full(self, completion: Completion) -> bool:
-        """Whether the server said so."""
+        """Return whether the server refused the conversation as too long."""
         return isinstance(completion, SpokenCompletion) and completion.too_long
 
     def group(self) -> AbstractContextManager[Self]:
-        """As it is: the server routes as it likes."""
+        """Yield this chat unchanged."""
         return nullcontext(self)
 
     def asking(self, sampler: PolicySampler) -> Self:
-        """With another sampler."""
+        """Return this chat with another sampler."""
         return replace(self, sampler=sampler)
 
-    def pinned(self, sampler: PolicySampler, version: int) -> Self:  # noqa: ARG002 nobody pushes
-        """With another sampler."""
+    def pinned(self, sampler: PolicySampler, version: int) -> Self:  # noqa: ARG002
+        """Return this chat with another sampler."""
         return self.asking(sampler)
 
     async def _ask(self, body: dict[str, Any]) -> SpokenCompletion:
-        answer = await self.endpoint.post(self.session, body)
+        answer = await self.endpoint.post(self.client, body)
         if answer is None:
             return SpokenCompletion([], [], [], cut_off=True, message=assistant(""), too_long=True)
         try:
             choice = msgspec.convert(answer, _Answer).choices[0]
             usage = msgspec.convert(answer.get("usage") or {}, _Usage)
         except (msgspec.ValidationError, IndexError) as error:
-            shown = json.dumps(answer)[:200]
-            raise GenerationError(
-                f"{self.endpoint.where} did not answer as the OpenAI API does: {shown}"
-            ) from error
+            raise self.endpoint.wrong_answer("as the OpenAI API does", answer) from error
         spoken = choice.message
         message = assistant(spoken.content or "")
         if thought := spoken.reasoning_content or spoken.reasoning:
@@ -195,7 +194,7 @@ class MessagesChat:
 
 
 def _as_sent(message: Message) -> Message:
-    """A message as the API wants it: arguments of tool calls are JSON text, no keys of ours."""
+    """Return a message for the API: arguments of tool calls are JSON text."""
     sent = {k: v for k, v in message.items() if k not in ("reasoning_content", "tool_calls")}
     if message.get("tool_calls"):
         sent["tool_calls"] = [
@@ -217,7 +216,7 @@ def _as_text(arguments: Any) -> str:
 
 
 def _call(index: int, call: Any) -> Message:
-    """A tool call as the server parsed it; one that is malformed says so to the policy."""
+    """Return a tool call that the server parsed; a malformed call gets an error."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
         return mistaken_call(f"call_{index}", json.dumps(call), "the tool call is malformed")

@@ -3,9 +3,9 @@
     example -> prompt -> server -> message -> env.reply -> next prompt -> ... -> env.score
 
 An environment that holds the conversation itself asks speaker.py for each turn.
-Whatever an environment does wrong (raise, hang, return NaN) costs that rollout: one that raised is
-played again up to max_retries times, then gets no reward, is counted by cause, and its group goes
-on without it.
+An error of an environment (it raises, hangs or returns NaN) costs only that rollout. A rollout that
+raised is played again up to max_retries times. After that it has no reward, its error is counted,
+and its group trains without it.
 """
 
 import asyncio
@@ -22,9 +22,8 @@ from contextlib import (
 from dataclasses import dataclass, field, replace
 
 from envs import threads
-from envs.episode import Episode, Example, StopReason
+from envs.episode import Episode, Example, StopReason, rewards_by_name
 from envs.protocol import ContextFull, Environment
-from envs.turn_rewards import by_name
 from rl.inference.completion import Completion, RequestFailed
 from rl.records import Rollout
 from rl.sampling.chat import Chat, Prompt
@@ -32,7 +31,7 @@ from rl.sampling.clock import Clock
 from rl.sampling.environment_errors import EnvironmentFailed, as_environment_error
 from rl.sampling.hints import Hints
 from rl.sampling.reward_names import check_names, weighted_sum
-from rl.sampling.rows import Rows
+from rl.sampling.row_builder import RowBuilder
 from rl.sampling.sampler import PolicySampler
 from rl.sampling.seeds import RequestSeeds
 from rl.sampling.speaker import Speaker
@@ -46,10 +45,10 @@ _MOST_LOGGED = 100
 
 @dataclass
 class Player:
-    """What it takes to play the episodes of an environment, a mixture included.
+    """Plays the episodes of an environment, a mixture included.
 
     Attributes:
-        seed: of the run, where each request gets a seed of its own; None: vLLM draws as it likes.
+        seed: of the run, from which each request derives its own; None: requests have no seed.
 
     """
 
@@ -59,18 +58,18 @@ class Player:
     watchdog: Watchdog | None = None
     waits: Waits = field(default_factory=Waits)
     seed: int | None = None
-    hinted_envs: frozenset[str] = frozenset()  # whose reference sees hints
-    _logged: set[str] = field(default_factory=set)  # errors that the log has
-    _checked: set[str] = field(default_factory=set)  # environments that score what is weighted
-    _places: dict[str, asyncio.Semaphore] = field(default_factory=dict)  # by environment
+    hinted_envs: frozenset[str] = frozenset()  # environments whose reference sees hints
+    _logged: set[str] = field(default_factory=set)  # errors that are in the log
+    _checked: set[str] = field(default_factory=set)  # environments whose reward names were checked
+    _places: dict[str, asyncio.Semaphore] = field(default_factory=dict)  # max_concurrent, by name
 
     async def play_group(
         self, index: int, example: Example, group_size: int
     ) -> tuple[Rollout, ...]:
         """Return `group_size` rollouts of one example, played concurrently.
 
-        In a single-turn environment short completions share one request: vLLM is some 20 %
-        faster that way. Long ones do not, for the slowest would cost all of them (`Chat.shares`).
+        In a single-turn environment short completions share one request, which is about 20 %
+        faster. Long ones do not, because the slowest one could cost all of them (`Chat.shares`).
         """
         env = self.env.environment_of(example)
         player = self._limited(env)
@@ -78,7 +77,7 @@ class Player:
             return await replace(player, chat=chat)._group(env, index, example, group_size)
 
     def _limited(self, env: Environment) -> "Player":
-        """Return ourselves, or with the limits that the environment has for itself."""
+        """Return a player with the environment's own limits, if it has any."""
         if not env.sampling:
             return self
         sampler = replace(self.sampler, **env.sampling)
@@ -93,14 +92,14 @@ class Player:
         hints = Hints(self.chat, env, example) if env.name in self.hinted_envs else None
         start = _Start(env, example, clock, seeds, hints=hints)
         openings: list[Completion | None] = [None] * group_size
-        # A broken example, no time left, a failed request: each rollout finds out for itself.
+        # After an error here, each rollout tries again and reports the error itself.
         with suppress(EnvironmentFailed, TimeoutError, RequestFailed):
             if not env.holds_conversation:
                 async with clock.running():
                     prompt = start.prompt = await self._open(env, example)
                     if env.max_turns == 1 and self.chat.shares(prompt):
                         openings = await self._opened(prompt, group_size, start)
-        # A clock each, set to what opening left of the time: one slow rollout costs no other.
+        # A clock for each with the time that is left, so that a slow rollout costs no other.
         starts = (
             replace(start, clock=replace(clock), opening=opening, seeds=replace(seeds, rollout=i))
             for i, opening in enumerate(openings)
@@ -131,12 +130,12 @@ class Player:
             broken = rollout.stop_reason in (StopReason.ENV_ERROR, StopReason.ENGINE_ERROR)
             if not broken or retries == self.sampler.max_retries:
                 return replace(rollout, retries=retries)
-            # The answer from the group's request has been played: a retry samples anew.
+            # A retry samples again, because the answer of the group's request has been played.
             retries += 1
             start = replace(start, opening=None, seeds=replace(start.seeds, attempt=retries))
 
     def _log(self, env: Environment, error: str) -> None:
-        """A batch may take minutes: what is wrong is in the log at once, each cause once."""
+        """Log each error once, at once, because a batch may take minutes."""
         if error and error not in self._logged and len(self._logged) < _MOST_LOGGED:
             self._logged.add(error)
             log.warning("%s: %s", env.name, error)
@@ -144,13 +143,13 @@ class Player:
     def _place(self, env: Environment) -> AbstractAsyncContextManager[object]:
         if env.max_concurrent is None:
             return nullcontext()
-        # By name, in a dict that copies of the player share: an evaluation queues here, too.
+        # In a dict that copies of the player share, because an evaluation queues here, too.
         return self._places.setdefault(env.name, asyncio.Semaphore(env.max_concurrent))
 
     async def _attempt(self, start: "_Start") -> Rollout:
         env, clock = start.env, start.clock
         episode = Episode(start.example, env.opened(start.example.messages))
-        rows = Rows(start.hints)
+        rows = RowBuilder(start.hints)
         rewards: dict[str, float] = {}
         turn_rewards: dict[str, tuple[float, ...]] = {}
         error = ""
@@ -171,7 +170,7 @@ class Player:
             episode.stop_reason = StopReason.ENGINE_ERROR
             error = str(failure)
         finally:
-            # Its reward is known or lost by now: an error in closing changes neither.
+            # An error in closing does not change the reward.
             with suppress(EnvironmentFailed), as_environment_error(env, "close"):
                 env.close(episode)
         reward = weighted_sum(env, rewards) if not error else None
@@ -179,7 +178,7 @@ class Player:
             broken = [name for name in rewards if not math.isfinite(rewards[name])]
             error = f"{type(env).__name__}.score returned NaN or infinity for {broken}"
         return Rollout(
-            sequences=rows.freeze(),
+            rows=rows.freeze(),
             messages=episode.messages,
             reward=reward,
             rewards=rewards,
@@ -195,7 +194,7 @@ class Player:
             blocked_time=self.watchdog.blocked() if self.watchdog else 0.0,
         )
 
-    async def _converse(self, start: "_Start", episode: Episode, rows: Rows) -> StopReason:
+    async def _converse(self, start: "_Start", episode: Episode, rows: RowBuilder) -> StopReason:
         env, opening = start.env, start.opening
         prompt = start.prompt or await self._open(env, start.example)
         while True:
@@ -210,7 +209,7 @@ class Player:
             message = self.chat.message(prompt, completion)
             episode.messages.append(message)
             episode.turns += 1
-            if completion.cut_off:  # half a turn: the environment is not asked what it makes of it
+            if completion.cut_off:  # the environment does not see half a turn
                 return StopReason.CONTEXT if self.chat.full(completion) else StopReason.MAX_TOKENS
             with as_environment_error(env, "reply"):
                 reply = await threads.call(env.reply, episode, message)
@@ -222,7 +221,7 @@ class Player:
                 episode.messages += reply
                 prompt = await self.chat.follow(prompt, completion, message, reply)
 
-    async def _listen(self, start: "_Start", episode: Episode, rows: Rows) -> StopReason:
+    async def _listen(self, start: "_Start", episode: Episode, rows: RowBuilder) -> StopReason:
         speaker = Speaker(
             *(self.chat, rows, episode, lambda: self._turn(start.clock)),
             *(start.seeds, start.env.opened),
@@ -231,7 +230,7 @@ class Player:
             with as_environment_error(start.env, "play"), suppress(ContextFull):
                 await start.env.play(episode, speaker)
         finally:
-            speaker.check()  # vLLM's failure is no fault of the environment's, whatever that raised
+            speaker.check()  # raises vLLM's error, if the environment raised because of it
         return episode.stop_reason or speaker.stop_reason
 
     async def _open(self, env: Environment, example: Example) -> Prompt:
@@ -243,7 +242,7 @@ class Player:
     ) -> tuple[dict[str, float], dict[str, tuple[float, ...]]]:
         with as_environment_error(env, "score"):
             scored = await threads.call(env.score, episode)
-            rewards, turn_rewards = by_name(scored, episode.turns)
+            rewards, turn_rewards = rewards_by_name(scored, episode.turns)
         if rewards and env.name not in self._checked:  # the first rollout that it scores
             check_names(env, rewards)
             self._checked.add(env.name)
@@ -252,12 +251,12 @@ class Player:
 
 @dataclass
 class _Start:
-    """What a rollout begins from, and begins from again when the environment broke it."""
+    """What a rollout starts from; a retry starts from the same."""
 
     env: Environment
     example: Example
     clock: Clock
     seeds: RequestSeeds
-    prompt: Prompt | None = None  # None: not opened yet
-    hints: Hints | None = None  # None: no reference sees other prompts than the policy
-    opening: Completion | None = None  # the first answer, where the group asked for all at once
+    prompt: Prompt | None = None  # None: not rendered yet
+    hints: Hints | None = None  # None: no reference sees hints
+    opening: Completion | None = None  # the first answer, if the group shared one request

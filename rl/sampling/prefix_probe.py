@@ -1,7 +1,7 @@
-"""Whether a chat format rewrites what was said before, found out by a probe.
+"""Tests whether a chat format rewrites earlier turns.
 
-A renderer's own word (`is_prefix_stable`) is cautious, so the very steps of a rollout are taken: a
-prompt, a completion with thinking, and the prompt after the environment's reply.
+A renderer's own answer (`is_prefix_stable`) is cautious. The probe therefore takes the steps of a
+rollout: a prompt, a completion with thinking, and the prompt after the environment's reply.
 """
 
 import logging
@@ -21,7 +21,7 @@ THINKING = {**ANSWER, "reasoning_content": "Two and three make five."}
 
 
 async def rewrites(chat: Chat, renderer: Renderer) -> bool:
-    """True where the prompt of a second turn does not begin with all tokens of the first."""
+    """Return whether the prompt of a second turn fails to begin with all tokens of the first."""
     opening = await chat.open([QUESTION], None)
     completion = Completion(
         token_ids=spoken(renderer, opening.token_ids),
@@ -36,15 +36,15 @@ async def rewrites(chat: Chat, renderer: Renderer) -> bool:
 
 
 def spoken(renderer: Renderer, prompt_ids: list[int]) -> list[int]:
-    """Return what a policy that thinks would sample after the prompt, stop token included."""
+    """Return a completion with thinking after the prompt, stop token included."""
     if isinstance(renderer, PlainParser):
         thinking, answer = THINKING["reasoning_content"], ANSWER["content"]
         return renderer.encode(f"<think>\n{thinking}\n</think>\n\n{answer}")
     conversation: Any = [QUESTION, THINKING]
     rendered = renderer.render(conversation)
-    ids, marks = rendered.token_ids, rendered.message_indices
-    if ids[: len(prompt_ids)] != prompt_ids:  # the prompt already opens the thinking, or closes it
-        start = next(i for i, owner in enumerate(marks) if owner == 1)
+    ids, owners = rendered.token_ids, rendered.message_indices
+    if ids[: len(prompt_ids)] != prompt_ids:  # the prompt opens or closes the thinking
+        start = next(i for i, owner in enumerate(owners) if owner == 1)
     else:
         start = len(prompt_ids)
     stops = set(renderer.get_stop_token_ids())
@@ -53,7 +53,7 @@ def spoken(renderer: Renderer, prompt_ids: list[int]) -> list[int]:
 
 
 def report_rewriting(on_rewrite: str, choices: str) -> None:
-    """Say what happens to history now; ValueError where that is to be refused."""
+    """Warn that history is rewritten; raise ValueError if on_rewrite=refuse."""
     problem = "this chat format drops thinking from earlier turns, so later prompts rewrite history"
     if on_rewrite == "refuse":
         raise ValueError(f"{problem}, and client.on_rewrite=refuse: choose {choices}")

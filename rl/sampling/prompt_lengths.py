@@ -1,12 +1,12 @@
-"""Which prompts leave room for an answer, and what stands in the place of those that do not.
+"""Measures prompts, and replaces examples whose prompt leaves no room for an answer.
 
     at the start       a few seconds: all of a small data set, the first of a large one
-    beside the run     the rest, a fifth of the time; then their number is said, once
-    when it is drawn   whatever nobody has looked at yet
+    during the run     the rest, in a fifth of the time; then one message reports their number
+    when it is drawn   an example that was not measured yet
 
-A prompt that fills max_seq_len gives a rollout without a token: nothing is learned from it, and it
-would be the first to finish. In the place of one that is too long stands another example, drawn by
-that place alone: a run that goes on sees the same examples, however far anybody had measured.
+A prompt that fills max_seq_len gives a rollout without a token, which teaches nothing and would be
+the first to finish. Another example replaces it. The replacement depends on the position alone, so
+that a resumed run sees the same examples.
 """
 
 import asyncio
@@ -17,23 +17,23 @@ from dataclasses import replace
 from random import Random
 
 from envs.episode import Example
-from envs.lazy_examples import LazyExamples
+from envs.loading import LazyExamples
 from envs.protocol import Environment, Pool
 from rl.sampling.chat import Chat
 
 log = logging.getLogger(__name__)
 
-_WRAP = 64  # tokens that a format puts around one message, generously
-_AT_ONCE_S = 0.02  # of measuring beside a run, so that no rollout waits longer
+_WRAP = 64  # an upper bound of the tokens that a format adds to one message
+_AT_ONCE_S = 0.02  # of measuring during a run, which blocks all rollouts
 _SHARE = 0.2  # of the time
-_TRIES = 100  # draws of a substitute, then one after the other is looked at
+_TRIES = 100  # random draws of a replacement; then the examples are tried in order
 
 
 class PromptLengths:
     """Measures the prompts of all pools.
 
     Attributes:
-        pools: those given, without the examples whose prompt is too long.
+        pools: the pools with replacements for the examples whose prompt is too long.
 
     """
 
@@ -45,7 +45,7 @@ class PromptLengths:
         max_seq_len: int,
         max_prompt_len: int | None = None,
     ) -> None:
-        """`max_prompt_len`: of the longest prompt that is taken; None: any that leaves room."""
+        """`max_prompt_len`: the longest prompt that is used; None: any that leaves room."""
         lengths = _Lengths(env, chat, max_seq_len, max_prompt_len)
         self._measured = [_Fitting(pool.examples, lengths) for pool in pools]
         self.pools = [
@@ -55,10 +55,10 @@ class PromptLengths:
         self._left = self._measure()
 
     def measure(self, seconds: float) -> None:
-        """Measure for so long, or to the end.
+        """Measure for this time, or until all are measured.
 
         Raises:
-            ValueError: all of a pool are too long.
+            ValueError: all prompts of a pool are too long.
 
         """
         deadline = time.monotonic() + seconds
@@ -67,7 +67,7 @@ class PromptLengths:
                 return
 
     async def measure_rest(self) -> None:
-        """Measure what is left, without holding up anybody else in this loop."""
+        """Measure the remaining prompts, in short blocks of the event loop."""
         while True:
             began = time.monotonic()
             while time.monotonic() < began + _AT_ONCE_S:
@@ -76,7 +76,7 @@ class PromptLengths:
             await asyncio.sleep((time.monotonic() - began) * (1 / _SHARE - 1))
 
     def _measure(self) -> Iterator[bool]:
-        """One prompt at a time; where a pool ends, what there is to say of it."""
+        """Measure one prompt per step, and report at the end of each pool."""
         for examples in self._measured:
             for index in range(len(examples)):
                 examples.is_long(index)
@@ -85,12 +85,12 @@ class PromptLengths:
 
 
 class _Fitting(LazyExamples):
-    """Examples with a substitute for each whose prompt is too long."""
+    """Examples with a replacement for each whose prompt is too long."""
 
     def __init__(self, examples: Sequence[Example], lengths: "_Lengths") -> None:
         self._examples, self._lengths = examples, lengths
-        self._fits = bytearray(len(examples))  # 1 where that is known
-        self._long: dict[int, int] = {}  # tokens of those that are too long
+        self._fits = bytearray(len(examples))  # 1 if the prompt is known to fit
+        self._long: dict[int, int] = {}  # index -> tokens of a prompt that is too long
 
     def __len__(self) -> int:
         return len(self._examples)
@@ -106,7 +106,7 @@ class _Fitting(LazyExamples):
         raise ValueError(self._nothing_fits())
 
     def is_long(self, index: int) -> bool:
-        """Whether its prompt is too long; measured when it is first asked for."""
+        """Return whether the prompt is too long; measure it at the first call."""
         if not self._fits[index] and index not in self._long:
             if tokens := self._lengths.too_long(self._examples[index]):
                 self._long[index] = tokens
@@ -115,7 +115,7 @@ class _Fitting(LazyExamples):
         return index in self._long
 
     def report(self) -> None:
-        """Say, once all were measured, how many are left out; ValueError where all are."""
+        """Warn how many prompts are left out, after all are measured; ValueError if all are."""
         if not self._long:
             return
         if len(self._long) == len(self):
@@ -136,35 +136,35 @@ class _Fitting(LazyExamples):
 
 
 class _Lengths:
-    """Measures prompts; those that are short by any account are not tokenized."""
+    """Measures prompts; prompts with few bytes are not tokenized."""
 
     def __init__(
         self, env: Environment, chat: Chat, max_seq_len: int, max_prompt_len: int | None
     ) -> None:
         self._env, self._chat = env, chat
         self._max_seq_len, self._max_prompt_len = max_seq_len, max_prompt_len
-        # The fewest tokens that are too many.
+        # The smallest number of tokens that is too many.
         self._limit = min(max_seq_len, (max_prompt_len or max_seq_len) + 1)
         self._schemas: dict[str, int] = {}  # tokens, by environment
 
     def too_long(self, example: Example) -> int:
-        """Return the tokens of a prompt that has too many; 0 for one that fits, or may."""
+        """Return the tokens of a prompt that is too long; 0 if it fits, or if that is unknown."""
         env = self._env.environment_of(example)
-        if env.holds_conversation:  # it has a prompt of its own
+        if env.holds_conversation:  # the environment builds its own prompt
             return 0
         try:
             messages = env.opened(example.messages)
-            # No token is less than a byte.
+            # A token has at least one byte.
             texts = [len(str(m.get("content") or "").encode()) for m in messages]
             if self._described(example) + sum(texts) + _WRAP * (len(texts) + 1) < self._limit:
                 return 0
             length = self._chat.measure(messages, env.tool_specs)
-        except Exception:  # noqa: BLE001 an example that cannot be rendered is its rollouts' error
+        except Exception:  # noqa: BLE001 the rollouts of the example report the error
             return 0
         return length if length is not None and length >= self._limit else 0
 
     def described_limit(self, example: Example) -> tuple[str, str, str]:
-        """What a prompt that is too long does, what helps, and the part of the tools' schemas."""
+        """Return the problem of a long prompt, the remedy, and the tokens of tool schemas."""
         described = self._described(example)
         if self._max_prompt_len is None:
             what = "fill max_seq_len"
@@ -177,7 +177,7 @@ class _Lengths:
         return what, remedy, f", {described} of them the tools' schemas" if described else ""
 
     def _described(self, example: Example) -> int:
-        """Tokens of the tools' schemas in a prompt."""
+        """Return the tokens of the tools' schemas in a prompt."""
         env = self._env.environment_of(example)
         if env.name not in self._schemas:
             empty = [{"role": "user", "content": ""}]

@@ -1,12 +1,12 @@
-"""conf/client: how we talk to whoever serves the policy, and what becomes of rewritten history.
+"""conf/client: how rollouts talk to the server, and what happens if the format rewrites history.
 
-    renderer   messages -> tokens here (`renderers`), tokens to our vLLM      the default
-    tokens     messages -> tokens by the server's own chat template, tokens to our vLLM
-    messages   words to any OpenAI-compatible server: evaluation only (rl/sampling/messages_chat.py)
+    renderer   messages -> tokens in this process (`renderers`), tokens to vLLM      the default
+    tokens     messages -> tokens by the server's own chat template, tokens to vLLM
+    messages   text to any OpenAI-compatible server: evaluation only (rl/sampling/messages_chat.py)
 
-Some chat formats drop the thinking of earlier turns (Qwen3, DeepSeek-R1): the prompt of turn two
-then does not begin with the tokens of turn one, and a rollout becomes several training rows. It is
-found out at the start, by a probe, and `on_rewrite` says what to do.
+Some chat formats drop the thinking of earlier turns (Qwen3, DeepSeek-R1). The prompt of turn two
+then does not begin with the tokens of turn one, and a rollout becomes several training rows. A
+probe detects this at the start, and `on_rewrite` says what to do.
 """
 
 from collections.abc import AsyncIterator, Iterator
@@ -43,7 +43,7 @@ class RendererChat:
     """Tokens in, tokens out. The default.
 
     Attributes:
-        version: the newest policy version known to be live.
+        version: the newest policy version that vLLM samples with.
 
     """
 
@@ -55,10 +55,10 @@ class RendererChat:
     seats: Seats = field(default_factory=Seats)  # shared by copies
 
     async def ready(self) -> None:
-        """Nothing: `connect` renders by itself, and knows."""
+        """Do nothing, because `connect` has probed the renderer."""
 
     def measure(self, messages: list[Message], tools: ToolSpecs | None) -> int | None:
-        """Render it."""
+        """Return the number of rendered tokens."""
         return len(render(self.renderer, messages, tools))
 
     async def open(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:
@@ -88,7 +88,7 @@ class RendererChat:
             parsed = self.renderer.parse_response(
                 token_ids, tools=cast("Any", prompt.tools), prompt_ids=prompt.token_ids
             )
-        except Exception as error:  # noqa: BLE001 twenty parsers, none ours, and any text
+        except Exception as error:  # noqa: BLE001 parsers of a library may raise anything
             return self._unreadable(token_ids, error)
         message: Message = {"role": "assistant", "content": well_formed(parsed.content)}
         if parsed.reasoning_content:
@@ -98,7 +98,7 @@ class RendererChat:
         return message
 
     def _unreadable(self, token_ids: list[int], error: Exception) -> Message:
-        """A turn that the parser itself fell over: its text, and a call that says so."""
+        """Return a message for a turn that cannot be parsed: its text, and a call with an error."""
         mistake = f"the turn cannot be read ({type(error).__name__}): nest less, shorten numbers"
         content = well_formed(decoded(self.renderer, token_ids))
         return {**assistant(content), "tool_calls": [mistaken_call("call_0", "", mistake)]}
@@ -106,8 +106,8 @@ class RendererChat:
     async def follow(
         self, prompt: Prompt, completion: Completion, message: Message, reply: list[Message]
     ) -> Prompt:
-        """Extend the tokens so far; where the format forbids it, render everything anew."""
-        # Not rendered again: decoded and encoded, text need not give the sampled tokens back.
+        """Extend the tokens so far; if the format does not allow it, render everything again."""
+        # Not rendered again, because encoding the decoded text may give other tokens.
         bridged = self.renderer.bridge_to_next_turn(
             prompt.token_ids,
             completion.token_ids,
@@ -119,35 +119,35 @@ class RendererChat:
             return Prompt(messages, prompt.tools, bridged.token_ids)
         try:
             return Prompt(messages, prompt.tools, render(self.renderer, messages, prompt.tools))
-        except Exception:  # noqa: BLE001 a format may have no form for what the policy wrote
+        except Exception:  # noqa: BLE001 some formats cannot render what the policy wrote
             text = assistant(well_formed(decoded(self.renderer, completion.token_ids)))
-            messages = [*prompt.messages, text, *reply]  # what raises now is the reply's fault
+            messages = [*prompt.messages, text, *reply]  # an error from here on is the reply's
             return Prompt(messages, prompt.tools, render(self.renderer, messages, prompt.tools))
 
     def room(self, prompt: Prompt) -> int:
-        """The turn's limit, or what the row still holds."""
+        """Return the token limit of the turn, or what the context still holds."""
         return min(self.sampler.max_tokens, self.max_seq_len - len(prompt.token_ids))
 
     def shares(self, prompt: Prompt) -> bool:
-        """Whether the longest completion is done in time even at a crawl: so no group is lost."""
+        """Return whether even a slow completion ends in time, so that no group is lost."""
         return 0 < self.room(prompt) <= self.sampler.rollout_timeout * _SLOWEST
 
     def full(self, completion: Completion) -> bool:
-        """Whether prompt and completion fill max_seq_len."""
+        """Return whether prompt and completion fill max_seq_len."""
         return len(completion.prompt_ids) + len(completion.token_ids) >= self.max_seq_len
 
     @contextmanager
     def group(self) -> Iterator[Self]:
-        """With the client of a group."""
+        """Yield this chat with the client of a group."""
         with self.client.group() as client:
             yield replace(self, client=client)
 
     def asking(self, sampler: PolicySampler) -> Self:
-        """With another sampler."""
+        """Return this chat with another sampler."""
         return replace(self, sampler=sampler)
 
     def pinned(self, sampler: PolicySampler, version: int) -> Self:
-        """With another sampler, and salts of this version whatever is published meanwhile."""
+        """Return this chat with another sampler, for this version even if a newer one exists."""
         return replace(self, sampler=sampler, version=LiveVersion(version))
 
 
@@ -162,7 +162,7 @@ def _call(index: int, parsed: ParsedToolCall) -> Message:
 def render(
     renderer: Renderer, messages: list[Message], tools: ToolSpecs | None = None
 ) -> list[int]:
-    """Return the prompt ids. Our messages are plain dicts, which `renderers` types more tightly."""
+    """Return the prompt ids; casts, because `renderers` has stricter types for messages."""
     return renderer.render_ids(
         cast("list[Any]", messages), tools=cast("Any", tools), add_generation_prompt=True
     )
@@ -170,7 +170,7 @@ def render(
 
 @dataclass(frozen=True, kw_only=True)
 class RendererClient:
-    """conf/client/renderer.yaml: tokens in, tokens out, rendered here."""
+    """conf/client/renderer.yaml: tokens in, tokens out, rendered in this process."""
 
     needs_vllm: ClassVar[bool] = True
     on_rewrite: Literal["extend", "fork", "refuse"]
@@ -196,7 +196,7 @@ class RendererClient:
             if setting.has_turns and await rewrites(chat, renderer):
                 choices = "extend (keep it, one row), fork (drop it as the format does) or refuse"
                 report_rewriting(self.on_rewrite, choices)
-                # Forking needs nothing more: rows.py sees where a prompt does not extend the last.
+                # A fork needs nothing here: row_builder.py compares each prompt with the last row.
                 if self.on_rewrite == "extend":
                     await self._keep_thinking(chat, setting)
             yield chat
@@ -211,6 +211,6 @@ class RendererClient:
 
 
 def vllm_client(setting: ChatSetting) -> VLLMClient:
-    """Return the connections to our vLLM, still closed."""
+    """Return the client of the run's vLLM, not yet connected."""
     timeout = setting.sampler.rollout_timeout
     return VLLMClient(setting.router, model=setting.served_as, timeout=timeout, tally=setting.tally)

@@ -1,4 +1,4 @@
-"""The reward of a rollout: the weighted sum of what `score` returned, by name.
+"""Computes the reward of a rollout: the weighted sum of the named rewards of `score`.
 
 {"exact": 1.0}                  one number for the episode
 {"exact": [1.0, 0.0, 1.0]}      one for each of its turns; the reward is their sum
@@ -12,9 +12,9 @@ from envs.protocol import Environment
 
 
 def weighted_sum(env: Environment, rewards: Mapping[str, float]) -> float | None:
-    """Return the reward; None where a number that counts is NaN or infinite.
+    """Return the reward; None if a reward with a weight is NaN or infinite.
 
-    What has no weight, or the weight 0, is logged and may be anything.
+    Rewards without a weight, or with weight 0, are only logged and may be any number.
     """
     weights = {name: weight for name, weight in env.reward_weights.items() if weight}
     total = sum(weight * rewards.get(name, 0.0) for name, weight in weights.items())
@@ -22,7 +22,7 @@ def weighted_sum(env: Environment, rewards: Mapping[str, float]) -> float | None
 
 
 def check_names(env: Environment, rewards: Mapping[str, float]) -> None:
-    """ValueError where a weighted reward is not scored: it would count as 0 for the whole run."""
+    """Raise ValueError if `score` lacks a weighted reward, which would always count as 0."""
     missing = [
         name for name, weight in env.reward_weights.items() if weight and name not in rewards
     ]

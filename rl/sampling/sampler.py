@@ -1,4 +1,4 @@
-"""What the policy in training is asked for: how tokens are drawn, and how long it may take."""
+"""conf/sampler: how vLLM draws tokens, and how long a rollout may take."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,12 +6,25 @@ from typing import Any, ClassVar
 
 from renderers import Renderer
 
-from envs.turn_limits import checked_stops
+from envs.options import checked_stops
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicySampler:
-    """Rollouts of the policy in training (conf/sampler). Knobs are explained in async.yaml."""
+    """Samples rollouts of the policy in training; conf/sampler/async.yaml explains the options."""
+
+    RANGES: ClassVar[dict[str, str]] = {
+        "max_staleness": ">= 0",
+        "max_concurrent": ">= 1",
+        "temperature": "> 0",
+        "top_p": "> 0 and <= 1",
+        "top_k": ">= -1",
+        "min_p": ">= 0 and <= 1",
+        "repetition_penalty": "> 0",
+        "max_tokens": ">= 1",
+        "max_prompt_len": ">= 1",
+        "rollout_timeout": "> 0",
+    }
 
     uses_vllm: ClassVar[bool] = True
     max_staleness: int
@@ -35,9 +48,9 @@ class PolicySampler:
         checked_stops(self.stop, "sampler.stop")
 
     def changed(self) -> dict[str, Any]:
-        """Return temperature, and of the other parameters those that change anything.
+        """Return the temperature and the parameters that differ from their neutral value.
 
-        For servers that know no more than the OpenAI API as long as nobody asks them to.
+        A server that knows only the OpenAI API refuses the other parameters.
         """
         neutral = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
         neutral |= {"presence_penalty": 0.0, "frequency_penalty": 0.0}
@@ -48,7 +61,7 @@ class PolicySampler:
         return {"temperature": self.temperature, **changed}
 
     def sampling(self, renderer: Renderer) -> dict[str, object]:
-        """Return vLLM's sampling parameters, the turn's token limit excepted."""
+        """Return vLLM's sampling parameters, except the token limit."""
         return {
             "temperature": self.temperature,
             "top_p": self.top_p,
@@ -58,7 +71,7 @@ class PolicySampler:
             "presence_penalty": self.presence_penalty,
             "frequency_penalty": self.frequency_penalty,
             "stop_token_ids": renderer.get_stop_token_ids(),
-            # vLLM reads along only where it has a text to look for. What ends a turn was sampled,
-            # so it belongs to the completion; marks of the format are texts, too.
+            # Only with a stop text does vLLM decode while it samples. A special token may be part
+            # of a stop text.
             **({"stop": list(self.stop), "skip_special_tokens": False} if self.stop else {}),
         }

@@ -1,9 +1,9 @@
-"""A seed for every request, so that a run can be repeated: `sampler.seeded`.
+"""Derives a seed for every request, so that a run can be repeated: `sampler.seeded`.
 
     run seed, group index, rollout, attempt, turn ---> seed of the request, of its completion j: + j
 
-Neither time nor order goes in, so a request draws the same whenever it is made and whatever is
-sampled beside it. Whether it also gets the same logits is the server's affair (conf/sampler).
+The seed depends on neither time nor order. The server decides whether the logits are the same, too
+(conf/sampler).
 """
 
 from dataclasses import dataclass, field
@@ -12,12 +12,12 @@ from hashlib import blake2b
 
 @dataclass
 class RequestSeeds:
-    """Those of one attempt at a rollout: each turn that is asked for gets the next one.
+    """The seeds of one attempt at a rollout, one per turn.
 
     A copy (`replace`) begins at the first turn.
 
     Attributes:
-        seed: of the run; None: no request has one, and the server draws as it likes.
+        seed: of the run; None: requests have no seed.
 
     """
 
@@ -33,5 +33,5 @@ class RequestSeeds:
             return None
         key = f"{self.seed}:{self.group}:{self.rollout}:{self.attempt}:{self._turns}"
         self._turns += 1
-        # 56 bits: a group's completions count up from here, and vLLM takes 63.
+        # 56 bits, because a group's completions count up from here and vLLM accepts 63 bits.
         return int.from_bytes(blake2b(key.encode(), digest_size=7).digest(), "big")

@@ -1,10 +1,10 @@
-"""The policy as an environment sees it that holds the conversation: messages in, one turn out.
+"""The policy for environments that hold the conversation: messages in, one turn out.
 
     messages, tools -> prompt -> server -> Completion -> a row, and the message in it
 
-The environment repeats the whole conversation at each turn, as clients of chat endpoints do. Where
-it repeats what the policy said last, the tokens that were sampled are extended; where it changed
-anything before that, the conversation is rendered anew and the rollout forks.
+The environment passes the whole conversation at each turn, like a client of a chat endpoint. If it
+repeats the conversation up to the last turn, the sampled tokens are extended. If it changed any
+earlier message, the conversation is rendered again and the rollout forks.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from envs.messages import Message, parse_json
 from envs.protocol import ContextFull, Spoken
 from rl.inference.completion import Completion, GenerationError
 from rl.sampling.chat import Chat, Prompt, ToolSpecs
-from rl.sampling.rows import Rows
+from rl.sampling.row_builder import RowBuilder
 from rl.sampling.seeds import RequestSeeds
 
 
@@ -27,19 +27,21 @@ class Speaker:
     Attributes:
         engine: entered while the server works.
         seeds: one for each turn.
-        opened: puts in the system prompt that the configuration says.
-        stop_reason: why the newest turn ended, or that there was no room for another.
+        opened: adds the system prompt of the configuration.
+        stop_reason: why the newest turn ended, or CONTEXT if the context has no room for another.
 
     """
 
     chat: Chat
-    rows: Rows
+    rows: RowBuilder
     episode: Episode
     engine: Callable[[], AbstractAsyncContextManager[None]]
     seeds: RequestSeeds
     opened: Callable[[list[Message]], list[Message]]
     stop_reason: StopReason = StopReason.STOP
-    _last: tuple[list[Message], Prompt, Completion] | None = None  # what led to the newest turn
+    _last: tuple[list[Message], Prompt, Completion] | None = (
+        None  # conversation, prompt and completion of the newest turn
+    )
     _failure: GenerationError | None = field(default=None, repr=False)
 
     async def __call__(self, messages: list[Message], tools: ToolSpecs | None) -> Spoken:
@@ -54,7 +56,9 @@ class Speaker:
         if self.chat.room(prompt) <= 0:
             self.stop_reason = StopReason.CONTEXT
             raise ContextFull("the conversation fills max_seq_len")
-        seed = self.seeds.next()  # now: an environment may ask for two turns at once
+        seed = (
+            self.seeds.next()
+        )  # before the await, because an environment may ask for two turns at once
         try:
             async with self.engine():
                 (completion,) = await self.chat.generate(prompt, 1, seed)
@@ -75,14 +79,14 @@ class Speaker:
         )
 
     def check(self) -> None:
-        """Raise the server's failure, if there was one: the environment may have swallowed it."""
+        """Raise the server's error if there was one, because the environment may have caught it."""
         if self._failure is not None:
             raise self._failure
 
     async def _prompt(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:
         if self._last is not None:
             before, prompt, completion = self._last
-            # A reply and nothing else was added: then the tokens so far stand as they are.
+            # Only if a reply was added and nothing else changed, the tokens so far stay.
             reply = messages[len(before) :]
             repeated = messages[: len(before)]
             if reply and prompt.tools == tools and _same(before, repeated):
@@ -96,7 +100,7 @@ class Speaker:
 
 
 def _same(before: list[Message], repeated: list[Message]) -> bool:
-    """Whether both say the same; reasoning, which clients drop, and call ids do not count."""
+    """Return whether the messages are equal, except for reasoning, which clients drop, and ids."""
     return [_content(m) for m in before] == [_content(m) for m in repeated]
 
 
@@ -107,7 +111,7 @@ def _content(message: Message) -> tuple[object, ...]:
 
 
 def _arguments(given: object) -> object:
-    """Arguments as a value; text that is no JSON, as it is."""
+    """Return arguments as a value; text that is not JSON stays text."""
     if not isinstance(given, str):
         return given
     try:

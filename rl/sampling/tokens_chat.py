@@ -1,10 +1,10 @@
-"""Prompts by the server's own chat template; completions as tokens all the same.
+"""Renders prompts by the server's own chat template; completions are tokens.
 
     messages --/tokenize--> token ids --/inference/v1/generate--> tokens, logprobs, versions
 
-vLLM's /v1/chat/completions would give token ids too, but no policy version per token. Every turn is
-rendered anew, so a rollout stays one row only while the template repeats what was sampled exactly;
-where it does not, the rollout forks (rows.py) and nothing is trained that was not sampled.
+vLLM's /v1/chat/completions returns token ids, too, but no policy version per token. Every turn is
+rendered again, so a rollout stays one row only while the template repeats the sampled tokens
+exactly. Otherwise the rollout forks (row_builder.py), so that only sampled tokens are trained.
 """
 
 import asyncio
@@ -30,14 +30,14 @@ class TokensChat(RendererChat):
     """The server renders; the renderer only parses.
 
     Attributes:
-        on_rewrite: what to do where the template rewrites history; None: it has no occasion to.
+        on_rewrite: what to do if the template rewrites history; None: a single turn.
 
     """
 
     client: VLLMClient | GroupClient  # pyright: ignore[reportIncompatibleVariableOverride] it is set once
     on_rewrite: Literal["fork", "refuse"] | None = None
-    # Of the template: one, shared with copies. Not at `connect`: vLLM is not up yet, and knows no
-    # adapter's name before the first push.
+    # One probe, shared with copies. Not in `connect`, because vLLM may still start, and does not
+    # know an adapter before the first push.
     _probe: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def ready(self) -> None:
@@ -45,7 +45,9 @@ class TokensChat(RendererChat):
         if self.on_rewrite is not None:
             if not self._probe:
                 self._probe.append(asyncio.create_task(self._probed(self.on_rewrite)))
-            await asyncio.shield(self._probe[0])  # one group that is given up is not all of them
+            await asyncio.shield(
+                self._probe[0]
+            )  # so that a cancelled group does not cancel the probe
 
     async def _probed(self, on_rewrite: str) -> None:
         if await rewrites(self, self.renderer):
@@ -57,7 +59,7 @@ class TokensChat(RendererChat):
         messages: list[Message],  # noqa: ARG002
         tools: ToolSpecs | None,  # noqa: ARG002
     ) -> int | None:
-        """Not before vLLM is up."""
+        """Return None, because vLLM may not be up yet."""
         return None
 
     async def open(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:
@@ -71,13 +73,13 @@ class TokensChat(RendererChat):
         message: Message,
         reply: list[Message],
     ) -> Prompt:
-        """Let the server render the conversation anew."""
+        """Let the server render the conversation again."""
         try:
             spoken = self.sampled(prompt, completion, message)
             return await self.open([*prompt.messages, spoken, *reply], prompt.tools)
-        except ValueError:  # the template may have no form for what the policy wrote
+        except ValueError:  # some templates cannot render what the policy wrote
             text = assistant(well_formed(decoded(self.renderer, completion.token_ids)))
-            # What is refused now is the reply's fault.
+            # An error from here on is the reply's.
             return await self.open([*prompt.messages, text, *reply], prompt.tools)
 
 
@@ -91,7 +93,7 @@ class TokensClient:
 
     @asynccontextmanager
     async def connect(self, setting: ChatSetting) -> AsyncIterator[TokensChat]:
-        """Open the connections; nothing is asked before the first group (`TokensChat.ready`)."""
+        """Open the connections; `TokensChat.ready` asks the server before the first group."""
         renderer: Renderer = parser(setting.model, setting.renderer)
         async with vllm_client(setting) as client:
             on_rewrite = self.on_rewrite if setting.has_turns else None

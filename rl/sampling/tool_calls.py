@@ -1,18 +1,18 @@
-"""Tool calls as the rest of us may rely on them, whoever wrote them.
+"""Checks tool calls, so that other code can rely on their form.
 
-A name is text, arguments are plain JSON or its text; whatever is not has an `error`, which the
-policy is told, and its text as arguments. So nothing that a policy writes is anybody else's fault.
+A name is text, arguments are plain JSON or its text. A call that is not like this has an `error`,
+which the environment answers with, and its raw text as arguments.
 """
 
 from typing import Any
 
 from envs.messages import Message, plain_json, well_formed
 
-_LONGEST_NAME = 200  # characters; no tool has a longer one
+_LONGEST_NAME = 200  # characters
 
 
 def checked_call(call_id: object, name: object, arguments: Any, raw: str) -> Message:
-    """Return one entry of `tool_calls`; `raw` is how it was written."""
+    """Return one entry of `tool_calls`; `raw` is the text that the policy wrote."""
     if not isinstance(name, str) or not name:
         return mistaken_call(call_id, raw, "the tool call has no name")
     if len(name) > _LONGEST_NAME:
@@ -25,7 +25,7 @@ def checked_call(call_id: object, name: object, arguments: Any, raw: str) -> Mes
 
 
 def mistaken_call(call_id: object, raw: str, mistake: str, name: object = None) -> Message:
-    """Return a call that cannot be answered, and why."""
+    """Return a call with an error."""
     function = {"name": _text(name), "arguments": well_formed(raw)}
     return {"id": _text(call_id), "type": "function", "function": function, "error": mistake}
 

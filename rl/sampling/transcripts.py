@@ -1,7 +1,7 @@
-"""Conversations out of files instead of rollouts: supervised distillation from a teacher's text.
+"""Reads conversations from files: supervised distillation from a teacher's text.
 
-Any JSON lines with `messages` will do. The rollout files of a run have them, with their rewards, so
-the best of what a teacher said is one key away:
+The files are JSON lines with `messages`, such as the rollout files of a run. Their rewards select
+the teacher's best answers:
 
     python train.py loss=sft sampler=transcripts sampler.path="outputs/teacher/rollouts/*.jsonl"
 """
@@ -13,6 +13,7 @@ from functools import cache
 from glob import glob
 from pathlib import Path
 from random import Random
+from typing import ClassVar
 
 from envs.episode import StopReason
 from envs.messages import Message
@@ -28,9 +29,11 @@ class TranscriptSampler(Imitator):
 
     Attributes:
         path: a file, or a pattern of files, of JSON lines with `messages` (OpenAI form).
-        min_reward: lines with a lower `reward`, or without one, are left out; None takes all.
+        min_reward: lines with a lower `reward`, or none, are left out; None: all are used.
 
     """
+
+    RANGES: ClassVar[dict[str, str]] = {"max_staleness": ">= 0"}
 
     path: str
     min_reward: float | None
@@ -49,10 +52,10 @@ class TranscriptSampler(Imitator):
         env: Environment,
         rng: Random,
     ) -> Iterator[list[Message]]:
-        """Conversations drawn with replacement: the environment's own and those of nobody."""
-        # The files were read and cached when the sampler was made.
+        """Yield conversations of this environment, or without one, drawn with replacement."""
+        # Cached since the constructor.
         known = read_conversations(self.path, self.min_reward)
-        # Another's would get its prompt and tools. Unless there is no other: of another name's run.
+        # Other environments' conversations need other prompts; used only if there are no own ones.
         own = [messages for name, messages in known if name in ("", env.name)] or [
             messages for _, messages in known
         ]
@@ -64,8 +67,8 @@ class TranscriptSampler(Imitator):
 def read_conversations(path: str, min_reward: float | None) -> list[tuple[str, list[Message]]]:
     """Return environment ("" for none) and messages of each line, files by name, lines in order.
 
-    A last turn that was cut off has `cut_off`: it ends without a stop token. One that was cut off
-    in a thought or a tool call is left out, for no format can show it.
+    A last turn that was cut off gets `cut_off`, because it has no stop token. A turn that was cut
+    off in a thought or a tool call is left out, because no format can render it.
 
     Raises:
         ValueError: a line is no JSON object with `messages`.
@@ -73,7 +76,7 @@ def read_conversations(path: str, min_reward: float | None) -> list[tuple[str, l
     """
     conversations: list[tuple[str, list[Message]]] = []
     for name in sorted(glob(str(Path(path).expanduser()))):
-        # Not splitlines(), which takes some characters of a text for the end of its line, too.
+        # Not splitlines(), which splits at some characters inside a text, too.
         for number, line in enumerate(Path(name).read_text(encoding="utf-8").split("\n"), 1):
             if not line.strip():
                 continue
@@ -96,5 +99,5 @@ def read_conversations(path: str, min_reward: float | None) -> list[tuple[str, l
 
 
 def _can_be_cut_off(message: Message) -> bool:
-    """Whether rendering it closes nothing that was left open: a thought, a tool call."""
+    """Return whether the message ends in plain text, not in a thought or a tool call."""
     return bool(message.get("content")) and not message.get("tool_calls")

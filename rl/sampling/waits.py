@@ -1,4 +1,4 @@
-"""What the rollouts in flight are waiting for, for the screen, when none has finished for long."""
+"""Counts what rollouts in flight wait for; the screen shows it if none finished for a minute."""
 
 import asyncio
 from collections import Counter
@@ -12,7 +12,7 @@ _LONG_S = 60.0
 
 
 class Waits:
-    """Counts who is where; one instance, one loop."""
+    """The counts of one asyncio loop."""
 
     def __init__(self) -> None:
         self._counts: Counter[Wait] = Counter()
@@ -20,7 +20,7 @@ class Waits:
 
     @contextmanager
     def counted(self, wait: Wait, number: int = 1) -> Iterator[None]:
-        """`place`: of the environment; `rollout`: played; `turn`, `opening`: the server's."""
+        """Count the block as a wait for the environment's limit, its code, or the server."""
         if not self._counts.total():
             self._last = asyncio.get_running_loop().time()
         self._counts[wait] += number
@@ -30,11 +30,11 @@ class Waits:
             self._counts[wait] -= number
 
     def finished(self) -> None:
-        """A rollout is done."""
+        """Note that a rollout has finished."""
         self._last = asyncio.get_running_loop().time()
 
     def standstill(self) -> str:
-        """Return what the rollouts wait for where none has finished for a minute, else nothing."""
+        """Return what the rollouts wait for; "" if one has finished within the last minute."""
         seconds = asyncio.get_running_loop().time() - self._last
         if not self._counts.total() or seconds < _LONG_S:
             return ""

@@ -1,9 +1,9 @@
-"""Names the line of user code that holds up the event loop, while it does.
+"""Reports the line of user code that blocks the event loop.
 
 An `async def` of an environment that blocks (time.sleep, requests, a long computation) stops every
-rollout, and nothing inside a loop can interrupt it. So a thread looks from outside: it asks it
-for a sign of life, and where none comes it says which line is at work. The run goes on as soon as
-that line returns; if it never does, the last word says why.
+rollout, and no task of the loop can interrupt it. A thread therefore schedules a callback in the
+loop. If the callback does not run in time, the thread reports the current line. The run continues
+when that line returns.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ class Watchdog:
     def __init__(
         self, say: Callable[[str], None], *, patience: float = 3.0, interval: float = _INTERVAL_S
     ) -> None:
-        """`say` shows a line on the screen; `patience`: seconds without a sign of life."""
+        """`say` shows a line on the screen; `patience`: seconds until a block is reported."""
         self._say, self._patience, self._interval = say, patience, interval
         self._blocked: WeakKeyDictionary[asyncio.Task[object], float] = WeakKeyDictionary()
         self._ended = threading.Event()
@@ -44,7 +44,7 @@ class Watchdog:
         self._ended.set()
 
     def blocked(self) -> float:
-        """Return how many seconds the present task has held up all others since it was asked."""
+        """Return for how many seconds the current task blocked all others since the last call."""
         task = asyncio.current_task()
         return self._blocked.pop(task, 0.0) if task is not None else 0.0
 
@@ -54,29 +54,29 @@ class Watchdog:
             now = time.monotonic()
             if self._alive:
                 self._alive, asked_at, reported_s = False, now, 0.0
-                self._loop.call_soon_threadsafe(self._live)
-            elif now - asked_at > max(self._patience, 2 * reported_s):  # again, ever less often
+                self._loop.call_soon_threadsafe(self._note_alive)
+            elif now - asked_at > max(self._patience, 2 * reported_s):  # at growing intervals
                 reported_s = now - asked_at
                 self._report(reported_s)
 
-    def _live(self) -> None:
+    def _note_alive(self) -> None:
         self._alive = True
 
     def _report(self, seconds: float) -> None:
         task, frame = asyncio.current_task(self._loop), sys._current_frames().get(self._ident)
         if task is None or frame is None:
             return
-        self._blocked[task] = seconds  # all of it, not only what came since the last word
-        sentence = (
+        self._blocked[task] = seconds  # the whole time, not only since the last report
+        message = (
             f"all rollouts stand still for {seconds:.0f} s: {_place(frame)} blocks the event loop; "
             "make it a plain function (`def`: it gets a thread), or await something that does not"
         )
-        log.warning("%s", sentence)
-        self._say(sentence)
+        log.warning("%s", message)
+        self._say(message)
 
 
 def _place(frame: FrameType) -> str:
-    """The innermost line that is no library's."""
+    """Return the innermost line that is not in a library."""
     innermost, caller = frame, frame.f_back
     while frame.f_code.co_filename.startswith((*_LIBRARIES, "<")) and caller is not None:
         frame, caller = caller, caller.f_back

@@ -1,12 +1,12 @@
-"""The process on the terminal: checks, prepares, starts, watches, cleans up. Imports no torch.
+"""The process on the terminal: resolves, prepares, starts, watches, cleans up. Imports no torch.
 
-    check ---> model folder (built or fetched, warm-started once) ---> inference, rollouts,
-    trainer ranks
+    resolve ---> lock ---> model folder (built or fetched, warm-started once) ---> inference,
+    rollouts, trainer ranks
                                                                           |
-    screen <--- status/*.json, metrics.jsonl ---- watch: a part that ends too early ends the run
+    screen <--- status/*.json, metrics.jsonl ---- watch: a process that ends too early ends the run
 
-Each part is a process group of its own with its own log. Whatever ends this process, the reaper
-ends theirs.
+Each process has its own process group and its own log. However the supervisor ends, the reaper ends
+the others.
 """
 
 import json
@@ -14,48 +14,45 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from envs.cache import cache_folder
+from envs.loading import cache_folder
 from rl.config.build import build, construct
-from rl.config.check import check
-from rl.config.facts import spans_hosts
-from rl.config.resume_rules import has_steps, run_folder_problems
+from rl.config.check import still_chosen
+from rl.config.resume_rules import run_folder_problems
 from rl.config.schema import ConfigError, Run, refused
+from rl.dry_call.child import DryCall
 from rl.model.folder import fingerprint
 from rl.model.shape import shape_of
 from rl.model.trainable import check_trainable
-from rl.placement.placement import Plan
-from rl.placement.settings import settled
-from rl.placement.sized import sized
-from rl.report.finished_runs import how_to_go_on, steps_done
-from rl.report.screen import Screen, final_summary
-from rl.run.child import Reaper
-from rl.run.commit import commit_of
-from rl.run.failure import OutOfTime, RunFailed
-from rl.run.folder import RunFolder
-from rl.run.lock import FULL, ensure_free, locked
-from rl.run.metrics import column, read_metrics
-from rl.run.status import STOPPED, progress_of, read_statuses, training_is_done
-from rl.run.stop_request import Stopped, StopRequest, stopped_by_signals
-from rl.run.terminal import say
-from rl.run.typed import key_of
+from rl.runtime.child import Reaper
+from rl.runtime.commit import commit_of
+from rl.runtime.failure import OutOfTime, RunFailed
+from rl.runtime.folder import RunFolder
+from rl.runtime.lock import FULL, ensure_free, locked
+from rl.runtime.metrics import column, read_metrics, steps_done
+from rl.runtime.start_record import resume_advice
+from rl.runtime.status import STOPPED, progress_of, read_statuses, training_is_done
+from rl.runtime.stop_request import Stopped, StopRequest, stopped_by_signals
+from rl.runtime.text import say
 from rl.supervisor.base_model import fetch_references, make_cache, model_of
 from rl.supervisor.children import Children
-from rl.supervisor.remote_plan import demand_of, on_hosts, planned
-from rl.supervisor.sources import check_imports
+from rl.supervisor.reserved import demand_of, on_hosts
+from rl.supervisor.resolve import Resolved, placed, resolve
 from rl.supervisor.time_limit import TimeLimit
 from rl.supervisor.warm_start import IMITATION, keep_result, warm_start_key, warm_start_run
+from rl.terminal.screen import Screen, final_summary
 
 CONSTRUCTED = (
     *("model", "adapter", "env", "order", "sampler", "client", "buffer", "optim", "inference"),
     *("cluster", "logger", "evaluation", "record"),
 )
+Compose = Callable[[list[str]], dict[str, Any]]
 
 
 def supervise(
@@ -64,71 +61,71 @@ def supervise(
     overrides: list[str],
     choices: dict[str, str],
     command: Sequence[str],
-    compose: Callable[[list[str]], dict[str, Any]],
+    compose: Compose,
 ) -> float | None:
     """Do a whole run and return the mean reward of its last ten steps (None without rewards).
 
     Args:
-        config: resolved configuration.
+        config: the composed configuration.
         overrides: what the command line changed, as written.
         choices: which file of each group was chosen.
         command: the command line before its overrides, as written.
-        compose: makes a resolved configuration out of overrides.
+        compose: makes a composed configuration out of overrides.
 
     Raises:
         ConfigError: the configuration cannot work; nothing was started.
         FolderUnusable: another process has the run's folder, or it cannot be written.
         RunFailed: the run ended early; the message is for the user.
-        OutOfTime: it did, well, because max_time is over.
-        Stopped: because a signal asked for it.
+        OutOfTime: the run saved its state and ended, because max_time is over.
+        Stopped: a signal asked for the end.
 
     """
     run_folder = RunFolder(Path(str(config.get("output_dir")), str(config.get("run_name"))))
-    ensure_free(run_folder)  # first: the check would only say that the folder holds a run
-    check(config, choices=_known_by_choice(choices, overrides))
-    config = settled(config, planned(config)[0])
-    run = Run(**config)
+    ensure_free(run_folder)  # first, because the check would only say that the folder holds a run
+    names = still_chosen(choices, overrides)
+    resolved = resolve(config, names)
+    run = resolved.run
     limit = TimeLimit(run.max_time, run_folder)
-    construct(run, CONSTRUCTED)  # only a constructor sees what no signature tells
-    check_imports(config)
-    if run.resume and _is_at_its_end(run, run_folder):
+    construct(run, CONSTRUCTED)  # only a constructor sees what its signature does not tell
+    is_complete = run_folder.num_saved_steps() >= run.max_steps and training_is_done(run_folder)
+    if run.resume and is_complete:
         say(f"already at max_steps={run.max_steps} of {run_folder}: raise max_steps to go on")
         say(final_summary(run_folder))
-        return _result(run_folder)
-    ours = locked(run_folder, undone_by=ConfigError)
-    with stopped_by_signals() as stop, ours, Reaper() as reaper:
-        _check_folder(config)
-        # A start of ours that did not get as far as a step; anything else there is the user's.
-        if run_folder.overrides.is_file() and not has_steps(run_folder.path):
-            run_folder.clear_preparations(but=run.model.get("path"))
+        return _mean_reward(run_folder)
+    lock = locked(run_folder, undone_by=ConfigError)
+    dry_call = DryCall([run.plain()], [names])
+    with stopped_by_signals() as stop, lock, Reaper() as reaper, dry_call:
+        # Again under the lock, because another run may have used the folder meanwhile.
+        if problems := list(run_folder_problems(config)):
+            raise ConfigError(problems)
+        # Delete the preparations of an earlier start without steps; other files are the user's.
+        if run_folder.overrides.is_file() and not run_folder.has_steps():
+            run_folder.clear_preparations(but=run.model.path)
         record = {"overrides": overrides, "choices": choices, "command": list(command)}
         record |= {"started_in": os.getcwd(), "run_name": run.run_name, "commit": commit_of()}
-        fetch_references(config)
+        fetch_references(run)
+        launch = _Launch(run_folder, reaper, stop, limit, dry_call)
         try:
-            with _disk_full_is_said():
+            with reporting_full_disk():
                 text = yaml.safe_dump(record, sort_keys=False, allow_unicode=True)
                 run_folder.overrides.write_text(text)
-                model = model_of(
-                    run_folder, lambda: _prepared(run, run_folder, reaper, compose, limit)
-                )
-                _say_what_is_done_again(run_folder)
-                _execute(run, model, reaper, stop, limit, waits=True)
+                model = model_of(run_folder, lambda: launch.prepared(run, compose))
+                _say_repeated_steps(run_folder)
+                launch.execute(resolved, model)
         except RunFailed as error:
-            message = f"{error}\n{how_to_go_on(run_folder)}"
-            if stop.number:  # whoever asked for the end wants no further job of a sweep either
+            message = f"{error}\n{resume_advice(run_folder)}"
+            if stop.number:  # a signal also ends the other jobs of a sweep
                 say(message)
                 raise Stopped(stop.number, 1) from error
             raise RunFailed(message) from error
         except KeyboardInterrupt:
-            say(how_to_go_on(run_folder))
+            say(resume_advice(run_folder))
             raise
-        return _ended_well(run, run_folder, stop, limit)
+        return _result(run, run_folder, stop, limit)
 
 
-def _ended_well(
-    run: Run, run_folder: RunFolder, stop: StopRequest, limit: TimeLimit
-) -> float | None:
-    """Say what the run has come to, and return its result; raise what ended it before its time."""
+def _result(run: Run, run_folder: RunFolder, stop: StopRequest, limit: TimeLimit) -> float | None:
+    """Print the summary of a run and return its result; raise the reason of an early end."""
     rows, trainer = read_metrics(run_folder), read_statuses(run_folder).get("trainer.rank0")
     is_cut_short = steps_done(rows) < run.max_steps
     reason = progress_of(trainer.doing) if trainer else ""
@@ -138,26 +135,21 @@ def _ended_well(
         say(f"ended before max_steps={run.max_steps}: {reason}")
     say(final_summary(run_folder))
     if stop.number:
-        raise Stopped(stop.number)  # nor does a sweep go on
+        raise Stopped(stop.number)  # which also ends a sweep
     if is_cut_short and limit.is_over:
         raise OutOfTime(reason)
-    return _result(run_folder)
+    return _mean_reward(run_folder)
 
 
-def _is_at_its_end(run: Run, run_folder: RunFolder) -> bool:
-    """Whether nothing is left to do; a last evaluation that was cut off is."""
-    return training_is_done(run_folder) and run_folder.num_saved_steps() >= run.max_steps
-
-
-def _result(run_folder: RunFolder) -> float | None:
-    """What a sweeper maximises: the mean reward of the last ten steps."""
+def _mean_reward(run_folder: RunFolder) -> float | None:
+    """Return the mean reward of the last ten steps, which a sweeper maximises."""
     rewards = column(read_metrics(run_folder), "train/reward")[-10:]
     return sum(rewards) / len(rewards) if rewards else None
 
 
 @contextmanager
-def _disk_full_is_said() -> Iterator[None]:
-    """Of what this process writes itself; what the others meet, they report."""
+def reporting_full_disk() -> Iterator[None]:
+    """Raise RunFailed with a remedy where the supervisor itself cannot write for lack of space."""
     try:
         yield
     except OSError as error:
@@ -166,19 +158,7 @@ def _disk_full_is_said() -> Iterator[None]:
         raise RunFailed(f"{error}: make room there first") from error
 
 
-def _known_by_choice(choices: dict[str, str], overrides: list[str]) -> dict[str, str]:
-    """The choices less those whose callable the command line replaced: it is no longer theirs."""
-    replaced = {key_of(override) for override in overrides}
-    return {group: it for group, it in choices.items() if f"{group}._target_" not in replaced}
-
-
-def _check_folder(config: dict[str, Any]) -> None:
-    """Look once more, now that it is locked: another run may have come and gone meanwhile."""
-    if problems := list(run_folder_problems(config)):
-        raise ConfigError(problems)
-
-
-def _say_what_is_done_again(run_folder: RunFolder) -> None:
+def _say_repeated_steps(run_folder: RunFolder) -> None:
     saved, num_steps = run_folder.num_saved_steps(), steps_done(read_metrics(run_folder))
     if saved < num_steps:
         say(
@@ -187,84 +167,84 @@ def _say_what_is_done_again(run_folder: RunFolder) -> None:
         )
 
 
-def _prepared(
-    run: Run,
-    run_folder: RunFolder,
-    reaper: Reaper,
-    compose: Callable[[list[str]], dict[str, Any]],
-    limit: TimeLimit,
-) -> Path:
-    """Return the local folder of the model, warm-started if the config asks for it."""
-    source = build(run.model)()
-    if run.model["warm_start"] is None:
-        with refused():
-            return _trainable(source.prepare(run_folder.built_model))
-    supervised = RunFolder(run_folder.warm_start)
-    first = warm_start_run(run, compose(IMITATION), supervised.path)
-    kept = cache_folder() / "warm" / warm_start_key(first)
-    if not kept.is_dir():
-        make_cache(kept.parent)
-        with refused():
+@dataclass(frozen=True)
+class _Launch:
+    """What the warm start and the run itself share."""
+
+    run_folder: RunFolder
+    reaper: Reaper
+    stop: StopRequest
+    limit: TimeLimit
+    dry_call: DryCall
+
+    def prepared(self, run: Run, compose: Compose) -> Path:
+        """Return the local folder of the model, warm-started if the configuration asks for it."""
+        source = build(run.model)()
+        if run.model.warm_start is None:
+            return _trainable(source, self.run_folder)
+        supervised = RunFolder(self.run_folder.warm_start)
+        first = warm_start_run(run, compose(IMITATION), supervised.path)
+        kept = cache_folder() / "warm" / warm_start_key(first)
+        if not kept.is_dir():
+            make_cache(kept.parent)
             shutil.rmtree(supervised.path, ignore_errors=True)
-            model = _trainable(source.prepare(supervised.built_model))
-        say(f"warm start: {first.max_steps} supervised steps, once for this model and environment")
-        # Signals end it at once: half an imitation is of no use, so it has nothing to save.
-        _execute(first, model, reaper, StopRequest(), limit, waits=False)
-        if steps_done(read_metrics(supervised)) < first.max_steps:  # one of its parts was told to
-            raise RunFailed("the warm start was stopped before its end, so nothing of it is kept")
-        keep_result(supervised, kept)
-    return kept
+            model = _trainable(source, supervised)
+            self.dry_call.learned()  # so that a wrong loss is reported before 40 s of warm start
+            say(
+                f"warm start: {first.max_steps} supervised steps, once for this model and "
+                "environment"
+            )
+            # A signal ends the warm start at once, because an unfinished one is useless.
+            with DryCall([first.plain()]) as dry_call:
+                launch = _Launch(supervised, self.reaper, StopRequest(), self.limit, dry_call)
+                launch.execute(placed(first), model, is_main=False)
+            if steps_done(read_metrics(supervised)) < first.max_steps:  # a process was stopped
+                raise RunFailed("the warm start was stopped before its end, so its model is lost")
+            keep_result(supervised, kept)
+        return kept
+
+    def execute(self, resolved: Resolved, model: Path, *, is_main: bool = True) -> None:
+        """Start all processes and watch them; only the main run saves when a signal arrives."""
+        run_folder, stop = self.run_folder, self.stop
+        resolved, page = resolved.for_model(shape_of(model))
+        run, plan = resolved.run, resolved.plan
+        if is_main:
+            say(page)
+        run_folder.path.mkdir(parents=True, exist_ok=True)
+        run.save(run_folder.config)
+        versions = {d.metadata["Name"]: d.version for d in distributions()}
+        run_folder.versions.write_text(json.dumps(versions, indent=1, sort_keys=True))
+        run_folder.clear_processes()
+        run_folder.private.make(shared=run.cluster.spans_hosts)
+        if run.cluster.spans_hosts:
+            run_folder.private.make_key()
+        run_folder.set_model(model, fingerprint(model))
+        with ExitStack() as stack:
+            # Callbacks run in reverse order: first the children end, then their sockets go.
+            stack.callback(run_folder.private.clear)
+            cluster = build(run.cluster)()
+            demand = demand_of(run, plan)
+            hosts = stack.enter_context(cluster.hosts(run_folder, self.reaper, demand))
+            children = Children(run, run_folder, self.reaper, on_hosts(plan, hosts), hosts)
+            # vLLM starts before the dry call ends; the other processes read what it learned.
+            children.start(lambda: self.dry_call.completed(run).save(run_folder.config))
+            saved = run_folder.num_saved_steps()
+            with Screen(run_folder, run.max_steps, num_saved=saved) as screen:
+                stop.waits = is_main
+
+                def tick() -> None:
+                    screen.update()
+                    self.limit.look(stop)
+
+                try:
+                    children.watch(tick, stop)
+                finally:
+                    stop.waits = False
 
 
-def _trainable(model: Path) -> Path:
-    check_trainable(model)
+def _trainable(source: Any, run_folder: RunFolder) -> Path:
+    """Return the folder of a model that was built or fetched. ConfigError if it has none."""
+    with refused():
+        model = source.prepare(run_folder.built_model)
+        check_trainable(model)
     return model
-
-
-def _execute(
-    run: Run, model: Path, reaper: Reaper, stop: StopRequest, limit: TimeLimit, *, waits: bool
-) -> None:
-    """Start all processes of a run and watch them; `waits`: signals let it save first."""
-    run_folder = RunFolder(run.folder)
-    run, plan = _planned(run, model, waits)
-    run.folder.mkdir(parents=True, exist_ok=True)
-    run.save(run_folder.config)
-    run_folder.versions.write_text(json.dumps(_versions(), indent=1))
-    run_folder.clear_processes()
-    run_folder.private.make(shared=spans_hosts(run.cluster))
-    if spans_hosts(run.cluster):
-        run_folder.private.make_key()
-    run_folder.set_model(model, fingerprint(model))
-    with ExitStack() as stack:
-        # What was registered last ends first: the children, then the sockets they listen on.
-        stack.callback(run_folder.private.clear)
-        cluster = build(run.cluster)()
-        hosts = stack.enter_context(cluster.hosts(run_folder, reaper, demand_of(run, plan)))
-        children = Children(run, run_folder, reaper, on_hosts(plan, hosts), hosts)
-        stack.callback(children.close)
-        children.start()
-        saved = run_folder.num_saved_steps()
-        with Screen(run_folder, run.max_steps, num_saved=saved) as screen:
-            stop.waits = waits
-
-            def tick() -> None:
-                screen.update()
-                limit.look(stop)
-
-            try:
-                children.watch(tick, stop)
-            finally:
-                stop.waits = False
-
-
-def _planned(run: Run, model: Path, shown: bool) -> tuple[Run, Plan]:
-    """Return the run with what its model leaves to vLLM, and where its parts go; say so."""
-    plan, hosts = planned(asdict(run))
-    config, page = sized(asdict(run), plan, hosts, shape_of(model))
-    if shown:
-        say(page)
-    return Run(**config), plan
-
-
-def _versions() -> dict[str, str]:
-    return dict(sorted((d.metadata["Name"], d.version) for d in distributions()))

@@ -1,11 +1,11 @@
-"""Checkpoints that are complete or absent: written aside, then renamed.
+"""Checkpoints that are complete or absent: written under another name, then renamed.
 
 checkpoints/step_000100/
   state.json      step, dispatcher state (the next examples)
   deepspeed/      what is trained, optimizer; one file per rank
-  critic/         the same of the critic, where there is one
+  critic/         the same of the critic, if there is one
   learner.json    adaptive beta; reference.safetensors beside it if the reference moves
-  hf/             the model for everybody else (transformers, vLLM); with LoRA the adapter (peft)
+  hf/             the model for other programs (transformers, vLLM); with LoRA the adapter (peft)
 """
 
 import json
@@ -19,8 +19,8 @@ from typing import Any
 import torch.distributed as dist
 
 from rl.learner.learner import Learner
-from rl.run.failure import RunFailed
-from rl.run.folder import RunFolder
+from rl.runtime.failure import RunFailed
+from rl.runtime.folder import RunFolder
 
 
 def save_checkpoint(
@@ -35,15 +35,15 @@ def save_checkpoint(
     """Write the state after `step` steps and delete all but the newest `keep`. Collective.
 
     Args:
-        learner: weights, optimizer and what follows them.
-        run_folder: where.
+        learner: writes weights, optimizer and what changes with them.
+        run_folder: holds the checkpoints.
         step: optimizer steps taken, which is the policy version.
         rollouts: state of the dispatcher.
-        model: folder the run's model came from, for its tokenizer files.
-        keep: complete checkpoints that stay.
+        model: folder of the run's first model, for its tokenizer files.
+        keep: number of complete checkpoints that stay.
 
     Raises:
-        RunFailed: it could not be written; what was there before still is.
+        RunFailed: it could not be written; earlier checkpoints are unchanged.
 
     """
     final = run_folder.checkpoint(step)
@@ -52,13 +52,13 @@ def save_checkpoint(
     if first:
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
-    dist.barrier()  # no rank writes before there is a clean folder
-    with _room_for(aside, step, run_folder):
+    dist.barrier()  # no rank writes before the folder is empty
+    with _reporting_full_disk(aside, step, run_folder):
         learner.save(aside)
         learner.policy.export(run_folder.export_of(aside), model)
-    dist.barrier()  # complete only when every rank has written its part
+    dist.barrier()  # complete only when every rank has written its files
     if first:
-        with _room_for(aside, step, run_folder):  # some file systems find out at the sync
+        with _reporting_full_disk(aside, step, run_folder):  # some file systems fail at the sync
             state = {"step": step, "rollouts": rollouts}
             run_folder.state_of(aside).write_text(json.dumps(state))
             if final.exists():
@@ -66,19 +66,19 @@ def save_checkpoint(
             publish(aside, final)
         for old in run_folder.complete_checkpoints()[:-keep]:
             _delete(old)
-    dist.barrier()  # no rank goes on, or ends, with a checkpoint that has no name yet
+    dist.barrier()  # no rank continues or ends before the checkpoint has its name
     return final
 
 
 @contextmanager
-def _room_for(aside: Path, step: int, run_folder: RunFolder) -> Iterator[None]:
-    """Say what a full disk means for the checkpoint that the block writes."""
+def _reporting_full_disk(aside: Path, step: int, run_folder: RunFolder) -> Iterator[None]:
+    """Delete the incomplete checkpoint if the block cannot write it, and say how to continue."""
     try:
         yield
     except RunFailed:
         raise
-    except (OSError, RuntimeError) as error:  # torch says RuntimeError where a disk is full
-        _clear(aside)  # room for saying so
+    except (OSError, RuntimeError) as error:  # torch raises RuntimeError if a disk is full
+        _clear(aside)  # the message needs space, too
         free = shutil.disk_usage(run_folder.path).free / 2**20
         raise RunFailed(
             f"the checkpoint of step {step} could not be written ({error}); without it "
@@ -87,7 +87,7 @@ def _room_for(aside: Path, step: int, run_folder: RunFolder) -> Iterator[None]:
 
 
 def publish(aside: Path, final: Path) -> None:
-    """Give a folder its name, once all of it is on the disk: a crash leaves no half of it."""
+    """Rename a folder once all of it is on the disk, so that a crash leaves no half of it."""
     for path in [*aside.rglob("*"), aside]:
         _sync(path)
     aside.rename(final)
@@ -103,7 +103,7 @@ def _sync(path: Path) -> None:
 
 
 def _clear(folder: Path) -> None:
-    """Give the space back at once, even that of files which the failed writer still holds open."""
+    """Free the space at once, even of files that the failed writer still holds open."""
     with suppress(FileNotFoundError):  # another rank clears, too
         for path in folder.rglob("*"):
             if path.is_file():
@@ -112,7 +112,7 @@ def _clear(folder: Path) -> None:
 
 
 def _delete(checkpoint: Path) -> None:
-    """Rename first: what is half deleted must not pass for complete."""
+    """Rename first, because a half deleted checkpoint must not look complete."""
     doomed = checkpoint.with_name(f".{checkpoint.name}.deleted")
     shutil.rmtree(doomed, ignore_errors=True)
     checkpoint.rename(doomed)

@@ -1,14 +1,14 @@
-"""How a version comes to the vLLMs: pushed, proved, or given up by all ranks together.
+"""How a version reaches the vLLMs, or how all ranks give up together.
 
-    push ---> probe ---> live
+    push ---> probe ---> vLLM samples with the version
       ^         |
-      |         v nobody has it
+      |         v no vLLM has it
       +---- another vLLM has started meanwhile
-            the run is to stop: the step is kept
+            a stop is asked for: the step is kept
             neither: the run fails
 
-Rank 0 alone talks to vLLM. What came of it, it tells the others, so that all go the same way and
-none of them waits for a batch while the first still waits for a vLLM.
+Rank 0 alone talks to vLLM and tells the other ranks the outcome, so that all ranks take the same
+branch and none waits for a batch while rank 0 still waits for a vLLM.
 """
 
 import time
@@ -18,20 +18,21 @@ from typing import TYPE_CHECKING, Literal
 
 from rl.learner.ranks import Ranks
 from rl.records import MicroBatch
-from rl.run.failure import RunFailed
-from rl.run.folder import RunFolder
-from rl.trainer.replicas import PushedReplicas
+from rl.runtime.failure import RunFailed
+from rl.runtime.folder import RunFolder
+from rl.trainer.receivers import Receivers
 from rl.weights.pusher import NoReceiver, WeightPusher
 
 if TYPE_CHECKING:
     from rl.learner.policy import Policy
 
-# After which the supervisor has seen that vLLM is gone, or that it only closed its socket: it looks
-# every 5 s, and ends it.
+# The supervisor looks every 5 s whether vLLM is gone. After two looks it has restarted vLLM, or
+# ended the run.
 _NOTICED_S = 10.0
 _POLL_S = 0.2
 
-Phase = Callable[[str, str], AbstractContextManager[None]]  # a name to count it by, and what it is
+Phase = Callable[[str, str], AbstractContextManager[None]]
+"""(name of the phase's time, what the screen shows) -> block to time"""
 
 
 class Delivery:
@@ -40,33 +41,34 @@ class Delivery:
     def __init__(
         self,
         pusher: WeightPusher,
-        replicas: PushedReplicas,
+        receivers: Receivers,
         policy: "Policy",
         ranks: Ranks,
         run_folder: RunFolder,
     ) -> None:
-        self._pusher, self._replicas = pusher, replicas
+        self._pusher, self._receivers = pusher, receivers
         self._policy, self._ranks, self._run_folder = policy, ranks, run_folder
 
-    def begin(self, version: int, startup_timeout: float) -> None:
-        """Wait until every vLLM answers, and bring it what the run starts from."""
-        # The supervisor watches the servers and ends us if one fails, so this only waits.
-        self._replicas.wait(startup_timeout)
+    def begin(self, version: int) -> None:
+        """Wait until every vLLM answers, and push the weights that the run starts from.
+
+        vLLM has loaded other ones: dummy weights, or after a resume those of the run's beginning.
+        """
+        self._receivers.wait()
         self._join()
-        # What vLLM loaded is not it: dummy weights, or on resuming those the run began with.
         self._pusher.push(self._policy, version, must_differ=False)
 
     def bring(self, version: int, batch: MicroBatch, stats: dict[str, float], phase: Phase) -> bool:
-        """Have every vLLM sample with this version; False if none has it and the run is to stop.
+        """Make every vLLM sample with this version; return False if none does and a stop is asked.
 
         Args:
-            version: the policy's present weights.
-            batch: the first micro-batch of what it was trained on.
-            stats: of its step; those of the probe are added.
-            phase: counts time and says what is being done.
+            version: of the policy's current weights.
+            batch: the first micro-batch that trained them; the probe compares its rows.
+            stats: of the step; the metrics of the probe are added.
+            phase: times a block and shows what is being done.
 
         Raises:
-            RunFailed: no vLLM has it and nobody wants the run to stop; or the weights are wrong.
+            RunFailed: no vLLM has the version and no stop is asked for, or the weights are wrong.
 
         """
 
@@ -79,34 +81,34 @@ class Delivery:
             with phase("probe", f"comparing version {version} with vLLM's"):
                 stats.update(self._pusher.probe(self._policy, batch, version))
 
-        # False for NaN, of a step that was skipped: equal weights are right then.
+        # False for the NaN of a skipped step, whose weights may be equal.
         moved = stats["train/grad_norm"] > 0 and stats["train/learning_rate"] > 0
-        while lost := self._reached_nobody(push) or self._reached_nobody(probe):
-            match self._ranks.told(self._what_follows() if self._ranks.first else "fail"):
+        while lost := self._failure_of(push) or self._failure_of(probe):
+            match self._ranks.from_first(self._decide() if self._ranks.first else "fail"):
                 case "stop":
                     return False
                 case "fail":
                     raise RunFailed(lost)
-            moved = False  # the same weights once more
+            moved = False  # the same weights again
         return True
 
     def living(self) -> dict[str, int]:
-        """Return who has the weights, each with its incarnation; the others are started again."""
+        """Return the replicas that have the weights; ask for a restart of those that were lost."""
         for lost in self._pusher.lost():
-            self._replicas.lose(lost.name, lost.reason)
-        return self._replicas.living
+            self._receivers.lose(lost.name, lost.reason)
+        return self._receivers.living
 
-    def _reached_nobody(self, give: Callable[[], None]) -> str:
+    def _failure_of(self, work: Callable[[], None]) -> str:
         """Do it; return why no vLLM is left, "" if one is. Collective."""
         lost = ""
         try:
-            give()
+            work()
         except NoReceiver as error:
             lost = str(error)
-        return self._ranks.told(lost)
+        return self._ranks.from_first(lost)
 
-    def _what_follows(self) -> Literal["again", "stop", "fail"]:
-        """Let the supervisor see what is lost, too: it starts vLLM again or ends the run."""
+    def _decide(self) -> Literal["again", "stop", "fail"]:
+        """Report what is lost to the supervisor, and wait for another vLLM or for a stop."""
         self.living()
         deadline = time.monotonic() + _NOTICED_S
         while time.monotonic() < deadline:
@@ -118,7 +120,7 @@ class Delivery:
         return "fail"
 
     def _join(self) -> bool:
-        """Reach those that have started since; return whether there are any."""
-        newcomers = self._replicas.newcomers() if self._ranks.first else []
+        """Include replicas that have started since; return whether there are any."""
+        newcomers = self._receivers.newcomers() if self._ranks.first else []
         self._pusher.join(newcomers)
         return bool(newcomers)

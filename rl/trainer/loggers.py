@@ -1,4 +1,4 @@
-"""The loggers that carry a run's numbers elsewhere; metrics.jsonl is written anyway."""
+"""Loggers copy a run's metrics to a service or to files; metrics.jsonl is always written."""
 
 import logging
 import re
@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from rl.run.folder import RunFolder
-from rl.run.metrics import finite
+from rl.runtime.folder import RunFolder
+from rl.runtime.metrics import finite
 from rl.trainer.rollout_rows import rollout_rows
 
 _LONGEST_NAME = 55  # of the 64 characters that wandb takes
@@ -23,23 +23,23 @@ class Logger:
     """What the trainer calls on rank 0; this one does nothing."""
 
     def start(self, folder: Path, run_name: str, config: Mapping[str, Any]) -> None:
-        """Open the copy of this run, or go on with it when the run was resumed."""
+        """Open the copy of this run, or continue it after a resume."""
 
     def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """Copy one step."""
 
     def finish(self) -> None:
-        """Bring what is left to where it goes."""
+        """Write or upload what is left."""
 
 
 @dataclass
 class ConsoleLogger(Logger):
-    """Nothing beyond metrics.jsonl and the screen, which are there anyway."""
+    """Nothing beyond metrics.jsonl and the screen."""
 
 
 @dataclass(kw_only=True)
 class Loggers(Logger):
-    """Several at once, each as if it were alone."""
+    """Several loggers at once."""
 
     loggers: dict[str, Logger]
 
@@ -54,13 +54,14 @@ class Loggers(Logger):
             logger.log(step, metrics)
 
     def finish(self) -> None:
-        """Bring what is left to where it goes."""
+        """Write or upload what is left."""
         for logger in self.loggers.values():
             logger.finish()
 
 
-# What says whether a run is well comes first; the machinery's own numbers are shown on demand.
-CURATED = {  # name: what a table of runs shows of it; None: the last
+# The metrics that show first whether a run is healthy. Of each, a table of runs shows the last
+# value (None), the maximum or the mean.
+CURATED = {
     "train/reward": None,
     "eval/reward": "max",
     "train/entropy": None,
@@ -82,13 +83,15 @@ HIDDEN = (
 
 @dataclass(kw_only=True)
 class WandbLogger(Logger):
-    """Weights & Biases. When it fails it goes offline or quiet; the run never notices.
+    """Weights & Biases. If it fails, the logger goes offline or stops, and the run continues.
 
     Attributes:
         rollouts_every: steps between two tables of rollouts, 0 for none.
         num_rollouts: rows of such a table.
 
     """
+
+    RANGES: ClassVar[dict[str, str]] = {"rollouts_every": ">= 0", "num_rollouts": ">= 1"}
 
     project: str
     entity: str | None
@@ -108,7 +111,7 @@ class WandbLogger(Logger):
                 self._run.define_metric(name, summary=summary)
             for pattern in HIDDEN:
                 self._run.define_metric(pattern, hidden=True)
-        except Exception as error:  # noqa: BLE001 (whatever a service client raises, the run goes on)
+        except Exception as error:  # noqa: BLE001 the client may raise anything
             log.warning("wandb is off for this run: %s", first_line(error))
 
     def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
@@ -118,7 +121,7 @@ class WandbLogger(Logger):
         try:
             values = {name: v for name, v in metrics.items() if finite(v) is not None}
             self._run.log({**values, **self._table(step)}, step=step)
-        except Exception as error:  # noqa: BLE001 (as above)
+        except Exception as error:  # noqa: BLE001 as above
             log.warning("wandb is off from step %d on: %s", step, first_line(error))
             self._run = None
 
@@ -129,11 +132,11 @@ class WandbLogger(Logger):
             return
         try:
             run.finish()
-        except Exception as error:  # noqa: BLE001 (as above)
+        except Exception as error:  # noqa: BLE001 as above
             log.warning("wandb did not finish, its files stay here: %s", first_line(error))
 
     def _table(self, step: int) -> dict[str, Any]:
-        """A few rollouts of the step, where it is their turn."""
+        """Return a few rollouts of the step, if it is due."""
         if self._folder is None or not self.rollouts_every or step % self.rollouts_every:
             return {}
         rows = rollout_rows(self._folder, step, self.num_rollouts)
@@ -156,7 +159,7 @@ class WandbLogger(Logger):
         )  # fmt: skip
         if self.mode == "online":
             try:
-                # Without a prompt: wandb would wait for an answer at a terminal nobody looks at.
+                # Without a prompt, because wandb would wait for an answer at the terminal.
                 if wandb.login(prompt=False):
                     return opened(mode="online")
                 problem = "no key; run `wandb login` or set WANDB_API_KEY"
@@ -168,9 +171,9 @@ class WandbLogger(Logger):
 
 
 def wandb_id(folder: Path, run_name: str) -> str:
-    """The run's id at wandb, made at its first start and kept in its folder for those that follow.
+    """Return the run's id at wandb, drawn at its first start and kept in its folder.
 
-    Other folders and machines have runs of this name, which are other runs.
+    It is random because runs in other folders and on other machines may have the same name.
     """
     path = RunFolder(folder).wandb_id
     if not path.exists():
@@ -180,5 +183,5 @@ def wandb_id(folder: Path, run_name: str) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """What went wrong, on one line."""
+    """Return the error on one line."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

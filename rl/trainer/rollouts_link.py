@@ -1,19 +1,19 @@
-"""The trainer's end of the line to the rollouts process."""
+"""Calls the rollouts process from a trainer rank."""
 
 import socket
 import time
 from typing import Any, TypeVar
 
 from rl.records import RankBatch
-from rl.run.address import Address
-from rl.run.endpoint import Endpoint
-from rl.run.failure import RunFailed
-from rl.run.folder import RunFolder
+from rl.runtime.endpoint import Endpoint
+from rl.runtime.failure import RunFailed
+from rl.runtime.folder import RunFolder
+from rl.runtime.network import Address
 from rl.wire import HEADER, Answer, Call, NoMoreBatches, pack, unpack
 
 T = TypeVar("T")
 
-_CAUSE_FIRST_S = 1.0  # it has its own report to write, and the oldest report is the one shown
+_CAUSE_FIRST_S = 1.0  # lets the other process report first: the oldest report is shown
 
 
 class RolloutsLink:
@@ -21,7 +21,7 @@ class RolloutsLink:
 
     def __init__(self, run_folder: RunFolder, rank: int) -> None:
         self._run_folder, self._rank = run_folder, rank
-        self._socket = socket.socket()  # until there is somebody to connect it to
+        self._socket = socket.socket()  # replaced by `connect`
 
     def connect(self, timeout: float) -> None:
         """Wait until the rollouts process listens, at most `timeout` seconds."""
@@ -35,18 +35,20 @@ class RolloutsLink:
                         f"the rollouts process did not listen within {timeout:g} s; "
                         "see logs/rollouts.log"
                     ) from error
-                time.sleep(0.1)  # its socket appears once its environment is loaded
+                time.sleep(0.1)  # the socket appears when the environment is loaded
             else:
                 return
 
     def _connected(self, timeout: float) -> socket.socket:
-        """Return a connection to the port that it reported, else to its socket on this host."""
+        """Return a connection to the reported port, else to the socket on this host."""
         listening = Endpoint.read(self._run_folder, "rollouts")
         if listening is None:
             return Address(path=self._run_folder.private.rollouts_socket).connect(timeout)
         connection = listening.address.connect(timeout)
         key = self._run_folder.private.key.read_bytes()
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a batch may take long
+        connection.setsockopt(
+            socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1
+        )  # because a batch may take long
         connection.sendall(HEADER.pack(len(key)) + key)
         return connection
 
@@ -54,7 +56,7 @@ class RolloutsLink:
         """Return this rank's share of a step, waiting at most `timeout` seconds for it.
 
         Raises:
-            NoMoreBatches: there will be none, and whether that is good news.
+            NoMoreBatches: there is no further batch, because the task is solved or hopeless.
 
         """
         self._socket.settimeout(timeout)
@@ -65,19 +67,18 @@ class RolloutsLink:
         return self._call(Call(what="next_batch", rank=self._rank, step=step), RankBatch, late)
 
     def publish(self, version: int, replicas: dict[str, int]) -> None:
-        """Tell that these weights are live, so that more groups may start.
+        """Report that vLLM has these weights, so that more groups may start.
 
-        `replicas` are the vLLMs that have them, each with its incarnation.
+        `replicas`: the incarnation of each vLLM that has them, by name.
         """
         call = Call(what="publish", version=version, replicas=replicas)
         self._call(call, dict, self._silent)
 
     def evaluation(self, version: int, *, last: bool = False) -> dict[str, float]:
-        """Wait for the evaluation of a version; return its metrics, none where it is not due.
+        """Wait for the evaluation of a version and return its metrics; {} if it is not due.
 
-        The `last` version that there will be is due whatever its number.
-
-        Every rank asks, so that none of them counts this wait as another's silence.
+        The `last` version is always due. Every rank asks, so that no rank takes this wait for a
+        hanging rank.
         """
         late = (
             f"the evaluation of version {version} took longer than trainer.wait_timeout="
@@ -86,7 +87,7 @@ class RolloutsLink:
         return self._call(Call(what="evaluation", version=version, last=last), dict, late)
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of the rollouts process."""
+        """Return what a checkpoint stores of the rollouts process."""
         return self._call(Call(what="state"), dict, self._silent)
 
     @property
@@ -102,8 +103,10 @@ class RolloutsLink:
         except TimeoutError as error:
             raise RunFailed(late) from error
         except ConnectionError as error:
-            time.sleep(_CAUSE_FIRST_S)  # what ended the other process is the cause, not this
-            raise RunFailed("the rollouts process hung up; see logs/rollouts.log") from error
+            time.sleep(_CAUSE_FIRST_S)  # what ended the other process is the cause
+            raise RunFailed(
+                "the rollouts process closed its connection; see logs/rollouts.log"
+            ) from error
         if answer.over:
             raise NoMoreBatches(answer.over, solved=answer.solved)
         return unpack(answer.value, kind)
@@ -113,7 +116,7 @@ class RolloutsLink:
         view, offset = memoryview(data), 0
         while offset < count:
             received = self._socket.recv_into(view[offset:])
-            if received == 0:  # it hung up in the middle of an answer, or instead of one
+            if received == 0:  # the other process closed the connection
                 raise ConnectionError("end of file")
             offset += received
         return data

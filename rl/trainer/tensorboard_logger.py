@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import yaml
 
-from rl.run.folder import RunFolder
-from rl.run.metrics import finite
+from rl.runtime.folder import RunFolder
+from rl.runtime.metrics import finite
 from rl.trainer.loggers import Logger, first_line
 
 log = logging.getLogger(__name__)
@@ -18,28 +18,28 @@ log = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class TensorBoardLogger(Logger):
-    """Event files in the run's folder. When they cannot be written the run goes on."""
+    """Event files in the run's folder. If they cannot be written, the run continues."""
 
     needs_package: ClassVar[str] = "tensorboard"
     _writer: Any = field(default=None, init=False, repr=False)
 
     def start(self, folder: Path, run_name: str, config: Mapping[str, Any]) -> None:
-        """Go on behind the last checkpoint: later steps will be done again, and shown once."""
+        """Continue after the last checkpoint, because later steps will be done again."""
         try:
             from torch.utils.tensorboard import SummaryWriter
 
             run_folder = RunFolder(folder)
             start = run_folder.num_saved_steps()
-            if not start:  # it begins again, and TensorBoard forgets nothing before step 1
+            if not start:  # purge_step cannot drop step 0
                 shutil.rmtree(run_folder.tensorboard, ignore_errors=True)
             self._writer = SummaryWriter(run_folder.tensorboard, purge_step=start or None)
             indented = yaml.safe_dump(dict(config), sort_keys=False).replace("\n", "\n    ")
-            self._writer.add_text(run_name, f"    {indented}", start)  # as Markdown shows code
-        except Exception as error:  # noqa: BLE001 (a copy that fails is no end of a run)
+            self._writer.add_text(run_name, f"    {indented}", start)  # Markdown shows it as code
+        except Exception as error:  # noqa: BLE001 the writer may raise anything
             log.warning("TensorBoard is off for this run: %s", first_line(error))
 
     def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
-        """Write one step, all of it: a run that is killed loses none."""
+        """Write one step at once, so that a killed run loses none."""
         if self._writer is None:
             return
         try:
@@ -47,16 +47,16 @@ class TensorBoardLogger(Logger):
                 if (number := finite(value)) is not None:
                     self._writer.add_scalar(name, number, step)
             self._writer.flush()
-        except Exception as error:  # noqa: BLE001 (as above)
+        except Exception as error:  # noqa: BLE001 as above
             log.warning("TensorBoard is off from step %d on: %s", step, first_line(error))
             self._writer = None
 
     def finish(self) -> None:
-        """Close the file."""
+        """Close the files."""
         writer, self._writer = self._writer, None
         if writer is None:
             return
         try:
             writer.close()
-        except Exception as error:  # noqa: BLE001 (as above)
+        except Exception as error:  # noqa: BLE001 as above
             log.warning("TensorBoard did not finish: %s", first_line(error))

@@ -1,1 +1,1 @@
-"""The push, what receives it inside vLLM, the proof that it arrived."""
+"""Push weights to vLLM, receive them there, and prove that they arrived."""

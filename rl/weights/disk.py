@@ -1,50 +1,48 @@
-"""Through a folder that trainer and vLLM both see: slow, and it asks nothing else of the hosts.
+"""All weights through a folder that trainer and vLLM both see: slow, needs nothing else.
 
-A file is written aside and renamed, so it is never seen in part, bears its fingerprint as a name,
-and is deleted when every replica has loaded it.
+A file is written under another name and renamed, so vLLM never sees half of it. Its name contains
+its fingerprint. It is deleted when every replica has loaded it.
 """
 
 from contextlib import suppress
-from pathlib import Path
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from rl.inference.routes import VLLMRoutes
-from rl.weights.memory_file import MemoryFile, WrittenWeights
-from rl.weights.transport import Weights, WholeWeights, load_whole
+from rl.weights.shm import FileReader
+from rl.weights.transport import Reader, Sender, Weights
 
-_NAMES = "weights-*.safetensors"
+_NAMES = ("weights-*.safetensors", "weights-*.new")
 
 
-class DiskSender(WholeWeights):
-    """Writes the weights into a folder, which it makes; vLLM's end is shm.FileReader."""
+@dataclass(kw_only=True)
+class DiskSender(Sender):
+    """conf/sync/disk.yaml."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder.absolute()
-        self._file, self._written = MemoryFile(), WrittenWeights("", "")
+    reader: ClassVar[type[Reader]] = FileReader
+    shares_folder: ClassVar[bool] = True
+    sender_copy: ClassVar[bool] = False
 
     def pack(self, weights: Weights) -> str:
-        """Write the file; return its fingerprint."""
-        mark = self._file.write(weights).fingerprint  # which hashes, and lays them end to end
-        path = self._folder / _NAMES.replace("*", mark)
-        self.release()  # what a trainer left that was killed while vLLM read it
+        """Write the file; return the fingerprint of the weights."""
+        fingerprint = super().pack(weights)
+        self.release()  # a trainer that was killed during a push has left its file
         self._folder.mkdir(parents=True, exist_ok=True)
-        aside = path.with_suffix(".new")
-        aside.write_bytes(self._file.content)
-        aside.replace(path)
-        self._written = WrittenWeights(str(path), mark)
-        return mark
+        path = self._folder / _NAMES[0].replace("*", fingerprint)
+        incomplete = path.with_suffix(".new")
+        incomplete.write_bytes(self._file.content)
+        incomplete.replace(path)
+        self._path = path
+        return fingerprint
 
-    def connect(self, vllm: VLLMRoutes) -> None:
-        """Nothing to agree on: each push names its file."""
-        vllm.init_transfer({"transport": "disk", "facts": {}})
-
-    def send(self, vllm: VLLMRoutes, version: int) -> None:
-        """Have vLLM load the file."""
-        load_whole(vllm, version, self._written.fingerprint, {"path": self._written.path})
+    def source(self, vllm: VLLMRoutes) -> dict[str, Any]:  # noqa: ARG002 the same for every vLLM
+        """Return the path of the file."""
+        return {"path": str(self._path)}
 
     def release(self) -> None:
-        """Delete what was written: vLLM has copied it."""
-        for pattern in (_NAMES, "weights-*.new"):
+        """Delete the file: every vLLM has copied it."""
+        for pattern in _NAMES:
             for path in self._folder.glob(pattern):
                 path.unlink(missing_ok=True)
-        with suppress(OSError):  # somebody may have put something else there
+        with suppress(OSError):  # the user's folder may hold other files
             self._folder.rmdir()

@@ -1,15 +1,15 @@
-"""Weights in an anonymous file in memory, in the form of safetensors, hashed as they are written.
+"""Weights in an anonymous file in memory, in the format of safetensors, hashed while written.
 
-Every byte is copied once, from the tensor to where it is mapped or sent from: no serialised copy
-beside it and no contiguous one before it. Who maps the file copies nothing. The next weights are
-written over the last ones: memory that is new costs more than the copy (a fault and zeros a page).
+Every byte is copied once, from its tensor to the place where it is mapped or sent from. A process
+that maps the file copies nothing. New weights overwrite the previous ones, because fresh memory
+costs more than the copy (a page fault and zeros for every page). The kernel frees an anonymous file
+in whatever way the trainer ends; a file in /dev/shm would stay.
 """
 
 import json
 import mmap
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from safetensors.torch import load_file
@@ -21,22 +21,14 @@ _DTYPES = {
     torch.bfloat16: "BF16",
     torch.float16: "F16",
     torch.float64: "F64",
-}  # their names in safetensors
-
-
-@dataclass(frozen=True)
-class WrittenWeights:
-    """What a reader must know. It must have let go of them when the next ones are written."""
-
-    path: str  # readable by processes of the same user, until the file is closed
-    fingerprint: str
+}  # the names that safetensors gives them
 
 
 class MemoryFile:
-    """A file in memory; it ends with `close`, or with us however we end."""
+    """A file in memory; it exists until `close`, or until this process ends in any way."""
 
     def __init__(self) -> None:
-        # No name to collide, no disk to fill, and the kernel frees it even if we are killed.
+        # It has no name that could collide and fills no disk; the kernel frees it after a kill.
         self._descriptor = os.memfd_create("offbyone-weights")
         self._memory: mmap.mmap | None = None
 
@@ -47,24 +39,27 @@ class MemoryFile:
         self.close()
 
     def close(self) -> None:
-        """Give the memory back, once no reader maps it either."""
+        """Free the memory as soon as no reader maps it."""
         if self._memory is not None:
             self._memory.close()
         os.close(self._descriptor)
 
     @property
     def path(self) -> str:
-        """Where processes of the same user open it: it has no name, but we hold it open."""
+        """Where processes of the same user open the file while this process holds it open."""
         return f"/proc/{os.getpid()}/fd/{self._descriptor}"
 
     @property
     def content(self) -> mmap.mmap:
-        """All bytes of it, to be read or sent; whoever looks lets go before it is written again."""
+        """All bytes of the file; drop every view of them before the next write."""
         assert self._memory is not None
         return self._memory
 
-    def write(self, weights: Mapping[str, torch.Tensor]) -> WrittenWeights:
-        """Hold these in the place of what was held, by name (rl/weights/fingerprint.py)."""
+    def write(self, weights: Mapping[str, torch.Tensor]) -> str:
+        """Replace the content by these weights, in the order of names; return their fingerprint.
+
+        No reader may still use the previous weights.
+        """
         # safetensors: the header's length in 8 bytes, the header, the tensors end to end.
         header, end = {}, 0
         for name in sorted(weights):
@@ -89,13 +84,13 @@ class MemoryFile:
                     memory, dtype=tensor.dtype, count=tensor.numel(), offset=start + begin
                 )
                 place.view(tensor.shape).copy_(tensor)
-                del place  # a mapping that is looked at cannot be closed
+                del place  # a mapping cannot be closed while a tensor uses it
             with memoryview(memory)[start + begin : start + end] as content:
-                digest.add(name, tensor, content)  # while it is still in the cache
-        return WrittenWeights(self.path, digest.name())
+                digest.add(name, tensor, content)  # while the bytes are still in the CPU cache
+        return digest.fingerprint()
 
     def of_size(self, num_bytes: int) -> mmap.mmap:
-        """Return room for so many bytes, which hold anything."""
+        """Return memory of this size with any content."""
         if self._memory is None or len(self._memory) != num_bytes:
             if self._memory is not None:
                 self._memory.close()
@@ -104,14 +99,14 @@ class MemoryFile:
         return self._memory
 
 
-def read_weights(path: str, mark: str) -> dict[str, torch.Tensor]:
-    """Return what was written, mapped; RuntimeError if its fingerprint is not `mark`."""
-    return checked(load_file(path), mark)
+def read_weights(path: str, expected: str) -> dict[str, torch.Tensor]:
+    """Return the weights in a file, mapped; raise RuntimeError if the fingerprint is another."""
+    return checked(load_file(path), expected)
 
 
-def checked(weights: dict[str, torch.Tensor], mark: str) -> dict[str, torch.Tensor]:
-    """Return the weights; RuntimeError if their fingerprint is not `mark`."""
-    read = fingerprint(weights)
-    if read != mark:
-        raise RuntimeError(f"weight push: the trainer wrote {mark}, vLLM read {read}")
+def checked(weights: dict[str, torch.Tensor], expected: str) -> dict[str, torch.Tensor]:
+    """Return the weights; raise RuntimeError if their fingerprint is another."""
+    found = fingerprint(weights)
+    if found != expected:
+        raise RuntimeError(f"weight push: the trainer wrote {expected}, vLLM read {found}")
     return weights

@@ -1,52 +1,35 @@
-"""New weights for every vLLM after every step, and the proof that they arrived.
+"""Push new weights to every vLLM after every step, and prove that they arrived.
 
     whole weights   pause(keep) -> start -> update -> finish(version) -> resume
-    adapter         pause(keep) -> update -> version -> resume     (running requests go on)
+    adapter         pause(keep) -> update -> version -> resume     (running requests continue)
 
-Every replica gets them in a thread of its own, and none waits for another. Three things can go
-wrong unseen, and each is an error here: the push changed nothing, vLLM loaded something else (our
-plugin compares fingerprints and what every layer computes), or trainer and vLLM disagree although
-the weights are the same (the probe).
+Every replica gets its push in a thread of its own, so no replica waits for another. Three faults
+would go unnoticed, and each is an error here: the push changed nothing; vLLM loaded something else
+(our plugin compares fingerprints and the output of every layer); trainer and vLLM compute different
+logprobs from the same weights (the probe).
 """
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rl.config.transport import SyncChoice, Transport
 from rl.inference.routes import VLLMRoutes
 from rl.inference.server import SERVED_AS
 from rl.records import MicroBatch
-from rl.run.failure import RunFailed
-from rl.weights.adapter import AdapterSender
-from rl.weights.disk import DiskSender
-from rl.weights.gloo import GlooSender
+from rl.runtime.failure import RunFailed
 from rl.weights.probe import MismatchBound, ProbedRows
-from rl.weights.shm import ShmSender
 from rl.weights.transport import Sender
 
 if TYPE_CHECKING:
     from rl.learner.policy import Policy
 
 
-@dataclass(frozen=True, kw_only=True)
-class WeightSync:
-    """How weights travel (conf/sync)."""
-
-    transport: SyncChoice
-    folder: str | None
-    probe_every: int
-    probe_rows: int
-    max_mismatch: float
-
-
 @dataclass(frozen=True)
 class LostReceiver:
-    """A replica that did not take the weights: it must answer nothing more before it is restarted.
+    """A replica that did not take the weights. It must answer no request until it is restarted.
 
-    It may be paused, and what it holds is not known.
+    It may be paused, and its weights are unknown.
     """
 
     name: str
@@ -58,93 +41,82 @@ class NoReceiver(RunFailed):
 
 
 class WeightPusher:
-    """Pushes weights and probes the result. Rank 0 talks to vLLM; all ranks call both."""
+    """Pushes weights and probes the result. All ranks call both; rank 0 talks to vLLM."""
 
     def __init__(
-        self,
-        sync: WeightSync,
-        transport: Transport,
-        receivers: Sequence[VLLMRoutes],
-        *,
-        folder: Path,
-        timeout: float,
-        goes_on: bool = False,
+        self, sender: Sender, receivers: Sequence[VLLMRoutes] = (), *, resumed: bool = False
     ) -> None:
-        """Nothing is asked of vLLM yet.
+        """Connect to nothing yet.
 
         Args:
-            sync: the knobs.
-            transport: the way that was chosen for all parts.
-            receivers: every vLLM; on rank 0, elsewhere it makes no difference.
-            folder: where files for vLLM may lie; for sync=disk.
-            timeout: seconds of trainer.wait_timeout.
-            goes_on: the run has been probed before it was stopped.
+            sender: of conf/sync, opened.
+            receivers: every vLLM; ignored on ranks other than 0.
+            resumed: the run was probed before it was stopped.
 
         """
-        self._sync, self._served_as = sync, SERVED_AS[transport]
-        self._sender = _sender(transport, folder, timeout)
+        self._sender = sender
         self._receivers: dict[str, VLLMRoutes] = {}
         self._connected, self._lost = set[str](), list[LostReceiver]()
-        self._has_others = False
-        self._last, self._bound = "", MismatchBound(sync.max_mismatch, goes_on=goes_on)
+        self._had_several = False
+        self._last, self._bound = "", MismatchBound(sender.max_mismatch, resumed=resumed)
         self.join(receivers)
 
     def join(self, receivers: Sequence[VLLMRoutes]) -> None:
-        """Have the next push reach these, too: they are new, or have been started again."""
+        """Include new or restarted replicas in the next push."""
         for receiver in receivers:
             self._receivers[receiver.replica.name] = receiver
             self._connected.discard(receiver.replica.name)
-        self._has_others |= len(self._receivers) > 1
+        self._had_several |= len(self._receivers) > 1
 
     def lost(self) -> list[LostReceiver]:
-        """Return those that pushes and probes go without since the last call."""
+        """Return the replicas that were dropped since the last call."""
         lost, self._lost = self._lost, []
         return lost
 
     def push(self, policy: "Policy", version: int, *, must_differ: bool) -> None:
-        """Make every vLLM sample with the policy's present weights, as `version`.
+        """Make every vLLM sample with the policy's current weights, as `version`.
 
         Args:
             policy: whose weights.
-            version: what vLLM reports as the version of every token from now on.
-            must_differ: the optimizer took a step, so equal weights would be an error.
+            version: what vLLM reports as the version of every later token.
+            must_differ: the optimizer took a step, so unchanged weights are an error.
 
         Raises:
-            NoReceiver: no vLLM has taken them.
+            NoReceiver: no vLLM has taken the weights.
             RunFailed: the weights did not change.
 
         """
-        # All of it before anything is sent: a rank that waits for another must not keep vLLM.
+        # Gather all weights first, so that vLLM is never paused while ranks synchronise.
         weights = self._sender.collect(policy)
         if not policy.ranks.first:
             return
-        mark = self._sender.pack(weights)
-        if must_differ and mark == self._last:
+        packed = self._sender.pack(weights)
+        if must_differ and packed == self._last:
             raise RunFailed(
                 f"the optimizer step before version {version} changed no weight in "
                 f"{next(iter(weights.values())).dtype}: raise optim.learning_rate, or use "
                 "model.dtype=float32"
             )
-        self._last = mark
+        self._last = packed
         receivers = list(self._receivers.values())
         if not receivers:
             raise NoReceiver("no vLLM answers that it is healthy, so none can take the weights")
         with ThreadPoolExecutor(len(receivers)) as pool:
-            failures = list(pool.map(lambda one: self._give(one, version), receivers))
+            failures = list(pool.map(lambda one: self._push_to(one, version), receivers))
         self._sender.release()
         for receiver, failure in zip(receivers, failures, strict=True):
             if failure:
                 self._lose(receiver, failure)
 
-    def _give(self, receiver: VLLMRoutes, version: int) -> RunFailed | None:
-        """Push to one of them; return what went wrong."""
+    def _push_to(self, receiver: VLLMRoutes, version: int) -> RunFailed | None:
+        """Push to one vLLM; return its failure."""
         try:
             with receiver.together():
                 if receiver.replica.name not in self._connected:
                     self._sender.connect(receiver)
                     self._connected.add(receiver.replica.name)
-                # Running requests stay: a half-sampled rollout goes on with the new weights, and
-                # each of its tokens says which version it is from.
+                # Running requests are kept: an unfinished rollout continues with the new weights,
+                # and each of its tokens carries its own version.
                 receiver.pause()
                 self._sender.send(receiver, version)
                 receiver.resume()
@@ -153,51 +125,35 @@ class WeightPusher:
         return None
 
     def _lose(self, receiver: VLLMRoutes, failure: RunFailed) -> None:
-        """Go on without it.
-
-        Raises:
-            NoReceiver: there is no other.
-
-        """
+        """Drop a replica; raise NoReceiver if it was the last one."""
         del self._receivers[receiver.replica.name]
         self._lost.append(LostReceiver(receiver.replica.name, str(failure)))
         if not self._receivers:
-            which = f"no replica is left: {receiver.replica.name}: " if self._has_others else ""
+            which = f"no replica is left: {receiver.replica.name}: " if self._had_several else ""
             raise NoReceiver(f"{which}{failure}") from failure
 
     def probe(self, policy: "Policy", batch: MicroBatch, version: int) -> dict[str, float]:
         """Compare vLLM's logprobs with the trainer's on rows of a batch, right after a push.
 
-        Both score given text at temperature 1, so nothing but the weights and the arithmetic
-        counts. Replicas take turns: each has proved that it computes with these weights.
+        Both score given text at temperature 1, so only weights and arithmetic can differ. One
+        replica per probe, in turn: the push has proved that each computes with these weights.
 
         Raises:
             NoReceiver: no vLLM answers any more.
-            RunFailed: they differ by more than `max_mismatch`, at a later probe by twice as much.
+            RunFailed: the logprobs differ too much (MismatchBound).
 
         """
-        if self._sync.probe_every == 0 or version % self._sync.probe_every:
+        every = self._sender.probe_every
+        if every == 0 or version % every:
             return {}
-        rows = ProbedRows.of(policy, batch, self._sync.probe_rows)
+        rows = ProbedRows.of(policy, batch, self._sender.probe_rows)
         while policy.ranks.first:
             receivers = list(self._receivers.values())
-            probed = receivers[version // self._sync.probe_every % len(receivers)]
+            probed = receivers[version // every % len(receivers)]
             try:
-                gap = rows.gap(probed, self._served_as)
+                gap = rows.gap(probed, SERVED_AS[self._sender.adapter_only])
             except RunFailed as error:
                 self._lose(probed, error)
             else:
                 return self._bound.metrics(gap, version) if len(gap) else {}
         return {}
-
-
-def _sender(transport: Transport, folder: Path, timeout: float) -> Sender:
-    match transport:
-        case "adapter":
-            return AdapterSender()
-        case "disk":
-            return DiskSender(folder)
-        case "gloo":
-            return GlooSender(timeout)
-        case "shm":
-            return ShmSender()

@@ -1,45 +1,32 @@
-"""Through memory: the trainer writes into a file in memory, vLLM on the same host maps it.
+"""All weights through memory: the trainer writes a file in memory, vLLM on the same host maps it.
 
-Every byte is copied once. The path leads through the trainer's entry in /proc, so the other end
-must be the same user's.
+Every byte is copied once. The file's path is in the trainer's folder of /proc, so vLLM must run as
+the same user.
 """
+
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
-from rl.inference.routes import VLLMRoutes
-from rl.weights.memory_file import MemoryFile, WrittenWeights, read_weights
-from rl.weights.transport import Weights, WholeWeights, load_whole
+from rl.weights.memory_file import read_weights
+from rl.weights.transport import Reader, Sender
 
 
-class ShmSender(WholeWeights):
-    """Holds the weights where vLLM can see them."""
-
-    def __init__(self) -> None:
-        self._file, self._written = MemoryFile(), WrittenWeights("", "")
-
-    def pack(self, weights: Weights) -> str:
-        """Write them over the last ones, which nobody maps any more; return their fingerprint."""
-        self._written = self._file.write(weights)
-        return self._written.fingerprint
-
-    def connect(self, vllm: VLLMRoutes) -> None:
-        """Nothing to agree on: each push names its file."""
-        vllm.init_transfer({"transport": "shm", "facts": {}})
-
-    def send(self, vllm: VLLMRoutes, version: int) -> None:
-        """Have vLLM map and load them."""
-        load_whole(vllm, version, self._written.fingerprint, {"path": self._written.path})
-
-
-class FileReader:
+class FileReader(Reader):
     """Maps a file, in memory or on a disk."""
 
     def __init__(self, worker: int) -> None:
-        """Each worker of a vLLM reads it by itself, so all are alike."""
+        """Every worker reads the whole file, so its number does not matter."""
 
-    def read(self, mark: str, *, path: str) -> dict[str, torch.Tensor]:
-        """Return what lies there, mapped, so that nothing is copied before it is loaded."""
-        return read_weights(path, mark)
+    def read(self, fingerprint: str, *, path: str) -> dict[str, torch.Tensor]:
+        """Return the weights in the file, mapped, so that nothing is copied before the load."""
+        return read_weights(path, fingerprint)
 
-    def close(self) -> None:
-        """Nothing is held open."""
+
+@dataclass(kw_only=True)
+class ShmSender(Sender):
+    """conf/sync/shm.yaml."""
+
+    reader: ClassVar[type[Reader]] = FileReader
+    one_host: ClassVar[bool] = True

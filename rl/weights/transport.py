@@ -1,22 +1,26 @@
-"""What a way for weights to travel consists of: an end in the trainer and one in each vLLM worker.
+"""A way to push weights: a Sender in the trainer and a Reader in every worker of vLLM.
 
-    trainer, rank 0                            each worker of vLLM (rl/weights/vllm_plugin.py)
-    Sender.collect, pack      once a push
-    Sender.connect            once a replica   Reader(**facts): what both must know of each other
-    Sender.send               once a push and replica, each replica in a thread of its own
-                              -- `where` --->  Reader.read(mark, **where): the weights, checked
-    Sender.release            once a push: every replica has answered
+    trainer, rank 0                              worker of vLLM (rl/weights/vllm_plugin.py)
+    Sender.collect, pack     once per push
+    Sender.connect           once per replica    Reader(worker, **facts)
+    Sender.send              once per push and replica, in one thread per replica
+                             ---- source --->    Reader.read(fingerprint, **source)
+    Sender.release           once per push, after every replica has answered
 
-Both ends of one way lie in one file. None knows vLLM: what is done with weights that have come is
-the plugin's affair, and the same for all ways.
+A new way is one file with both classes and one YAML in conf/sync whose `_target_` is the Sender.
+Neither class imports vLLM: the plugin loads and proves what the Reader returns.
 """
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from rl.inference.routes import VLLMRoutes
+from rl.weights.memory_file import MemoryFile
 
 if TYPE_CHECKING:
     from rl.learner.policy import Policy
@@ -24,64 +28,109 @@ if TYPE_CHECKING:
 Weights = Mapping[str, torch.Tensor]
 
 
-class Sender(Protocol):
-    """The trainer's end. All ranks hold one and call `collect`; rank 0 alone calls the rest."""
+class Reader:
+    """The receiving side, in one worker of vLLM; built with the worker's number and `facts`."""
 
-    def collect(self, policy: "Policy") -> Weights:
-        """Return what is to be pushed, on rank 0. Collective."""
-        ...
-
-    def pack(self, weights: Weights) -> str:
-        """Make them ready for all replicas; return their fingerprint."""
-        ...
-
-    def connect(self, vllm: VLLMRoutes) -> None:
-        """Open the other end, in each worker of a vLLM that has just started.
-
-        What was packed last is what it may be given meanwhile.
-        """
-        ...
-
-    def send(self, vllm: VLLMRoutes, version: int) -> None:
-        """Have a paused vLLM sample with what was packed, as this version."""
-        ...
-
-    def release(self) -> None:
-        """Free what no replica reads any more."""
-        ...
-
-
-class WholeWeights:
-    """What all ways have in common that push every weight, an adapter merged in."""
-
-    def collect(self, policy: "Policy") -> Weights:
-        """Return all weights under Hugging Face names, on rank 0. Collective."""
-        return policy.weights()
-
-    def release(self) -> None:
-        """Nothing: what is packed next is written over it."""
-
-
-def load_whole(vllm: VLLMRoutes, version: int, mark: str, where: dict[str, Any]) -> None:
-    """Have vLLM read all weights from `where` the reader of this way looks, and finish."""
-    vllm.start_update()
-    vllm.update({"fingerprint": mark, "where": where})
-    vllm.finish_update(version)
-
-
-class Reader(Protocol):
-    """The end inside vLLM, one in each worker."""
-
-    @property
-    def read(self) -> Callable[..., dict[str, torch.Tensor]]:
-        """Return the weights of one push, given their fingerprint and `where` of `load_whole`.
+    def read(self, *fingerprint: Any, **source: Any) -> dict[str, torch.Tensor]:
+        """Return the weights of one push, given their fingerprint and `Sender.source`.
 
         Raises:
-            RuntimeError: it is not theirs.
+            RuntimeError: the weights have another fingerprint.
 
         """
-        ...
+        raise NotImplementedError
 
     def close(self) -> None:
-        """Let go of the other end."""
-        ...
+        """Release what the reader holds open."""
+
+
+def open_reader(target: str, worker: int, facts: dict[str, Any]) -> Reader:
+    """Return the reader that `target` names, a class of any importable module."""
+    module, _, name = target.rpartition(".")
+    reader = getattr(import_module(module), name)
+    # vLLM's route must not call any function that a request names.
+    if not (isinstance(reader, type) and issubclass(reader, Reader)):
+        raise RuntimeError(f"{target} cannot receive weights: derive it from {Reader.__module__}")
+    made: Any = reader
+    return made(worker, **facts)
+
+
+@dataclass(kw_only=True)
+class Sender:
+    """The sending side (conf/sync). All ranks call `collect`, rank 0 alone the other methods.
+
+    By default it pushes all weights from a file in memory. rl/config/transport.py and rl/placement
+    read the class variables from the source.
+    """
+
+    RANGES: ClassVar[dict[str, str]] = {
+        "probe_every": ">= 0",
+        "probe_rows": ">= 1",
+        "max_mismatch": "> 0",
+    }
+
+    reader: ClassVar[type[Reader]]
+    chooses: ClassVar[bool] = False  # stands for the smallest exact way (sync=auto)
+    adapter_only: ClassVar[bool] = False  # pushes the LoRA matrices, vLLM has loaded the base
+    one_host: ClassVar[bool] = False  # trainer and vLLM must share a host
+    shares_folder: ClassVar[bool] = False  # trainer and vLLM must see the same sync.folder
+    sender_copy: ClassVar[bool] = True  # a copy of the weights stays in the trainer's memory
+    reader_copy: ClassVar[bool] = False  # vLLM holds the received copy beside its own weights
+
+    folder: str | None
+    probe_every: int
+    probe_rows: int
+    max_mismatch: float
+
+    def open(self, folder: Path, timeout: float) -> None:
+        """Prepare for the first push.
+
+        Args:
+            folder: for files that vLLM is to read; may not exist yet.
+            timeout: trainer.wait_timeout, seconds that any wait may take.
+
+        """
+        self._folder, self._timeout = folder.absolute(), timeout
+        self._file, self._fingerprint = MemoryFile(), ""
+
+    def collect(self, policy: "Policy") -> Weights:
+        """Return the weights to push, on rank 0. Collective."""
+        return policy.weights()
+
+    def pack(self, weights: Weights) -> str:
+        """Make the weights ready for all replicas; return their fingerprint."""
+        self._fingerprint = self._file.write(weights)
+        return self._fingerprint
+
+    def connect(self, vllm: VLLMRoutes) -> None:
+        """Open a reader in every worker of a vLLM that has just started."""
+        self.open_readers(vllm, {})
+
+    def open_readers(self, vllm: VLLMRoutes, facts: dict[str, Any]) -> None:
+        """Have every worker of this vLLM build the reader from these facts."""
+        target = f"{self.reader.__module__}.{self.reader.__qualname__}"
+        vllm.init_transfer({"reader": target, "facts": facts})
+
+    def source(self, vllm: VLLMRoutes) -> dict[str, Any]:  # noqa: ARG002 an adapter depends on it
+        """Return where the readers of this vLLM find the packed weights."""
+        return {"path": self._file.path}
+
+    def update(self, vllm: VLLMRoutes) -> dict[str, Any]:
+        """Return what vLLM's workers are told about this push."""
+        return {"fingerprint": self._fingerprint, "source": self.source(vllm)}
+
+    def send(self, vllm: VLLMRoutes, version: int) -> None:
+        """Have a paused vLLM load the packed weights and sample with them as `version`."""
+        vllm.start_update()
+        vllm.update(self.update(vllm))
+        vllm.finish_update(version)
+
+    def release(self) -> None:
+        """Free what the replicas have read. Memory is kept, because the next push needs it."""
+
+
+@dataclass(kw_only=True)
+class AutoSender(Sender):
+    """sync=auto, which rl/config/transport.py replaces by another Sender before it is built."""
+
+    chooses: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""Environments of the classic API in our loop, with the real library."""
+"""Environments of the classic API as an Environment, with the real library."""
 
 import math
 
@@ -8,7 +8,7 @@ from envs.episode import StopReason
 from tests.support.bridges.playing import TWO_TURNS, bridge, play, prompt_texts, said
 
 
-def test_its_two_datasets_are_our_two_splits_with_its_system_prompt():
+def test_the_two_datasets_are_the_two_splits_with_the_system_prompt():
     env = bridge("owner/letter-game", num_eval=3, num_train=5)
     train, held_out = env.examples("train"), env.examples("eval")
     assert [e.messages[1]["content"][-1] for e in train] == list("abcab")
@@ -43,18 +43,12 @@ def test_an_episode_of_two_turns_is_one_row_and_scored_as_the_library_scores_it(
     assert [m["role"] for m in rollout.messages] == [
         "system", "user", "assistant", "user", "assistant",
     ]  # fmt: skip
-    (row,) = rollout.sequences
+    (row,) = rollout.rows
     assert said(rollout) == "aaBBaa"
     assert set(row.token_versions[row.completion_mask]) == {7}
 
 
-def test_every_rollout_of_a_group_is_played_by_itself():
-    rollouts, client = play(bridge("letter-game"), "aa", size=3)
-    assert [r.reward for r in rollouts] == [1.5] * 3
-    assert len(client.requests) == 6
-
-
-def test_a_turn_cut_off_says_so_although_the_library_goes_on():
+def test_a_turn_that_was_cut_off_has_that_stop_reason_although_the_library_continues():
     (rollout,), _ = play(bridge("letter-game"), "a" * 100)
     assert rollout.stop_reason is StopReason.MAX_TOKENS
     assert rollout.turns == 2
@@ -73,7 +67,7 @@ def test_nan_makes_the_rollout_unscorable():
     assert "NaN" in rollout.error
 
 
-def test_what_its_code_raises_costs_the_rollout():
+def test_an_exception_of_its_code_costs_the_rollout():
     (rollout,), _ = play(bridge("letter-game", args={"fail": True}), "a")
     assert rollout.stop_reason is StopReason.ENV_ERROR
     assert "the game is broken" in rollout.error
@@ -91,14 +85,14 @@ def test_tools_are_in_the_prompt_and_answered_by_the_library():
     assert "<tool_response>\nq\n</tool_response>" in third
     assert rollout.reward == 1.0
     assert rollout.rewards["look_up_calls"] == rollout.tool_calls == 2
-    assert len(rollout.sequences) == 1
+    assert len(rollout.rows) == 1
 
 
-def test_a_tool_with_state_sees_its_own_episode_and_hides_what_it_gets_from_there():
+def test_a_tool_with_state_sees_its_own_episode_and_hides_its_extra_arguments():
     call = '<tool_call>\n{"name": "note", "arguments": {"letter": "%s"}}\n</tool_call>'
     env = bridge("letter-notes")
-    knobs = {"max_seq_len": 4096, "max_tokens": 200}
-    (rollout,), client = play(env, call % "q", call % "r", "done", **knobs)
+    options = {"max_seq_len": 4096, "max_tokens": 200}
+    (rollout,), client = play(env, call % "q", call % "r", "done", **options)
     first, second, third = prompt_texts(client)
     assert "what to write" in first
     assert "notes" not in first
@@ -106,12 +100,12 @@ def test_a_tool_with_state_sees_its_own_episode_and_hides_what_it_gets_from_ther
     assert "<tool_response>\n2 noted\n</tool_response>" in third
     assert rollout.reward == 1.0
     # A second episode of the same environment starts with nothing noted.
-    (again,), client = play(env, call % "r", "done", **knobs)
+    (again,), client = play(env, call % "r", "done", **options)
     assert "1 noted" in prompt_texts(client)[1]
     assert again.reward == 0.0
 
 
-def test_a_call_that_is_no_json_is_answered_too():
+def test_a_call_that_is_not_json_is_answered_with_an_error():
     env = bridge("letter-tools")
     answers = ("<tool_call>\n{look_up\n</tool_call>", "q")
     (rollout,), client = play(env, *answers, max_seq_len=4096, max_tokens=200)
@@ -123,15 +117,3 @@ def test_a_call_that_is_no_json_is_answered_too():
 def test_rewards_that_compare_a_group_are_refused():
     with pytest.raises(ValueError, match="compare the rollouts of a group"):
         bridge("letter-game", args={"grouped": True}).examples("train")
-
-
-@pytest.mark.parametrize(
-    ("env_id", "message"),
-    [
-        ("owner/no-such-env", "no module no_such_env: install the environment's package"),
-        ("letter-tasks", r"written for the tasksets of verifiers>=0.4, but verifiers 0.1.14 is"),
-    ],
-)
-def test_what_is_missing_is_said_in_a_sentence(env_id, message):
-    with pytest.raises(ValueError, match=message):
-        bridge(env_id).examples("train")

@@ -1,4 +1,4 @@
-"""Our environments evaluated by verifiers itself, classic API, over HTTP."""
+"""This project's environments evaluated by the verifiers library, classic API, over HTTP."""
 
 import asyncio
 
@@ -14,9 +14,9 @@ from tests.support.bridges.serving import (
 )
 
 
-def evaluate(endpoint, count, repeats=1, **knobs):
-    """What the library's own `evaluate` returns."""
-    env = vf.load_environment("offbyone", **knobs)
+def evaluate(endpoint, count, repeats=1, **options):
+    """Return the result of the library's own `evaluate`."""
+    env = vf.load_environment("offbyone", **options)
     client = ClientConfig(api_base_url=endpoint.url, api_key_var="NO_KEY", max_retries=0)
     done = env.evaluate(client, "scripted", num_examples=count, rollouts_per_example=repeats)
     return asyncio.run(done)
@@ -25,8 +25,8 @@ def evaluate(endpoint, count, repeats=1, **knobs):
 def test_reverse_text_is_evaluated_by_the_library(monkeypatch):
     monkeypatch.setenv("NO_KEY", "none")
     with ScriptedEndpoint(reverse_half).serving() as endpoint:
-        knobs = {"num_eval": 30, "max_length": 4, "system_prompt": "Backwards, please."}
-        results = evaluate(endpoint, 20, 2, env="reverse-text", **knobs)
+        options = {"num_eval": 30, "max_length": 4, "system_prompt": "Backwards, please."}
+        results = evaluate(endpoint, 20, 2, env="reverse-text", **options)
     assert endpoint.bodies[0]["messages"][0]["content"] == "Backwards, please."
     outputs = results["outputs"]
     assert len(outputs) == len(endpoint.bodies) == 40
@@ -38,11 +38,11 @@ def test_reverse_text_is_evaluated_by_the_library(monkeypatch):
     assert results["metadata"]["avg_reward"] == sum(o["reward"] for o in outputs) / 40
 
 
-def test_rewards_by_turn_are_summed_and_a_system_prompt_is_said(monkeypatch):
+def test_rewards_per_turn_are_summed_and_a_system_prompt_is_sent(monkeypatch):
     monkeypatch.setenv("NO_KEY", "none")
-    knobs = {"env": "alphabet-sort", "min_turns": 2, "max_turns": 2, "system_prompt": "Be brief."}
+    options = {"env": "alphabet-sort", "min_turns": 2, "max_turns": 2, "system_prompt": "Be brief."}
     with ScriptedEndpoint(sort_the_first).serving() as endpoint:
-        (output,) = evaluate(endpoint, 1, **knobs)["outputs"]
+        (output,) = evaluate(endpoint, 1, **options)["outputs"]
     assert endpoint.bodies[0]["messages"][0] == {"role": "system", "content": "Be brief."}
     assert output["metrics"]["exact"] == 0.5
     assert output["error"] is None
@@ -63,7 +63,7 @@ def test_tools_are_described_called_and_counted(monkeypatch):
     ("reward", "why"),
     [("raise", "no score"), ("raise in reply", "no reply"), ("nan", "NaN or infinity")],
 )
-def test_what_cannot_be_judged_is_an_error_of_that_rollout(monkeypatch, reward, why):
+def test_a_rollout_that_cannot_be_scored_ends_in_an_error(monkeypatch, reward, why):
     monkeypatch.setenv("NO_KEY", "none")
     with ScriptedEndpoint(use_the_adder).serving() as endpoint:
         (output,) = evaluate(endpoint, 1, env="adding.Adding", reward=reward)["outputs"]
@@ -75,7 +75,7 @@ def test_an_episode_is_closed_after_it_was_scored(monkeypatch):
     monkeypatch.setenv("NO_KEY", "none")
     env = vf.load_environment("offbyone", env="adding.Adding", reward=None)
     closed = []
-    env._ours.close = lambda episode: closed.append(episode.stop_reason)
+    env._exported.close = lambda episode: closed.append(episode.stop_reason)
     with ScriptedEndpoint(use_the_adder).serving() as endpoint:
         client = ClientConfig(api_base_url=endpoint.url, api_key_var="NO_KEY", max_retries=0)
         asyncio.run(env.evaluate(client, "scripted", num_examples=1))

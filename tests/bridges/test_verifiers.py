@@ -1,6 +1,6 @@
-"""Both generations of the verifiers library, each in a process of its own: they exclude each other.
+"""Both generations of the verifiers library, each in its own process: they exclude each other.
 
-The cases beside this file need the real library; `make verifiers` installs it for them.
+The *_cases.py files in this folder need the real library, which `make verifiers` installs.
 """
 
 import os
@@ -17,7 +17,7 @@ NEEDS = (REPO, HERE / "packages")
 pytestmark = pytest.mark.timeout(900)
 
 
-@pytest.mark.parametrize("direction", ["", "_export"], ids=["theirs here", "ours there"])
+@pytest.mark.parametrize("direction", ["", "_export"], ids=["import", "export"])
 @pytest.mark.parametrize("generation", ["v1", "classic"])
 def test_the_cases_hold_with_the_real_library(generation, direction, tmp_path):
     library = REPO / ".venv" / f"verifiers-{generation}"
@@ -38,12 +38,12 @@ def test_the_cases_hold_with_the_real_library(generation, direction, tmp_path):
 
 
 def test_without_the_library_the_bridge_says_what_to_install():
-    from envs.verifiers.environment import load_world
+    from envs.verifiers.environment import load_adapter
 
     if "verifiers" in sys.modules or _installed():
         pytest.skip("the library is installed in this very environment")
     with pytest.raises(ValueError, match=r'owner/x needs .* pip install "offbyone\[verifiers\]"'):
-        load_world("owner/x", {})
+        load_adapter("owner/x", {})
 
 
 def _installed() -> bool:

@@ -1,4 +1,4 @@
-"""Our environments evaluated by verifiers itself, by the command behind `vf-eval`, over HTTP."""
+"""This project's environments evaluated by the command behind `vf-eval`, over HTTP."""
 
 import json
 
@@ -15,12 +15,12 @@ from tests.support.bridges.serving import (
 
 @pytest.fixture
 def evaluate(tmp_path, monkeypatch):
-    """The episodes in the results of an evaluation of one of ours."""
+    """Return a function that evaluates an environment and returns its episodes."""
     monkeypatch.setattr("sys.argv", ["vf-eval"])
 
-    def run(endpoint, env, knobs, repeats=1):
+    def run(endpoint, env, options, repeats=1):
         config = {
-            "env": {"taskset": {"id": "offbyone", "env": env, "knobs": knobs}},
+            "env": {"taskset": {"id": "offbyone", "env": env, "knobs": options}},
             "client": {"base_url": endpoint.url, "api_key_var": "NO_KEY"},
             "model": "scripted",
             "num_rollouts": repeats,
@@ -39,8 +39,8 @@ def evaluate(tmp_path, monkeypatch):
 
 def test_reverse_text_is_evaluated_by_the_library(evaluate):
     with ScriptedEndpoint(reverse_half).serving() as endpoint:
-        knobs = {"num_eval": 20, "system_prompt": "Backwards, please."}
-        episodes = evaluate(endpoint, "reverse-text", knobs, repeats=2)
+        options = {"num_eval": 20, "system_prompt": "Backwards, please."}
+        episodes = evaluate(endpoint, "reverse-text", options, repeats=2)
     assert endpoint.bodies[0]["messages"][0]["content"] == "Backwards, please."
     assert len(episodes) == len(endpoint.bodies) == 40
     assert all(episode["ok"] for episode in episodes)
@@ -55,10 +55,10 @@ def test_reverse_text_is_evaluated_by_the_library(evaluate):
     assert 0 < sum(rewards) < 40
 
 
-def test_rewards_by_turn_are_summed_and_a_system_prompt_is_said(evaluate):
-    knobs = {"num_eval": 1, "min_turns": 2, "max_turns": 2, "system_prompt": "Be brief."}
+def test_rewards_per_turn_are_summed_and_a_system_prompt_is_sent(evaluate):
+    options = {"num_eval": 1, "min_turns": 2, "max_turns": 2, "system_prompt": "Be brief."}
     with ScriptedEndpoint(sort_the_first).serving() as endpoint:
-        (episode,) = evaluate(endpoint, "alphabet-sort", knobs)
+        (episode,) = evaluate(endpoint, "alphabet-sort", options)
     assert endpoint.bodies[0]["messages"][0] == {"role": "system", "content": "Be brief."}
     (trace,) = episode["traces"]
     assert trace["rewards"]["exact"]["score"] == 0.5
@@ -78,7 +78,7 @@ def test_tools_are_described_called_and_counted(evaluate):
     ("reward", "why"),
     [("raise", "no score"), ("raise in reply", "no reply"), ("nan", "NaN or infinity")],
 )
-def test_what_cannot_be_judged_is_an_error_of_that_rollout(evaluate, reward, why):
+def test_a_rollout_that_cannot_be_scored_ends_in_an_error(evaluate, reward, why):
     with ScriptedEndpoint(use_the_adder).serving() as endpoint:
         (episode,) = evaluate(endpoint, "adding.Adding", {"reward": reward})
     assert not episode["ok"]

@@ -1,4 +1,4 @@
-"""AlphabetSort: what whole conversations score, what it holds out, what it refuses."""
+"""AlphabetSort: rewards of whole conversations, held-out lists, refused options."""
 
 import math
 from itertools import islice
@@ -10,7 +10,7 @@ from envs.alphabet_sort import AlphabetSort
 from envs.episode import Episode, Example
 from envs.messages import assistant
 
-KNOBS = {
+OPTIONS = {
     "min_turns": 2,
     "max_turns": 3,
     "num_names": 3,
@@ -26,7 +26,7 @@ NAMES = [["dob", "an", "kit"], ["fe"]]  # an dob kit, then an dob fe kit
 
 
 def make(**changes):
-    return AlphabetSort(**{**KNOBS, **changes})
+    return AlphabetSort(**{**OPTIONS, **changes})
 
 
 async def play(env, example, answers):
@@ -66,13 +66,13 @@ async def test_rewards_of_a_conversation(answers, exact, similarity):
     assert {len(part) for part in scores.values()} == {min(len(answers), 2)}
 
 
-async def test_the_names_of_each_turn_come_after_any_answer_and_then_it_ends():
+async def test_every_answer_gets_the_next_names_until_the_last_turn():
     example = Example(0, "alphabet-sort", [{"role": "user", "content": "?"}], {"names": NAMES})
     episode, _ = await play(make(), example, ["nonsense", "more", "never asked for"])
     assert [m["content"] for m in episode.messages] == ["?", "nonsense", "add: fe", "more"]
 
 
-async def test_the_expert_scores_one_in_conversations_that_the_environment_would_lead():
+async def test_the_expert_scores_one_in_the_environments_own_conversations():
     env = make(names_per_turn=2, max_turns=4)
     turns = set()
     for shown in islice(env.demonstrations(Random(0)), 100):
@@ -100,7 +100,7 @@ def test_splits_and_demonstrations_share_no_list_with_eval():
     assert shown.isdisjoint(e.messages[0]["content"] for e in env.examples("eval"))
 
 
-def test_the_same_knobs_give_the_same_lists_and_all_their_names_differ():
+def test_the_same_options_give_the_same_lists_and_all_their_names_differ():
     examples = make().examples("train")
     assert examples == make().examples("train")
     assert make().examples("eval") == make(num_train=5).examples("eval")
@@ -119,8 +119,7 @@ def test_the_same_knobs_give_the_same_lists_and_all_their_names_differ():
     ("changes", "message"),
     [
         ({"min_turns": 4}, "min_turns may not exceed"),
-        ({"min_length": 0}, "at least one letter"),
-        ({"names_per_turn": 0}, "names_per_turn=0"),
+        ({"min_length": 0}, "at least 1"),
         ({"min_length": 1, "max_length": 1, "num_names": 6}, "8 different .* 26 .* raise max_len"),
         (
             {"max_turns": 2, "num_names": 1, "min_length": 1, "max_length": 1, "num_eval": 326},
@@ -130,7 +129,7 @@ def test_the_same_knobs_give_the_same_lists_and_all_their_names_differ():
         ({"reward_weights": {"exakt": 1.0}}, "exakt.* use exact or similarity"),
     ],
 )
-def test_impossible_knobs_are_refused_with_a_remedy(changes, message):
+def test_impossible_options_are_refused_with_a_remedy(changes, message):
     with pytest.raises(ValueError, match=message):
         make(**changes)
 

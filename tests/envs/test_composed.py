@@ -1,4 +1,4 @@
-"""A whole environment from YAML: a module of the user's, shared objects, tools, rewards, errors."""
+"""A whole environment from YAML: shared objects, tools, toolsets, bindings, rewards, errors."""
 
 import asyncio
 import importlib
@@ -14,8 +14,9 @@ from random import Random
 import pytest
 import yaml
 
+from envs.binding import Objects
 from envs.composed import Composed
-from envs.episode import Episode
+from envs.episode import Episode, Example
 from envs.messages import assistant, tool_call
 from rl.config.build import build
 from rl.config.schema import ConfigError
@@ -75,6 +76,37 @@ def broken(episode) -> float:
 def needs_more(episode, other) -> float:
     return 0.0
 
+closed = []
+
+def load_list(*, title: str) -> list:
+    made.append(title)
+    return [title]
+
+class Notes:
+    def __init__(self, *, first: str) -> None:
+        self.lines = [first]
+
+    def close(self) -> None:
+        closed.append(self.lines)
+
+def started(episode) -> dict:
+    return {"id": episode.example.id}
+
+def find(query: str, index) -> str:
+    """Find."""
+    return f"{query} in {index[0]}"
+
+def lookup(word: str, index, notes) -> str:
+    """Look up."""
+    notes.lines.append(word)
+    return f"{word} in {index[0]}, note {len(notes.lines)}"
+
+def noted(episode, notes, begun) -> float:
+    return len(notes.lines) + begun["id"] / 10
+
+def one() -> float:
+    return 1.0
+
 def untyped(x) -> str:
     """X."""
 '''
@@ -112,9 +144,42 @@ max_concurrent: 7
 """
 
 
+TWO_SETS = """
+_target_: envs.composed.Composed
+name: two-sets
+dataset:
+  {_target_: envs.datasets.JsonLines, path: x, eval_path: null, prompt: q, answer: a, num_eval: 0}
+shared: {}
+per_episode:
+  begun: {_target_: parts_mine.started}
+bindings: {}
+tools: []
+toolsets:
+  web:
+    _target_: envs.composed.Toolset
+    tools: [{_target_: parts_mine.find}]
+    shared: {pages: {_target_: parts_mine.load_list, title: web}}
+    bindings: {find.index: pages}
+  words:
+    _target_: envs.composed.Toolset
+    tools: [{_target_: parts_mine.lookup}]
+    shared: {dictionary: {_target_: parts_mine.load_list, title: words}}
+    per_episode: {notes: {_target_: parts_mine.Notes, first: "-"}}
+    bindings: {lookup.index: dictionary}
+rewards:
+  noted: {fn: {_target_: parts_mine.noted}, weight: 0.5}
+  one: {_target_: parts_mine.one}
+reward_weights: {one: 2.0}
+max_turns: 4
+tool_timeout: 5.0
+describe_tools: true
+max_concurrent: null
+"""
+
+
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict]:
-    """The configuration, whose parts lie in a module of the user's."""
+    """The configuration, which names functions in a module of the user."""
     (tmp_path / "parts_mine.py").write_text(MODULE)
     rows = [{"question": f"Capital {i}?", "answer": "Paris"} for i in range(4)]
     (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -126,12 +191,17 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict]:
     sys.modules.pop("parts_mine", None)
 
 
+@pytest.fixture
+def two_sets(config: dict) -> dict:
+    return yaml.safe_load(TWO_SETS)
+
+
 def made(config, **changes) -> Composed:
     return build({**deepcopy(config), **changes})()
 
 
 def play(env: Composed, *messages) -> tuple[Episode, dict[str, float]]:
-    """What comes of an episode in which the policy says these messages."""
+    """Return the episode in which the policy says these messages, and its rewards."""
 
     async def converse():
         example = env.examples("train")[0]
@@ -145,7 +215,7 @@ def play(env: Composed, *messages) -> tuple[Episode, dict[str, float]]:
     return asyncio.run(converse())
 
 
-def test_the_policy_sees_of_a_tool_what_it_may_say(config):
+def test_the_policy_sees_only_its_own_parameters_of_a_tool(config):
     specs = made(config).tool_specs
     assert [spec["name"] for spec in specs] == ["search", "count"]
     assert specs[0] == {
@@ -180,7 +250,7 @@ def test_an_episode_with_right_calls_is_answered_and_scored(config):
     assert env.reward_weights == {"exact": 1.0, "found": 0.5}
 
 
-def test_wrong_calls_get_an_answer_that_the_policy_can_use(config):
+def test_wrong_calls_get_a_useful_error_message(config):
     episode, rewards = play(
         made(config),
         tool_call("search", query="nothing"),
@@ -198,7 +268,7 @@ def test_wrong_calls_get_an_answer_that_the_policy_can_use(config):
     assert rewards == {"exact": 0.0, "found": 0.0, "calls": 3 - 2 * 3, "near": 0.0}
 
 
-def test_what_is_shared_is_made_once_and_not_before_the_examples_are_asked_for(config):
+def test_shared_objects_are_made_once_at_the_first_call_of_examples(config):
     env = made(config)
     parts_mine = importlib.import_module("parts_mine")
     assert parts_mine.made == []
@@ -207,7 +277,7 @@ def test_what_is_shared_is_made_once_and_not_before_the_examples_are_asked_for(c
     assert parts_mine.made == ["somewhere"]
 
 
-def test_a_part_that_fails_is_named_with_its_own_line(config):
+def test_an_error_names_the_tool_or_reward_and_its_line(config):
     line = MODULE.splitlines().index('    return {}["no such key"]') + 1
     broken = {"rewards": {"mine": {"_target_": "parts_mine.broken"}}, "reward_weights": {}}
     with pytest.raises(RuntimeError) as caught:
@@ -218,7 +288,7 @@ def test_a_part_that_fails_is_named_with_its_own_line(config):
         play(made(config), tool_call("search", query="broken"))
 
 
-def test_without_tools_the_answers_are_demonstrations(config):
+def test_without_tools_the_answers_are_the_demonstrations(config):
     alone = {"shared": {}, "tools": [], "max_turns": 1, "reward_weights": {"exact": 1.0}}
     alone["rewards"] = {"exact": config["rewards"]["exact"]}
     env = made(config, **alone)
@@ -253,7 +323,9 @@ def test_without_tools_the_answers_are_demonstrations(config):
         ({"tools": [{"_target_": "parts_mine.Near", "wanted": 1}]}, "tools: Near is a class"),
     ],
 )
-def test_parts_that_do_not_fit_are_refused_with_a_remedy(config, changes, message):
+def test_tools_rewards_and_objects_that_do_not_fit_are_refused_with_a_remedy(
+    config, changes, message
+):
     if "rewards" in changes:
         changes = {"reward_weights": {}, **changes}
     with pytest.raises(ValueError, match=message):
@@ -266,8 +338,8 @@ def problem(config, **changes) -> str:
     return caught.value.args[0]
 
 
-def test_a_mistaken_part_is_refused_by_name(config):
-    assert "index.pth is not a knob" in problem(
+def test_a_mistake_in_a_node_is_refused_by_name(config):
+    assert "index.pth is not an option" in problem(
         config, shared={"index": {"_target_": "parts_mine.load_index", "pth": "x"}}
     ).replace("load_index.", "index.")
     assert problem(config, tools=[{"_target_": "parts_mine.serch"}]) == (
@@ -277,3 +349,120 @@ def test_a_mistaken_part_is_refused_by_name(config):
         "there is no module no_such: start in the folder that holds no_such.py"
     )
     assert "tools has an item 0 that is 3 where a node with _target_" in problem(config, tools=[3])
+
+
+def answers(env: Composed, number: int, *calls) -> tuple[list[str], dict]:
+    """Return the tools' answers in episode `number`, and its rewards."""
+
+    async def played():
+        episode = Episode(Example(number, env.name, []), [])
+        replies = await env.reply(episode, {"role": "assistant", "tool_calls": list(calls)})
+        rewards = await env.score(episode)
+        env.close(episode)
+        return [reply["content"] for reply in replies or []], rewards
+
+    return asyncio.run(played())
+
+
+def call(name: str, **arguments) -> dict:
+    return tool_call(name, **arguments)["tool_calls"][0]
+
+
+def test_each_parameter_gets_the_object_of_its_binding(two_sets):
+    env = made(two_sets)
+    told, rewards = answers(env, 3, call("find", query="Paris"), call("lookup", word="oui"))
+    assert told == ["Paris in web", "oui in words, note 2"]
+    assert rewards == {"noted": 2.3, "one": 1.0}
+    specs = {spec["name"]: list(spec["parameters"]["properties"]) for spec in env.tool_specs}
+    assert specs == {"find": ["query"], "lookup": ["word"]}  # the policy sees no object
+
+
+def test_each_episode_has_its_own_objects_which_are_closed_at_its_end(two_sets):
+    env = made(two_sets)
+    for number in (1, 2):
+        told, _ = answers(env, number, call("lookup", word="a"), call("lookup", word="b"))
+        assert told[-1] == "b in words, note 3"  # a new episode has new notes
+    assert sys.modules["parts_mine"].made == ["web", "words"]  # those of the run, once
+    assert sys.modules["parts_mine"].closed == [["-", "a", "b"]] * 2
+
+
+def test_an_object_that_raises_in_close_does_not_keep_others_open():
+    closed = []
+
+    class Broken:
+        def close(self):
+            raise OSError("gone")
+
+    class Whole:
+        def close(self):
+            closed.append(self)
+
+    objects = Objects({}, {"one": Whole(), "broken": Broken(), "other": Whole()})
+    episode = Episode(Example(0, "x", []), [])
+    for name in objects.names:
+        asyncio.run(objects.get(name, episode))
+    with pytest.raises(OSError, match="gone"):
+        objects.close(episode)
+    assert len(closed) == 2
+
+
+def test_a_reward_may_have_its_weight_beside_it(two_sets):
+    assert made(two_sets).reward_weights == {"one": 2.0, "noted": 0.5}
+
+
+def test_a_toolset_can_be_removed_by_its_name(two_sets):
+    del two_sets["toolsets"]["web"]
+    assert [spec["name"] for spec in made(two_sets).tool_specs] == ["lookup"]
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "sentence"),
+    [
+        (
+            "bindings",
+            {"lost.index": "pages"},
+            r"bindings names lost.index, which is no parameter of a tool or a reward: there are "
+            r"find.query, find.index, lookup.word",
+        ),
+        (
+            "bindings",
+            {"noted.notes": "pads"},
+            r"bindings.noted.notes=pads, but there is no such object: shared and per_episode have "
+            "pages, dictionary, begun, notes",
+        ),
+        (
+            "bindings",
+            {"find.index": "dictionary"},
+            r"env and toolsets.web both have a binding of 'find.index'",
+        ),
+        (
+            "shared",
+            {"pages": {"_target_": "parts_mine.load_list", "title": "x"}},
+            "env and toolsets.web both have an object 'pages': rename one, and say in bindings",
+        ),
+        (
+            "per_episode",
+            {"pages": {"_target_": "parts_mine.load_list", "title": "x"}},
+            "env and toolsets.web both have an object 'pages'",
+        ),
+        (
+            "rewards",
+            {"one": {"fn": {"_target_": "parts_mine.one"}}},
+            "rewards.one has fn: give it a _target_, or fn .with a _target_. and weight",
+        ),
+        ("rewards", {"one": {}}, "rewards.one has nothing: give it a _target_, or fn"),
+        (
+            "rewards",
+            {"one": {"fn": {"_target_": "parts_mine.one"}, "weight": "much"}},
+            "rewards.one.weight=much: a number",
+        ),
+        (
+            "rewards",
+            {"one": {"fn": {"_target_": "parts_mine.one"}, "weight": 1.0}},
+            "reward_weights.one and rewards.one.weight: give it one weight",
+        ),
+    ],
+)
+def test_contradicting_settings_are_refused_with_one_sentence(two_sets, where, value, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        made(two_sets, **{where: value})

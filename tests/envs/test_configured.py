@@ -1,4 +1,4 @@
-"""What every environment can be told: system prompt, turns, time for tools, episodes at once."""
+"""Options of every environment: system prompt, turns, tool timeout, episodes at once."""
 
 import asyncio
 from random import Random
@@ -8,8 +8,8 @@ import pytest
 from envs.episode import Example
 from envs.messages import user
 from envs.mixture import Mixture
+from envs.options import checked_limits
 from envs.protocol import Environment
-from envs.turn_limits import checked_limits
 from rl.config.build import build
 from rl.config.check import check
 from rl.config.schema import ConfigError
@@ -24,13 +24,13 @@ from tests.support.scripted import HI, SAMPLER, ScriptedClient, ScriptedEnv, pla
 SYSTEM = {"role": "system", "content": "Be brief."}
 
 
-def told(env: Environment, **knobs) -> Environment:
-    env.configure(**knobs)
+def told(env: Environment, **options) -> Environment:
+    env.configure(**options)
     return env
 
 
 def first_prompt(env: Environment, *messages) -> tuple[str, list]:
-    """What the first request of an episode holds, and the messages of the rollout."""
+    """Return the text of the first request of an episode, and the messages of the rollout."""
     client = ScriptedClient("x")
     (rollout,) = play(env, client, messages=messages or (user("hi"),))
     tokens = client.requests[0][0]
@@ -48,13 +48,13 @@ def test_a_system_prompt_opens_every_episode_of_any_environment(choice, tmp_path
         assert env.opened([user("hi")]) == [SYSTEM, user("hi")]
 
 
-def test_the_policy_reads_it_and_the_rollout_shows_it():
+def test_the_policy_reads_the_system_prompt_and_the_rollout_records_it():
     prompt, messages = first_prompt(told(ScriptedEnv(), system_prompt="Be brief."))
     assert prompt.startswith("system\nBe brief.")
     assert messages[0] == SYSTEM
 
 
-def test_it_takes_the_place_of_the_environments_own_or_of_any_where_it_is_empty():
+def test_a_system_prompt_replaces_the_environments_own_and_an_empty_one_removes_it():
     own = ({"role": "system", "content": "Talk."}, user("hi"))
     assert first_prompt(told(ScriptedEnv(), system_prompt="Be brief."), *own)[1][:2] == [
         SYSTEM,
@@ -64,15 +64,15 @@ def test_it_takes_the_place_of_the_environments_own_or_of_any_where_it_is_empty(
     assert first_prompt(ScriptedEnv(), *own)[1][0] == own[0]
 
 
-def test_an_environment_that_holds_the_conversation_has_it_in_every_turn_of_one_row():
+def test_an_environment_that_holds_the_conversation_keeps_the_system_prompt_in_every_turn():
     client = ScriptedClient("x")
     (rollout,) = play(told(Driving("more", "again"), system_prompt="Be brief."), client)
-    assert len(rollout.sequences) == 1
+    assert len(rollout.rows) == 1
     assert rollout.messages[0] == SYSTEM
     assert all(bytes(t for t in r[0] if t < 256).startswith(b"system") for r in client.requests)
 
 
-def test_demonstrations_have_it_as_rollouts_do():
+def test_demonstrations_have_the_system_prompt_too():
     config = composed("loss=sft", "sampler=demonstrations")
     env = build({**config["env"], "system_prompt": "Be brief."})()
     sampler = build(config["sampler"])()
@@ -80,23 +80,17 @@ def test_demonstrations_have_it_as_rollouts_do():
     assert rollout.messages[0] == SYSTEM
 
 
-def test_a_teachers_hint_stands_below_the_question_and_not_below_the_system_prompt():
+def test_a_hint_is_added_below_the_question_and_not_below_the_system_prompt():
     env = told(ScriptedEnv(), system_prompt="Be brief.")
     example = Example(0, env.name, [user("hi")], {"hint": "Say good."})
     opening = env.opened(example.messages)
     assert env.teacher_messages(example, opening) == [SYSTEM, user("hi\n\nSay good.")]
 
 
-def test_a_mixture_gives_it_to_all_of_its_environments():
-    env = told(make(), system_prompt="Be brief.")
-    examples = [pool.examples[0] for pool in env.pools("train")]
-    assert all(env.environment_of(e).opened(e.messages)[0] == SYSTEM for e in examples)
-
-
-def test_a_mixture_that_says_nothing_of_prompts_asks_no_part_to_take_one():
+def test_a_mixture_without_a_system_prompt_does_not_configure_one():
     class Own(ScriptedEnv):
         def configure(self, *, level):  # pyright: ignore[reportIncompatibleMethodOverride]
-            self.level = level  # a user's, with knobs of its own
+            self.level = level  # a user's, with options of its own
 
     env = told(
         Mixture(envs={"own": Own()}, weights={"own": 1.0}), sampling={"own": {"stop": ["!"]}}
@@ -104,31 +98,31 @@ def test_a_mixture_that_says_nothing_of_prompts_asks_no_part_to_take_one():
     assert env.environment_of(Example(0, "own", [])).sampling == {"stop": ("!",)}
 
 
-def test_a_prompt_file_that_is_not_there_is_one_sentence(tmp_path):
+def test_a_missing_prompt_file_is_refused_with_one_sentence(tmp_path):
     with pytest.raises(ValueError, match=r"system_prompt=none.txt: cannot be read .FileNotFound"):
         told(ScriptedEnv(), system_prompt="none.txt")
 
 
 @pytest.mark.parametrize(
-    ("knobs", "sentence"),
+    ("options", "sentence"),
     [
-        ({"max_concurrent": 0}, "max_concurrent=0: at least 1"),
+        ({"max_concurrent": 0}, "max_concurrent=0: set it to at least 1"),
         ({"tool_timeout": 0.0}, "tool_timeout=0: more than 0 seconds"),
         ({"max_turns": 3}, "max_turns=3, but nothing in Alone answers a turn"),
     ],
 )
-def test_a_knob_that_cannot_be_that_is_one_sentence(knobs, sentence):
+def test_an_impossible_value_is_refused_with_one_sentence(options, sentence):
     with pytest.raises(ValueError, match=sentence):
-        told(type("Alone", (Environment,), {})(), **knobs)
+        told(type("Alone", (Environment,), {})(), **options)
 
 
-def test_turns_and_times_are_set_where_the_constructor_does_not():
+def test_turns_and_timeouts_can_be_configured():
     env = told(ScriptedEnv(("a", "b", "c")), max_turns=2, tool_timeout=3.0, max_concurrent=4)
     assert (env.max_turns, env.tool_timeout, env.max_concurrent) == (2, 3.0, 4)
     assert play(env, ScriptedClient("x"))[0].stop_reason == "max_turns"
 
 
-def test_they_are_checked_like_any_other_knob():
+def test_common_options_are_checked_like_all_others():
     check(changed(composed(), {"env.tool_timeout": 3.0}))
     with pytest.raises(ConfigError, match=r"env.tool_timeout is .*a number"):
         check(changed(composed(), {"env.tool_timeout": "long"}))
@@ -136,14 +130,14 @@ def test_they_are_checked_like_any_other_knob():
         check(changed(composed(), {"env.tool_timout": 3.0}))
 
 
-def test_a_part_of_a_mixture_has_limits_of_its_own():
+def test_an_environment_of_a_mixture_can_have_its_own_limits():
     scripted = {name: ScriptedEnv() for name in ("short", "long")}
     mixture = type(make())(envs=scripted, weights={"short": 1.0, "long": 1.0})
     mixture.configure(sampling={"short": {"max_tokens": 4, "stop": ["!"], "rollout_timeout": 9}})
     client = ScriptedClient("a long answer")
     for name, tokens in (("short", 4), ("long", 14)):
         (rollout,) = asked(mixture, name, client)
-        assert len(rollout.sequences[0].token_ids) - len(client.requests[-1][0]) == tokens
+        assert len(rollout.rows[0].token_ids) - len(client.requests[-1][0]) == tokens
     assert [sampling.get("stop") for _, sampling, _, _ in client.requests] == [["!"], None]
 
 
@@ -164,11 +158,11 @@ def asked(mixture, name, client):
         ({"stop": [""]}, "x.stop has an empty text"),
     ],
 )
-def test_what_an_environment_cannot_have_for_itself_is_one_sentence(given, sentence):
+def test_an_option_that_environments_must_share_is_refused_with_one_sentence(given, sentence):
     with pytest.raises(ValueError, match=sentence):
         checked_limits(given, "x")
 
 
-def test_limits_of_a_part_that_is_not_there_are_one_sentence():
+def test_limits_of_an_unknown_environment_are_refused_with_one_sentence():
     with pytest.raises(ValueError, match=r"sampling names \['worlds'\], but envs has words, sums"):
         make().configure(sampling={"worlds": {}})

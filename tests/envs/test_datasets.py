@@ -1,4 +1,4 @@
-"""Data sets: columns, splits that share no prompt, and files as the real library reads them."""
+"""Data sets: columns, splits without common prompts, and files read by the real library."""
 
 import csv
 import json
@@ -14,7 +14,7 @@ COLUMNS = {"prompt": "question", "answer": "answer", "num_eval": 10}
 
 @pytest.fixture
 def datasets(monkeypatch, tmp_path):
-    """The library, which keeps what it reads below a folder of the test."""
+    """Return the library, whose cache is in a folder of the test."""
     library = pytest.importorskip("datasets")
     monkeypatch.setattr(library.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(library.config, "HF_HUB_OFFLINE", True)
@@ -27,8 +27,8 @@ def written(path, rows):
 
 
 def lines(path, rows=ROWS, **changes):
-    knobs = {**COLUMNS, "path": written(path, rows), "eval_path": None}
-    return JsonLines(**{**knobs, **changes})
+    options = {**COLUMNS, "path": written(path, rows), "eval_path": None}
+    return JsonLines(**{**options, **changes})
 
 
 def both(dataset):
@@ -64,7 +64,7 @@ def test_other_columns_can_be_the_prompt_and_the_answer(tmp_path):
     assert (prompts([example]), example.info) == (["7"], {})
 
 
-def test_the_prompts_held_out_do_not_depend_on_the_order_and_are_in_no_other_split(tmp_path):
+def test_held_out_prompts_do_not_depend_on_the_order_and_are_not_trained_on(tmp_path):
     train, held_out = both(lines(tmp_path / "a.jsonl"))
     assert (len(train), len(held_out)) == (30, 10)
     assert set(prompts(train)).isdisjoint(prompts(held_out))
@@ -83,7 +83,7 @@ def test_a_file_for_evaluation_is_a_split_of_its_own(tmp_path):
     assert prompts(held_out) == [f"{i} + 1?" for i in range(0, 10, 2)]
 
 
-def test_parquet_and_csv_are_read_as_json_lines_are(tmp_path, datasets):
+def test_parquet_and_csv_give_the_same_examples_as_json_lines(tmp_path, datasets):
     from_lines = both(lines(tmp_path / "a.jsonl"))
     datasets.Dataset.from_list(ROWS).to_parquet(tmp_path / "a.parquet")
     with (tmp_path / "a.csv").open("w", newline="") as file:
@@ -113,22 +113,22 @@ def test_a_data_set_in_the_form_of_the_hub_has_splits_by_name(tmp_path, datasets
     folder.mkdir()
     for split, rows in (("train", ROWS[:30]), ("test", ROWS[30:])):
         written(folder / f"{split}.jsonl", rows)
-    knobs = {**COLUMNS, "path": str(folder), "config": None, "revision": None, "num_eval": 5}
-    train, held_out = both(Hub(split="train", eval_split="test", **knobs))
+    options = {**COLUMNS, "path": str(folder), "config": None, "revision": None, "num_eval": 5}
+    train, held_out = both(Hub(split="train", eval_split="test", **options))
     assert (len(train), prompts(held_out)[0], len(held_out)) == (30, "30 + 1?", 5)
-    train, held_out = both(Hub(split="train[:50%]", eval_split=None, **knobs))
+    train, held_out = both(Hub(split="train[:50%]", eval_split=None, **options))
     assert (len(train), len(held_out)) == (10, 5)
     with pytest.raises(ValueError, match=r"mine cannot be loaded .* check its name and splits"):
-        both(Hub(split="validation", eval_split=None, **knobs))
+        both(Hub(split="validation", eval_split=None, **options))
 
 
-def test_a_name_out_of_reach_is_one_sentence(datasets):
-    knobs = {**COLUMNS, "config": None, "split": "train", "eval_split": None, "revision": None}
+def test_an_unreachable_data_set_is_refused_with_one_sentence(datasets):
+    options = {**COLUMNS, "config": None, "split": "train", "eval_split": None, "revision": None}
     with pytest.raises(ValueError, match=r"no-such/data cannot be loaded \(\w+: .* or the network"):
-        both(Hub(path="no-such/data", **knobs))
+        both(Hub(path="no-such/data", **options))
 
 
-def test_without_the_library_the_remedy_is_said(monkeypatch, tmp_path):
+def test_without_the_library_the_message_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "datasets", None)  # import then raises ImportError
     files = Files(format="csv", path="a.csv", eval_path=None, **COLUMNS)
     with pytest.raises(ValueError, match=r"a\.csv is read .* pip install 'offbyone\[data\]'"):
@@ -150,7 +150,7 @@ def test_without_the_library_the_remedy_is_said(monkeypatch, tmp_path):
         ("", {"num_eval": -1}, "num_eval=-1"),
     ],
 )
-def test_a_file_that_will_not_do_is_refused(tmp_path, text, changes, message):
+def test_an_unusable_file_is_refused(tmp_path, text, changes, message):
     path = tmp_path / "a.jsonl"
     if text is not None:
         path.write_text(text)

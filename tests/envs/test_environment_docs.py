@@ -47,7 +47,7 @@ async def test_the_environments_of_the_documentation_play(modules):
     assert len(pages.tool_specs) == 2
 
 
-async def test_the_parts_of_the_composed_environment_run(modules, tmp_path):
+async def test_the_functions_of_the_composed_environment_run(modules, tmp_path):
     parts = modules["my_package"]
     (tmp_path / "index.json").write_text('{"Paris": "The capital of France."}')
     index = parts.load_index(path=str(tmp_path / "index.json"))
@@ -56,7 +56,7 @@ async def test_the_parts_of_the_composed_environment_run(modules, tmp_path):
     assert await parts.cited(episode, index, bonus=0.5) == 0.5
 
 
-def test_the_order_of_the_documentation_plays_again_what_failed(modules):
+def test_the_order_of_the_documentation_repeats_failed_examples(modules):
     def begun(state):
         order = modules["my_order"].Retry()
         order.begin([Pool(1.0, [Example(i, "e", []) for i in range(5)])], 0)

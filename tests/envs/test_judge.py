@@ -145,9 +145,7 @@ async def test_a_judge_that_stays_away_is_an_error_that_says_how_often_it_was_as
         await ask(endpoint)
     assert len(endpoint.requests) == 3
     slow = Endpoint("yes", seconds=1.0)
-    with pytest.raises(
-        JudgeError, match=r"did not answer \((Read)?Timeout(Error)?\), 1 times in a row"
-    ):
+    with pytest.raises(JudgeError, match=r"did not answer \(TimeoutError\): is it running"):
         await ask(slow, timeout=0.05, max_retries=0)
     async with serving(Endpoint("yes")) as url:
         gone = Judge(url=url, **KNOBS)
@@ -208,7 +206,7 @@ def test_impossible_knobs_are_refused_with_a_remedy(changes, problem):
             (200, gzip.compress(bytes(10**7)), {"Content-Encoding": "gzip"}),
             "compresses its answers",
         ),
-        ((200, b" " * (5 << 20)), "answers with more than 4 MiB: that is no verdict"),
+        ((200, b" " * (5 << 20)), "answers with more than 4 MiB"),
         ((307, "", {"Location": "http://127.0.0.1:9/"}), "answered 307"),
         ((200, "[" * 5000), "is no OpenAI-compatible endpoint, it answered: [[["),
         ((200, b"\xff\xfe"), "is no OpenAI-compatible endpoint, it answered: "),

@@ -17,13 +17,13 @@ from tests.support.orders import examples, shuffled
 
 
 def words(**changes):
-    knobs = {"min_length": 3, "max_length": 4, "num_train": 50, "num_eval": 5}
-    return ReverseText(**{**knobs, "reward_weights": {"exact": 1.0}, **changes})
+    options = {"min_length": 3, "max_length": 4, "num_train": 50, "num_eval": 5}
+    return ReverseText(**{**options, "reward_weights": {"exact": 1.0}, **changes})
 
 
 def sums(max_operand=9):
-    knobs = {"operators": ["+"], "num_train": 30, "num_eval": 7}
-    return Arithmetic(max_operand=max_operand, **knobs, reward_weights={"correct": 2.0})
+    options = {"operators": ["+"], "num_train": 30, "num_eval": 7}
+    return Arithmetic(max_operand=max_operand, **options, reward_weights={"correct": 2.0})
 
 
 def make(weights=(1.0, 2.0, 5.0)):
@@ -75,7 +75,7 @@ def test_the_eval_split_holds_all_environments():
     assert counts == {"words": 5, "sums": 7, "large": 7}
 
 
-def test_demonstrations_are_the_experts_own_as_often_as_the_weights_say():
+def test_demonstrations_come_from_the_experts_as_often_as_the_weights_say():
     shown = list(islice(make().demonstrations(Random(0)), 4000))
     again = list(islice(make().demonstrations(Random(0)), 4000))
     assert shown == again
@@ -102,7 +102,7 @@ class Lookup(Environment):
         return [Example(0, self.env or self.name, [{"role": "user", "content": "?"}])]
 
 
-def test_turns_tools_and_concurrency_stay_those_of_each():
+def test_each_environment_keeps_its_own_turns_tools_and_concurrency():
     env = Mixture(envs={"words": words(), "find": Lookup()}, weights={"words": 1, "find": 1})
     assert env.max_turns == 3
     one, other = (env.environment_of(pool.examples[0]) for pool in env.pools("train"))
@@ -126,7 +126,7 @@ def test_names_and_weights_that_do_not_fit_are_refused(envs, weights, message):
         Mixture(envs={name: words() for name in envs}, weights=weights)
 
 
-def test_what_cannot_be_mixed_is_refused():
+def test_environments_that_cannot_be_mixed_are_refused():
     with pytest.raises(ValueError, match="inner is a mixture itself"):
         Mixture(envs={"inner": make()}, weights={"inner": 1.0})
     env = Mixture(envs={"find": Lookup("lookup")}, weights={"find": 1.0})

@@ -1,4 +1,4 @@
-"""ReverseText: what it scores, what it holds out, what it refuses."""
+"""ReverseText: rewards, held-out words, refused options."""
 
 import asyncio
 from itertools import islice
@@ -9,7 +9,7 @@ import pytest
 from envs.episode import Episode, Example
 from envs.reverse_text import ReverseText
 
-KNOBS = {
+OPTIONS = {
     "min_length": 3,
     "max_length": 8,
     "num_train": 2000,
@@ -19,7 +19,7 @@ KNOBS = {
 
 
 def make(**changes):
-    return ReverseText(**{**KNOBS, **changes})
+    return ReverseText(**{**OPTIONS, **changes})
 
 
 def scores(env, example, said):
@@ -37,7 +37,7 @@ CAT = Example(id=0, env="reverse-text", messages=[], info={"answer": "tac"})
         ("  tac\n", 1, 1),
         ("<think>\ncat, so\n</think>\n\ntac", 1, 1),
         ("it ends in t</think>tac", 1, 1),
-        ("<think>tac", 0, 0),  # never closed: all of it is the answer
+        ("<think>tac", 0, 0),  # without an end the reasoning counts as the answer
         ("tax", 0, 2 / 3),
         ("ta", 0, 2 / 3),
         ("taco", 0, 3 / 4),
@@ -51,11 +51,6 @@ CAT = Example(id=0, env="reverse-text", messages=[], info={"answer": "tac"})
 )
 def test_rewards_of_an_answer_to_cat(said, exact, similarity):
     assert scores(make(), CAT, said) == pytest.approx({"exact": exact, "similarity": similarity})
-
-
-def test_an_episode_without_a_turn_scores_zero():
-    episode = Episode(example=CAT, messages=[{"role": "user", "content": "reverse: cat"}])
-    assert asyncio.run(make().score(episode)) == {"exact": 0.0, "similarity": 0.0}
 
 
 def test_the_expert_scores_one_on_its_own_and_on_every_example():
@@ -87,7 +82,7 @@ def test_lengths_lie_between_the_bounds_about_equally_often():
     assert min(counts) > 280
 
 
-def test_the_same_knobs_give_the_same_examples_and_the_same_rng_the_same_demonstrations():
+def test_the_same_options_give_the_same_examples_and_the_same_rng_the_same_demonstrations():
     assert make().examples("train") == make().examples("train")
     assert make().examples("eval") == make(num_train=5).examples("eval")
     assert [e.id for e in make().examples("eval")] == list(range(100))
@@ -101,25 +96,23 @@ def test_the_same_knobs_give_the_same_examples_and_the_same_rng_the_same_demonst
     ("changes", "message"),
     [
         ({"min_length": 9}, "min_length may not exceed"),
-        ({"min_length": 0}, "at least one"),
-        ({"num_train": 0}, "at least one word"),
-        ({"num_eval": 0}, "at least one word"),
+        ({"min_length": 0}, "at least 1"),
         ({"max_length": 3, "num_train": 17500}, "only 17576 words .* raise max_length"),
         ({"reward_weights": {"exakt": 1.0}}, "exakt.* use exact or similarity"),
     ],
 )
-def test_impossible_knobs_are_refused_with_a_remedy(changes, message):
+def test_impossible_options_are_refused_with_a_remedy(changes, message):
     with pytest.raises(ValueError, match=message):
         make(**changes)
 
 
-def test_all_words_there_are_can_be_used():
+def test_a_run_can_use_all_existing_words():
     env = make(min_length=1, max_length=2, num_train=700, num_eval=2)
     words = {e.info["answer"] for split in ("train", "eval") for e in env.examples(split)}
     assert len(words) == 26 + 26**2
 
 
-def test_words_may_be_longer_than_there_are_numbers_for():
+def test_words_may_be_longer_than_the_largest_numbered_length():
     env = make(min_length=13, max_length=300, num_train=400)
     words = [e.info["answer"] for split in ("train", "eval") for e in env.examples(split)]
     assert len(set(words)) == len(words) == 500

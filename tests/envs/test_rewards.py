@@ -13,8 +13,8 @@ def episode(said, answer):
     return Episode(example, [{"role": "assistant", "content": said}])
 
 
-def score(reward, said, answer=None, **knobs):
-    return asyncio.run(reward(episode(said, answer), **knobs))
+def score(reward, said, answer=None, **options):
+    return asyncio.run(reward(episode(said, answer), **options))
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_the_form_of_an_answer(said, match):
     assert score(rewards.matches, said, pattern="<answer>.+</answer>") == match
 
 
-def test_an_example_that_cannot_be_compared_with_is_an_error():
+def test_an_example_without_a_usable_answer_is_an_error():
     with pytest.raises(ValueError, match=r"example 4 has no info\['answer'\]"):
         score(rewards.exact_match, "x")
     with pytest.raises(ValueError, match=r"\['seven'\] has no number: use exact_match"):

@@ -1,4 +1,4 @@
-"""Functions as tools: what the policy reads of them, and the answer to calls right and wrong."""
+"""Functions as tools: their schema, and the answers to right and wrong calls."""
 
 import asyncio
 import threading
@@ -118,13 +118,13 @@ USAGE = 'look_up(word: string, limit?: integer, order?: "a-z" or "z-a")'
         ),
     ],
 )
-def test_a_mistake_of_the_policy_gets_an_answer_that_it_can_use(call, answer):
+def test_a_mistake_of_the_policy_gets_a_useful_error_message(call, answer):
     held = episode()
     assert ask(call, episode=held)["content"].startswith(answer)
     assert (held.tool_calls, held.tool_errors) == (1, 1)
 
 
-def test_what_a_tool_says_is_text_that_any_file_and_tokenizer_takes():
+def test_the_answer_of_a_tool_has_no_lone_surrogates():
     async def echo(code: str) -> str:
         """Run."""
         return f"{code}\ud800"
@@ -132,7 +132,7 @@ def test_what_a_tool_says_is_text_that_any_file_and_tokenizer_takes():
     assert ask(raw("echo", {"code": "\udfff1"}), [echo])["content"] == "\ufffd1\ufffd"
 
 
-def test_a_fault_of_the_tool_is_a_fault_of_the_environment():
+def test_an_exception_of_a_tool_is_an_error_of_the_environment():
     def broken() -> str:
         """Break."""
         raise KeyError("mine")
@@ -142,7 +142,7 @@ def test_a_fault_of_the_tool_is_a_fault_of_the_environment():
 
 
 @pytest.mark.parametrize("blocking", [False, True])
-def test_a_timeout_of_the_tools_own_is_its_fault_not_the_policys(blocking):
+def test_a_timeout_error_raised_by_the_tool_is_not_counted_as_the_policys_mistake(blocking):
     async def impatient() -> str:
         """Ask a server."""
         raise TimeoutError("the server")
@@ -158,7 +158,7 @@ def test_a_timeout_of_the_tools_own_is_its_fault_not_the_policys(blocking):
     assert held.tool_errors == 0
 
 
-def test_a_slow_tool_is_told_to_the_policy_and_one_that_blocks_does_not_stall_the_others():
+def test_a_slow_tool_gives_an_error_message_and_does_not_block_others():
     release = threading.Event()
 
     def stuck() -> str:
@@ -180,7 +180,7 @@ def test_a_slow_tool_is_told_to_the_policy_and_one_that_blocks_does_not_stall_th
     assert late["content"] == "Error: stuck took longer than 0.3 s"
 
 
-def test_a_tool_without_types_or_a_name_twice_is_refused():
+def test_a_tool_without_types_and_a_repeated_name_are_refused():
     def untyped(x): ...
 
     with pytest.raises(ValueError, match="untyped has a parameter 'x' without a type"):

@@ -1,4 +1,4 @@
-"""Tables: one row a token, worked by hand; the fixture compares value, gradient and metrics.
+"""Tables worked by hand, one row per token; the fixture compares value, gradient and metrics.
 
 Probabilities are powers of 1/2, so ratios are exact and log probabilities multiples of ln 2.
 """
@@ -14,7 +14,7 @@ from losses.tokens import TokenLoss, Tokens
 
 torch.set_num_threads(1)
 
-# (pi, anchor probability, advantage), then what must come out: loss, d loss / d log pi
+# (pi, anchor probability, advantage), then the expected loss and d loss / d log pi
 Row = tuple[float, float, float, float, float]
 CheckTable = Callable[..., None]
 

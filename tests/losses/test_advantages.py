@@ -1,10 +1,10 @@
-"""Advantages against tables worked by hand, and what must hold for any group."""
+"""Advantages against tables worked by hand, and invariants of any group."""
 
+import itertools
 import math
 import random
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 
 import pytest
 
@@ -43,21 +43,19 @@ TABLE = [
     (advantages.max_rl, [1, 0, 0, 0], [3, -1, -1, -1]),
     (advantages.max_rl, [1, 0, None, 1], [0.5, -1, 0, 0.5]),  # mean 2/3
     (advantages.none, [1, -2.5, None, NAN], [1, -2.5, 0, 0]),
-    # `none` has no baseline, so one rollout or equal rewards are no reason for zeros
+    # `none` has no baseline, so one rollout and equal rewards keep their rewards
     (advantages.none, [1], [1]),
     (advantages.none, [1, 1], [1, 1]),
 ]
 
 
 @pytest.mark.parametrize(("advantage", "rewards", "expected"), TABLE)
-def test_advantages_match_the_table(
-    advantage: Advantage, rewards: list[float | None], expected: list[float]
-) -> None:
+def test_advantages_match_the_table(advantage, rewards, expected):
     assert advantage(rewards) == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize("name", BASELINED)
-def test_a_group_that_compares_nothing_teaches_nothing(name: str) -> None:
+def test_a_group_without_differences_has_zero_advantages(name):
     advantage = BASELINED[name]
     assert advantage([]) == []
     assert advantage([1.0]) == [0.0]
@@ -71,7 +69,7 @@ def test_a_group_that_compares_nothing_teaches_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BASELINED)
-def test_advantages_sum_to_zero_follow_the_rewards_and_ignore_their_order(name: str) -> None:
+def test_advantages_sum_to_zero_follow_the_rewards_and_ignore_their_order(name):
     rng = random.Random(0)
     for _ in range(50):
         rewards = [rng.choice([0.0, 0.5, 1.0, rng.random()]) for _ in range(rng.randint(2, 16))]
@@ -80,15 +78,55 @@ def test_advantages_sum_to_zero_follow_the_rewards_and_ignore_their_order(name: 
         assert math.fsum(worth) == pytest.approx(0.0, abs=1e-12)
         shuffled = BASELINED[name]([rewards[i] for i in order])
         assert shuffled == pytest.approx([worth[i] for i in order], abs=1e-12)
-        for i, j in pairwise(order):
+        for i, j in itertools.pairwise(order):
             assert (rewards[i] > rewards[j]) == (worth[i] > worth[j])
 
 
-def test_unscorable_rollouts_do_not_touch_the_others() -> None:
+def test_unscorable_rollouts_do_not_change_the_others():
     for advantage in BASELINED.values():
         assert advantage([None, 1.0, NAN, 0.25, 0.5])[1::2] == advantage([1.0, 0.25, 0.5])[:2]
 
 
-def test_max_rl_refuses_negative_rewards_and_says_what_to_do() -> None:
+def test_max_rl_refuses_negative_rewards_and_says_what_to_do():
     with pytest.raises(ValueError, match=r"got -1.*use advantage=group_mean or shift"):
         advantages.max_rl([1.0, -1.0])
+
+
+@pytest.mark.parametrize(
+    ("rewards", "discount", "expected"),
+    [
+        # Returns to go: 3, 2 and 1, 1; baselines: 2 and 1.5.
+        ([[1, 2], [0, 1]], 1.0, [[1, 0.5], [-1, -0.5]]),
+        # 1 + 2 / 2, 2 and 0 + 1 / 2, 1; baselines: 1.25 and 1.5.
+        ([[1, 2], [0, 1]], 0.5, [[0.75, 0.5], [-0.75, -0.5]]),
+        # Each turn by itself; baselines: 0.5 and 1.5.
+        ([[1, 2], [0, 1]], 0.0, [[0.5, 0.5], [-0.5, -0.5]]),
+        # Only one rollout has a third turn, two have a second.
+        # Returns: 2 / 4, 3, 1 / 1, 1; baselines: 7/3 and 2.
+        ([[2], [1, 2, 1], [0, 1]], 1.0, [[-1 / 3], [5 / 3, 1, 0], [-4 / 3, -1]]),
+        # The returns are equal from the second turn on, and differ in the first.
+        ([[1, 5], [0, 5]], 1.0, [[0.5, 0], [-0.5, 0]]),
+        # The second rollout is unscorable, so the first has no rollout to compare with.
+        ([[1, 2], None], 1.0, [[0, 0], []]),
+        ([[1], None, [0]], 1.0, [[0.5], [], [-0.5]]),
+        ([[4, 2]], 1.0, [[0, 0]]),
+        ([], 1.0, []),
+    ],
+)
+def test_a_turn_is_compared_with_the_same_turn_of_the_others(rewards, discount, expected):
+    found = advantages.turn_group_mean(rewards, discount=discount)
+    assert [pytest.approx(numbers) for numbers in expected] == found
+
+
+def test_a_reward_at_the_end_gives_all_turns_the_same_advantage():
+    finals = [3.0, 1.0, 0.5]
+    found = advantages.turn_group_mean([[0.0, 0.0, final] for final in finals], discount=1.0)
+    assert found == [[a] * 3 for a in advantages.group_mean(finals)]
+
+
+def test_the_order_of_a_group_does_not_change_turn_advantages():
+    rewards = [[1.0, 2.0], [0.5], None, [3.0, 0.0, 1.0]]
+    expected = advantages.turn_group_mean(rewards, discount=0.9)
+    for order in itertools.permutations(range(4)):
+        found = advantages.turn_group_mean([rewards[i] for i in order], discount=0.9)
+        assert found == [pytest.approx(expected[i]) for i in order]

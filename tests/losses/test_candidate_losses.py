@@ -1,4 +1,4 @@
-"""Losses over candidates: tables by hand, one row a branch; then what holds for any distributions.
+"""Losses over candidates: tables by hand, one row per branch, and invariants of any distribution.
 
 Probabilities are powers of 1/2, so every logarithm is a multiple of L = ln 2.
 """
@@ -28,7 +28,7 @@ LOSSES: dict[str, Callable[[Tokens], TokenLoss]] = {
 }
 every_loss = pytest.mark.parametrize("loss", LOSSES)
 
-# Of two candidates each: p, q, loss, d loss / d log p. The rest is what is left of 1.
+# Rows of p, q, loss, d loss / d log p for two candidates. The rest is 1 minus their sum.
 Pair = tuple[float, float]
 Row = tuple[Pair, Pair, float, Pair]
 APART: tuple[Pair, Pair] = (0.25, 0.25), (0.5, 0.25)  # rests: 1/2 and 1/4
@@ -83,9 +83,7 @@ def given(log_p: Tensor, log_q: Tensor) -> Tokens:
     ],
     ids=["forward", "reverse"],
 )
-def test_value_and_gradient_are_those_worked_by_hand(
-    loss: Callable[[Tokens], TokenLoss], rows: list[Row], metric: str
-) -> None:
+def test_value_and_gradient_are_those_worked_by_hand(loss, rows, metric):
     p, q, values, gradients = zip(*rows, strict=True)
     log_p, log_q = candidates(p, q)
     log_p.requires_grad_()
@@ -100,13 +98,13 @@ def test_value_and_gradient_are_those_worked_by_hand(
     assert not any(values.requires_grad for values in out.metrics.values())
 
 
-def test_the_rests_are_told() -> None:
+def test_the_probabilities_of_the_rests_are_metrics():
     tokens = given(*candidates([APART[0], NO_REST[0]], [APART[1], NO_REST[1]]))
     same(forward_kl_topk(tokens).metrics["ref_rest"], torch.tensor([1 / 4, 1 / 4]).double())
     same(reverse_kl_topk(tokens).metrics["rest"], torch.tensor([1 / 2, MIN_REST]).double())
 
 
-def test_the_divergence_between_them_is_that_worked_by_hand() -> None:
+def test_the_divergence_between_them_is_that_worked_by_hand():
     """mix 1/2: p, q, rest = (1/4, 1/4 | 1/2), (1/2, 1/4 | 1/4), m = (3/8, 1/4 | 3/8); then mix 1/4.
 
     mix KL(q || m) + (1 - mix) KL(p || m), and (1 - mix) p (log p/m - log p0/m0) as the gradient.
@@ -143,7 +141,7 @@ def whole(log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @every_loss
-def test_a_divergence_is_never_negative_and_zero_only_where_both_agree(loss: str) -> None:
+def test_a_divergence_is_never_negative_and_zero_only_where_both_agree(loss):
     tokens = random_batch()
     assert LOSSES[loss](tokens).loss.min() > 0
     assert tokens.ref_candidate_logprobs is not None
@@ -151,7 +149,7 @@ def test_a_divergence_is_never_negative_and_zero_only_where_both_agree(loss: str
     assert LOSSES[loss](agreed).loss.abs().max() < 1e-15
 
 
-def test_candidates_and_rest_diverge_at_most_as_the_vocabulary_does() -> None:
+def test_the_divergence_over_candidates_is_at_most_that_of_the_vocabulary():
     """With all tokens but one as candidates the rest is that one, and nothing is lost."""
     random = torch.Generator().manual_seed(1)
     log_p, log_q = torch.randn(2, 50, 9, generator=random, dtype=torch.float64).log_softmax(-1)
@@ -166,7 +164,7 @@ def test_candidates_and_rest_diverge_at_most_as_the_vocabulary_does() -> None:
                 same(value, limit)
 
 
-def test_the_ends_of_the_mix_are_the_two_divergences() -> None:
+def test_the_ends_of_the_mix_are_the_two_divergences():
     tokens = random_batch()
     near = partial(torch.testing.assert_close, rtol=1e-3, atol=1e-5)
     near(jsd_topk(tokens, mix=1e-6).loss / 1e-6, forward_kl_topk(tokens).loss)
@@ -175,7 +173,7 @@ def test_the_ends_of_the_mix_are_the_two_divergences() -> None:
 
 
 @every_loss
-def test_neither_order_nor_split_nor_the_order_of_candidates_changes_anything(loss: str) -> None:
+def test_neither_order_nor_split_nor_the_order_of_candidates_changes_anything(loss):
     tokens = random_batch()
     log_p, log_q = tokens.candidate_logprobs, tokens.ref_candidate_logprobs
     assert log_p is not None
@@ -198,13 +196,13 @@ def test_neither_order_nor_split_nor_the_order_of_candidates_changes_anything(lo
 
 
 @every_loss
-def test_no_token_is_no_loss(loss: str) -> None:
+def test_an_empty_batch_has_an_empty_loss(loss):
     empty = torch.empty(0, 3, dtype=torch.float64)
     assert LOSSES[loss](given(empty, empty)).loss.shape == (0,)
 
 
 @every_loss
-def test_in_float32_a_rest_of_nothing_stays_finite(loss: str) -> None:
+def test_in_float32_an_empty_rest_stays_finite(loss):
     log_p = torch.tensor([[0.0, -120.0], [-1e-9, -60.0], [-0.7, -120.0]]).requires_grad_()
     log_q = torch.tensor([[-1e-9, -80.0], [-0.7, -0.7], [-0.7, -110.0]])  # the last: 0 in both
     out = LOSSES[loss](given(log_p, log_q))
@@ -213,7 +211,7 @@ def test_in_float32_a_rest_of_nothing_stays_finite(loss: str) -> None:
     assert gradient.isfinite().all()
 
 
-def test_without_a_teacher_s_candidates_there_is_no_comparison() -> None:
+def test_without_a_teacher_s_candidates_there_is_no_comparison():
     tokens = given(torch.zeros(1, 1), torch.zeros(1, 1))
     for field in ("candidate_logprobs", "ref_candidate_logprobs"):
         lacking = Tokens(**{**vars(tokens), field: None})

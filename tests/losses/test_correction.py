@@ -1,13 +1,11 @@
 """Correction weights against numbers worked by hand."""
 
-from collections.abc import Callable
 from functools import partial
 
 import pytest
 import torch
 
 from losses import correction
-from losses.correction import Correction
 
 # Sequence 0: ratios 4 and 1/2, product 2, geometric mean sqrt 2 = 1.414
 # Sequence 1: ratios 1/4 and 1/4, product 1/16, geometric mean 1/4
@@ -53,11 +51,7 @@ NAMES = ["none", "tis_token", "tis_sequence", "icepop", "mis", "geometric_high",
 
 
 @pytest.mark.parametrize(("function", "weights", "metrics"), TABLE, ids=NAMES)
-def test_correction_weights(
-    function: Callable[..., Correction],
-    weights: tuple[float, ...],
-    metrics: dict[str, tuple[int, ...]],
-) -> None:
+def test_correction_weights(function, weights, metrics):
     old_logprobs = torch.tensor(OLD, dtype=torch.float64).log().requires_grad_()
     rollout_logprobs = torch.tensor(MU, dtype=torch.float64).log()
     out = function(old_logprobs, rollout_logprobs, torch.tensor(IDS), 4)
@@ -69,7 +63,7 @@ def test_correction_weights(
         torch.testing.assert_close(got, torch.tensor(values, dtype=torch.float64))
 
 
-def test_a_token_of_impossible_probability_keeps_every_weight_finite() -> None:
+def test_a_token_of_impossible_probability_keeps_every_weight_finite():
     old_logprobs, rollout_logprobs = torch.tensor([-900.0, -1.0]), torch.tensor([-1.0, -900.0])
     for function in (
         partial(correction.tis_token, cap=1e30),

@@ -1,6 +1,5 @@
 """The losses that drop tokens against numbers worked by hand, one row for each branch."""
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -9,12 +8,10 @@ from losses.dppo import dppo
 from losses.masked_is import masked_is
 from losses.tokens import Tokens
 
-CheckTable = Callable[..., None]  # the fixture in conftest.py
-
 LN2 = 0.6931471805599453  # -log(1/2)
 
 
-def test_masked_is_drops_tokens_outside_the_band_on_either_side(check_table: CheckTable) -> None:
+def test_masked_is_drops_tokens_below_and_above_the_bounds(check_table):
     rows = [  # band [1/8, 8]; inside: loss = -A r, gradient = -A r
         (1 / 2, 1 / 4, 1.0, -2.0, -2.0),  # ratio 2
         (1 / 2, 1 / 4, -1.0, 2.0, 2.0),  # ratio 2, pushed down
@@ -31,13 +28,13 @@ def test_masked_is_drops_tokens_outside_the_band_on_either_side(check_table: Che
     )
 
 
-def test_masked_is_keeps_a_ratio_on_the_edge_of_the_band(check_table: CheckTable) -> None:
+def test_masked_is_keeps_a_ratio_equal_to_a_bound(check_table):
     rows = [(1 / 2, 1 / 2, 1.0, -1.0, -1.0)]  # ratio 1 in [1, 1]
     none = {"masked_fraction": [0], "masked_fraction_low": [0], "masked_fraction_high": [0]}
     check_table(partial(masked_is, ratio_low=1.0, ratio_high=1.0), rows, **none)
 
 
-def test_dppo_drops_by_probability_moved_and_pulls_every_token(check_table: CheckTable) -> None:
+def test_dppo_drops_by_moved_probability_and_penalises_every_ratio(check_table):
     q = LN2 * LN2  # (log ratio)^2 of ratio 2 or 1/2
     rows = [  # loss = -A r + 0.1 (log r)^2, gradient = -A r + 0.2 log r; dropped: without -A r
         (1 / 2, 1 / 4, 1.0, 0.1 * q, 0.2 * LN2),  # moved +1/4 > 0.2, rising on: dropped
@@ -58,7 +55,7 @@ def test_dppo_drops_by_probability_moved_and_pulls_every_token(check_table: Chec
     )
 
 
-def test_dppo_measures_the_move_from_the_policy_that_sampled() -> None:
+def test_dppo_measures_the_move_from_the_policy_that_sampled():
     # pi = 1/2, old = 1/2, mu = 1/8: ratio to old 1, but 3/8 above mu: dropped
     half, eighth = torch.tensor([-LN2]), torch.tensor([-3 * LN2])
     tokens = Tokens.by_hand(half, eighth, torch.tensor([1.0]), old_logprobs=half)
@@ -67,7 +64,7 @@ def test_dppo_measures_the_move_from_the_policy_that_sampled() -> None:
     torch.testing.assert_close(out.metrics["masked_fraction_high"], torch.tensor([1.0]))
 
 
-def test_dppo_bounds_differ_by_direction(check_table: CheckTable) -> None:
+def test_dppo_bounds_differ_by_direction(check_table):
     q = LN2 * LN2
     rows = [  # tau = 1: loss = -A r + (log r)^2, gradient = -A r + 2 log r
         (1 / 2, 1 / 4, 1.0, -2.0 + q, -2.0 + 2 * LN2),  # +1/4 < 0.3: kept

@@ -18,19 +18,19 @@ def tokens_of(logprobs: Tensor, rollout_logprobs: Tensor) -> Tokens:
     return Tokens.by_hand(logprobs, rollout_logprobs, advantages)
 
 
-def test_the_anchor_is_the_sampling_policy_unless_an_older_one_is_given() -> None:
+def test_the_anchor_is_the_sampling_policy_unless_an_older_one_is_given():
     tokens = tokens_of(vector(-1.0), vector(-2.0))
     torch.testing.assert_close(tokens.anchor, vector(-2.0))
     torch.testing.assert_close(replace(tokens, old_logprobs=vector(-3.0)).anchor, vector(-3.0))
 
 
-def test_the_anchor_carries_no_gradient() -> None:
+def test_the_anchor_carries_no_gradient():
     tokens = tokens_of(vector(-1.0), vector(-2.0).requires_grad_())
     assert not tokens.anchor.requires_grad
     assert not replace(tokens, old_logprobs=vector(-3.0).requires_grad_()).anchor.requires_grad
 
 
-def test_a_clamped_ratio_is_bounded_has_no_gradient_and_is_counted() -> None:
+def test_a_clamped_ratio_is_bounded_has_no_gradient_and_is_counted():
     logprobs = vector(-1.0, -31.0, -1.0).requires_grad_()
     tokens = tokens_of(logprobs, vector(-31.0, -1.0, -2.0))  # log ratios 30, -30, 1
     torch.testing.assert_close(log_ratio(tokens.anchor, logprobs), vector(20.0, -20.0, 1.0))
@@ -42,14 +42,14 @@ def test_a_clamped_ratio_is_bounded_has_no_gradient_and_is_counted() -> None:
     torch.testing.assert_close(tokens.ratio_clamped, torch.tensor([1.0, 1.0, 0.0]))
 
 
-def test_a_broken_token_cannot_become_the_whole_step() -> None:
+def test_a_broken_token_does_not_dominate_the_gradient():
     logprobs = vector(-1.0, -1.0).requires_grad_()
     tokens = tokens_of(logprobs, vector(-31.0, -1.0))  # A = -1: PPO would not clip e^30
     ppo_clip(tokens, clip_low=0.2, clip_high=0.2, dual_clip=None).loss.sum().backward()
     torch.testing.assert_close(logprobs.grad, vector(0.0, 1.0))
 
 
-def test_sums_and_means_per_sequence_take_tokens_in_any_order_and_empty_sequences() -> None:
+def test_sums_and_means_per_sequence_take_tokens_in_any_order_and_empty_sequences():
     ids = torch.tensor([2, 0, 2, 2])  # sequence 1 has no token
     values = vector(1.0, 5.0, 2.0, 6.0).requires_grad_()
     torch.testing.assert_close(sum_per_sequence(values, ids, 3), vector(5.0, 0.0, 9.0))

@@ -1,6 +1,5 @@
-"""Losses that look at more than logprobs, against numbers worked by hand: one row a branch."""
+"""Losses that read entropy or staleness, against numbers worked by hand, one row per branch."""
 
-from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -11,12 +10,10 @@ from losses.ppo_clip import ppo_clip
 from losses.tokens import Tokens
 from losses.top_entropy import highest, top_entropy
 
-CheckTable = Callable[..., None]  # the fixture in conftest.py
-
 CLIP = {"clip_low": 0.2, "clip_high": 0.28}
 
 
-def test_only_the_least_certain_tokens_of_each_sequence_learn(check_table: CheckTable) -> None:
+def test_only_the_tokens_of_highest_entropy_of_each_sequence_train(check_table):
     rows = [  # PPO's clip where it is among the ceil(0.4 n) highest entropies of its sequence
         (1 / 2, 1 / 2, 1.0, -1.0, -1.0),  # 0: the first of five
         (1 / 2, 1 / 4, -1.0, 0.0, 0.0),  # 1: the second of three, 2 are in, but see below
@@ -42,7 +39,7 @@ def test_only_the_least_certain_tokens_of_each_sequence_learn(check_table: Check
 @pytest.mark.parametrize(
     ("entropies", "fraction", "expected"),
     [
-        ([1.0, 1.0, 0.0, 0.0], 0.25, [True, True, False, False]),  # a tie is in, whoever came first
+        ([1.0, 1.0, 0.0, 0.0], 0.25, [True, True, False, False]),  # ties are kept
         ([0.0, 1.0, 1.0, 0.0], 0.5, [False, True, True, False]),
         ([0.3], 0.01, [True]),  # at least one
         ([3.0, 2.0, 1.0], 1.0, [True] * 3),
@@ -50,12 +47,14 @@ def test_only_the_least_certain_tokens_of_each_sequence_learn(check_table: Check
         ([], 0.2, []),
     ],
 )
-def test_how_many_are_the_highest(entropies, fraction, expected):
+def test_the_number_of_highest_values_is_rounded_up_and_includes_ties(
+    entropies, fraction, expected
+):
     values, ids = torch.tensor(entropies), torch.ones(len(entropies), dtype=torch.int64)
     assert highest(values, ids, 3, fraction).tolist() == expected  # two sequences have no token
 
 
-def test_all_of_the_tokens_is_ppo():
+def test_with_fraction_1_the_loss_is_ppo():
     random = torch.Generator().manual_seed(0)
     pi, mu, advantages, entropies = torch.randn(4, 30, generator=random).double()
     tokens = Tokens.by_hand(-pi.abs(), -mu.abs(), advantages, entropies=entropies)
@@ -63,9 +62,7 @@ def test_all_of_the_tokens_is_ppo():
     torch.testing.assert_close(whole.loss, ppo_clip(tokens, **CLIP, dual_clip=3.0).loss)
 
 
-def test_the_anchor_follows_the_policy_the_further_the_staler_the_token(
-    check_table: CheckTable,
-) -> None:
+def test_the_anchor_of_staler_tokens_is_closer_to_the_policy(check_table):
     rows = [  # staleness s: prox = mu^(1 / (s + 1)) * pi^(s / (s + 1))
         (1 / 2, 1 / 4, -1.0, 2.0, 2.0),  # s 0: prox mu, weight 1, ratio 2
         (1 / 2, 1 / 4, 1.0, -1.28, 0.0),  # s 0: clipped, as PPO's
@@ -90,7 +87,7 @@ def test_the_anchor_follows_the_policy_the_further_the_staler_the_token(
     )
 
 
-def test_what_is_not_stale_is_ppos():
+def test_without_staleness_the_loss_is_ppo():
     random = torch.Generator().manual_seed(1)
     pi, mu, advantages = torch.randn(3, 30, generator=random).double()
     tokens = Tokens.by_hand(-pi.abs(), -mu.abs(), advantages)
@@ -98,9 +95,7 @@ def test_what_is_not_stale_is_ppos():
     torch.testing.assert_close(found.loss, ppo_clip(tokens, **CLIP, dual_clip=None).loss)
 
 
-def test_the_policy_before_the_first_update_is_the_anchor_where_it_is_known(
-    check_table: CheckTable,
-) -> None:
+def test_the_policy_before_the_first_update_is_the_anchor_if_it_is_known(check_table):
     rows = [  # old is 1/4: weight old / mu, ratio pi / old, whatever the staleness
         (1 / 2, 1 / 8, -1.0, 4.0, 4.0),  # 2 * 2
         (1 / 2, 1 / 8, 1.0, -2.56, 0.0),  # 2 * 1.28

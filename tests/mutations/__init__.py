@@ -1,10 +1,10 @@
-"""Plausible mistakes, put into a copy of the code one at a time: which tests notice them?
+"""Put plausible mistakes into a copy of the code, one at a time, and see which tests fail.
 
     python -m tests.mutations                          every mistake
-    python -m tests.mutations --select "objective*"    some, by name
-    python -m tests.mutations --resume                 only those without a result yet
-    python -m tests.mutations --list                   what there is
+    python -m tests.mutations --select "objective*"    mistakes by name
+    python -m tests.mutations --resume                 mistakes without a result
+    python -m tests.mutations --list                   print all mistakes
 
-Each result is a line of outputs/mutations.jsonl, written at once. Too slow for the suite;
-`tests/test_mutations.py` sees to it that every mistake still fits the code.
+Each result is appended to outputs/mutations.jsonl at once. This is too slow for the suite, so
+`tests/test_mutations.py` only checks that every mistake still applies to the code.
 """

@@ -1,4 +1,4 @@
-"""Runs the mutations and prints a table (see the package)."""
+"""Run the mutations and print a table (see the package)."""
 
 import argparse
 import json
@@ -17,7 +17,7 @@ from queue import SimpleQueue
 from rich.console import Console
 from rich.table import Table
 
-from rl.run.child import Child, Reaper
+from rl.runtime.child import Child, Reaper
 from tests.mutations.catalogue import MUTATIONS
 from tests.mutations.mutation import REPO, Mutation
 
@@ -26,7 +26,7 @@ Result = dict[str, object]
 
 
 def copy_of(repo: Path, folder: Path) -> Path:
-    """Return a copy of everything that git tracks or would track, with the interpreter's link."""
+    """Copy all files that git tracks or would track, and link the virtual environment."""
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listed, cwd=repo, capture_output=True, check=True).stdout
     for name in filter(None, names.decode().split("\0")):
@@ -40,7 +40,7 @@ def copy_of(repo: Path, folder: Path) -> Path:
 
 @contextmanager
 def mistaken(mutation: Mutation, root: Path) -> Iterator[None]:
-    """Put the mistake in for as long as the block lasts."""
+    """Apply the mistake, and restore the file when the block ends."""
     path = root / mutation.file
     before = path.read_text()
     path.write_text(mutation.applied(root))
@@ -51,7 +51,7 @@ def mistaken(mutation: Mutation, root: Path) -> Iterator[None]:
 
 
 def run_tests(root: Path, tests: tuple[str, ...], timeout: float) -> tuple[bool | None, str]:
-    """Return whether they pass, and the first that does not; None where there is no telling."""
+    """Return True, False or None (unknown) for pass, and the name of the first failed test."""
     command = ["env", "-C", str(root), "nice", "-n", "10", sys.executable, "-m", "pytest", "-x"]
     command += ["-q", "-p", "no:cacheprovider", "-m", "not server and not gpu", *tests]
     log, environment = root / "mutation.log", {"PYTHONDONTWRITEBYTECODE": "1"}
@@ -73,7 +73,7 @@ def run_tests(root: Path, tests: tuple[str, ...], timeout: float) -> tuple[bool 
 
 
 def judged(mutation: Mutation, root: Path, timeout: float) -> Result:
-    """Return what becomes of one mistake."""
+    """Return the outcome of one mistake."""
     began = time.monotonic()
     result: Result = {"name": mutation.name, "file": mutation.file}
     try:
@@ -88,14 +88,14 @@ def judged(mutation: Mutation, root: Path, timeout: float) -> Result:
 
 
 def red_without_mistake(root: Path, mutations: list[Mutation], timeout: float) -> list[str]:
-    """Return the test files that fail anyway, and so could notice everything."""
+    """Return the first test that fails without a mistake, because it would notice anything."""
     files = sorted({test.partition("::")[0] for one in mutations for test in one.tests})
     passed, first = run_tests(root, tuple(files), timeout)
     return [] if passed else [first]
 
 
 def table_of(results: list[Result]) -> Table:
-    """Those that need a look first."""
+    """Return the table, with unnoticed mistakes first."""
     table = Table("mistake", "file", "outcome", "by", box=None)
     order = [BROKEN, UNNOTICED, SERVER, NOTICED]
     for row in sorted(results, key=lambda row: (order.index(str(row["outcome"])), row["name"])):
@@ -104,20 +104,22 @@ def table_of(results: list[Result]) -> Table:
 
 
 def arguments() -> argparse.Namespace:
-    """Return what the command line asks for."""
+    """Return the arguments of the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutations")
     parser.add_argument("--select", nargs="*", default=["*"], help="names, with * and ?")
     parser.add_argument("--results", type=Path, default=Path("outputs/mutations.jsonl"))
-    parser.add_argument("--resume", action="store_true", help="keep the results that are there")
-    parser.add_argument("--jobs", type=int, default=1, help="mistakes tried side by side")
+    parser.add_argument("--resume", action="store_true", help="keep existing results")
+    parser.add_argument("--jobs", type=int, default=1, help="mistakes tried in parallel")
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds a mistake")
-    parser.add_argument("--baseline", action="store_true", help="first see all tests pass without")
+    parser.add_argument(
+        "--baseline", action="store_true", help="first run the tests without a mistake"
+    )
     parser.add_argument("--list", action="store_true")
     return parser.parse_args()
 
 
 def main() -> int:
-    """Return 0 where every mistake was noticed or is named with a test of the real vLLM."""
+    """Return 0 if tests noticed every mistake that has no test with the real vLLM."""
     asked, console = arguments(), Console()
     chosen = [m for m in MUTATIONS if any(fnmatch(m.name, pattern) for pattern in asked.select)]
     if asked.list:
@@ -134,7 +136,7 @@ def main() -> int:
         for number in range(asked.jobs):
             places.put(copy_of(REPO, Path(folder) / str(number)))
         if asked.baseline and (red := red_without_mistake(Path(folder) / "0", waiting, 3600)):
-            console.print(f"red without any mistake: {red[0]}", highlight=False)
+            console.print(f"fails without a mistake: {red[0]}", highlight=False)
             return 2
 
         def one(mutation: Mutation) -> Result:
@@ -155,7 +157,7 @@ def main() -> int:
     shown = [results[m.name] for m in chosen]
     console.print(table_of(shown))
     missed = sum(row["outcome"] in (UNNOTICED, BROKEN) for row in shown)
-    console.print(f"{len(shown) - missed} of {len(shown)} noticed or named with a server test")
+    console.print(f"{len(shown) - missed} of {len(shown)} noticed, or have a server test")
     return int(missed > 0)
 
 

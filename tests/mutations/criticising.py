@@ -1,17 +1,17 @@
-"""Mistakes in the critic: estimation, where rewards stand, whose token is whose."""
+"""Mistakes in the critic: estimation, positions of rewards, rows of tokens."""
 
 from tests.mutations.mutation import mutation
 
 CRITICISING = (
     mutation(
-        "gae: the next value forgotten",
+        "gae: the next value is missing",
         "losses/gae.py",
         "delta = rewards[:, step] + gamma * next_value - values[:, step]",
         "delta = rewards[:, step] - values[:, step]",
         "losses/test_gae.py",
     ),
     mutation(
-        "squared_error: the optimistic bound",
+        "squared_error: minimum instead of maximum",
         "losses/squared_error.py",
         "torch.maximum(error, clipped)",
         "torch.minimum(error, clipped)",
@@ -32,14 +32,14 @@ CRITICISING = (
         "rl/learner/test_value_credit.py",
     ),
     mutation(
-        "token_table: everybody has the place of the next rollout's",
+        "token_table: every rollout has the position of the next one",
         "rl/learner/token_table.py",
         "self._starts = lengths.cumsum(0) - lengths",
         "self._starts = lengths.cumsum(0) - lengths[0]",
         "rl/learner/test_token_table.py",
     ),
     mutation(
-        "critic: unscored rollouts count",
+        "critic: unscored rollouts train",
         "rl/learner/critic.py",
         "table.exists & scored,",
         "table.exists,",

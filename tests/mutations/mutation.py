@@ -1,4 +1,4 @@
-"""One mistake, and who should notice it."""
+"""One mistake, and the tests that should notice it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +11,12 @@ class Mutation:
     """A plausible mistake in one file.
 
     Attributes:
-        name: of the mistake, in a few words, the module first.
-        file: where it is made, from the root of the repository.
-        old: text that occurs there exactly once.
-        new: what stands there instead.
-        tests: fast tests that should notice, as pytest takes them.
-        server: the test with the real vLLM that does, where no fast one can.
+        name: a short description that begins with the module.
+        file: the changed file, relative to the root of the repository.
+        old: text that occurs in the file exactly once.
+        new: the text that replaces it.
+        tests: fast tests that should fail, as arguments of pytest.
+        server: a test with the real vLLM that should fail, if no fast test can.
 
     """
 
@@ -28,7 +28,7 @@ class Mutation:
     server: str = ""
 
     def applied(self, root: Path) -> str:
-        """Return the file with the mistake. ValueError where the code has moved on."""
+        """Return the file with the mistake; ValueError if `old` does not occur exactly once."""
         text = (root / self.file).read_text()
         if (count := text.count(self.old)) != 1:
             raise ValueError(f"{self.name}: its old text occurs {count} times in {self.file}")
@@ -36,5 +36,5 @@ class Mutation:
 
 
 def mutation(name: str, file: str, old: str, new: str, *tests: str, server: str = "") -> Mutation:
-    """Return a mutation; its tests without the leading `tests/`."""
+    """Return a mutation; give its tests without the leading `tests/`."""
     return Mutation(name, file, old, new, tuple(f"tests/{test}" for test in tests), server)

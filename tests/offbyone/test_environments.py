@@ -1,4 +1,4 @@
-"""Our environments by name, for libraries that have no Hydra."""
+"""This project's environments by name, for programs without Hydra."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from envs.reverse_text import ReverseText
 from offbyone.environments import CONF, load
 
 
-def test_a_name_is_its_yaml_file_with_knobs_changed():
+def test_a_name_is_its_yaml_file_with_options_changed():
     env = load("reverse-text", max_length=3, num_train=9, num_eval=7)
     assert isinstance(env, ReverseText)
     words = [example.info["answer"] for example in env.examples("eval")]
@@ -16,7 +16,7 @@ def test_a_name_is_its_yaml_file_with_knobs_changed():
     assert env.reward_weights == {"exact": 1.0, "similarity": 0.0}
 
 
-def test_a_system_prompt_is_taken_as_a_run_takes_it():
+def test_a_system_prompt_is_set_as_in_a_run():
     for name in ("reverse-text", "mixture"):
         env = load(name, system_prompt="Be brief.")
         example = env.pools("train")[0].examples[0]
@@ -25,7 +25,7 @@ def test_a_system_prompt_is_taken_as_a_run_takes_it():
 
 
 @pytest.mark.parametrize("file", sorted((CONF / "env").glob("*.yaml")), ids=lambda file: file.stem)
-def test_every_environment_of_ours_can_be_had_or_says_which_knob_it_needs(file):
+def test_every_shipped_environment_loads_or_names_the_missing_option(file):
     if "???" in file.read_text():
         with pytest.raises(ValueError, match="has no value yet: give it one"):
             load(file.stem)
@@ -33,7 +33,7 @@ def test_every_environment_of_ours_can_be_had_or_says_which_knob_it_needs(file):
         assert load(file.stem).name
 
 
-def test_nested_nodes_are_built_and_a_class_is_named_by_its_path():
+def test_a_class_can_be_loaded_by_its_import_path():
     env = load(
         "envs.reverse_text.ReverseText",
         min_length=1,
@@ -46,14 +46,14 @@ def test_nested_nodes_are_built_and_a_class_is_named_by_its_path():
 
 
 @pytest.mark.parametrize(
-    ("name", "knobs", "message"),
+    ("name", "options", "message"),
     [
         ("reverse-texts", {}, "no environment 'reverse-texts': did you mean reverse-text"),
         ("zzz", {}, "no environment 'zzz': choose one of alphabet-sort, arithmetic, "),
-        ("arithmetic", {"max_operant": 3}, r"no knobs \['max_operant'\]: it has max_operand, "),
+        ("arithmetic", {"max_operant": 3}, r"no options \['max_operant'\]: it has max_operand, "),
         ("verifiers", {}, r"verifiers\.id has no value yet: give it one"),
     ],
 )
-def test_what_cannot_be_loaded_is_said_in_a_sentence(name, knobs, message):
+def test_an_environment_that_cannot_be_loaded_is_refused_with_one_sentence(name, options, message):
     with pytest.raises(ValueError, match=message):
-        load(name, **knobs)
+        load(name, **options)

@@ -11,8 +11,8 @@ import pytest
 
 from rl.records import MicroBatch, RankBatch
 from rl.rollouts.dispatcher import DispatcherState
-from rl.run.failure import RunFailed
-from rl.run.folder import RunFolder
+from rl.runtime.failure import RunFailed
+from rl.runtime.folder import RunFolder
 from rl.trainer import rollouts_link
 from rl.trainer.rollouts_link import RolloutsLink
 from rl.wire import HEADER, Answer, Call, NoMoreBatches, pack, unpack
@@ -194,9 +194,9 @@ def test_a_rollouts_process_that_hangs_up_is_said_in_words(serve, behave, monkey
     monkeypatch.setattr(rollouts_link, "_CAUSE_FIRST_S", 0.0)
     link = serve(behave)
 
-    with pytest.raises(RunFailed, match=r"hung up; see logs/rollouts\.log"):
+    with pytest.raises(RunFailed, match=r"closed its connection; see logs/rollouts\.log"):
         link.next_batch(0, 2.0)
-    with pytest.raises(RunFailed, match="hung up"):
+    with pytest.raises(RunFailed, match="closed its connection"):
         link.publish(1, {})
 
 

@@ -1,4 +1,4 @@
-"""docs/a-new-idea.md, done by somebody who copies what it prints."""
+"""Copy the files and commands of docs/a-new-idea.md and run them."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def do(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_each_part_is_one_file_one_yaml_and_one_table():
+def test_each_idea_is_one_file_one_yaml_and_one_test_table():
     parts = {"env": "relay", "loss": "patient", "advantage": "turn_median", "order": "short_first"}
     expected = {
         file
@@ -59,12 +59,12 @@ def test_the_tables_hold(relay):
     [
         (FIRST_LOOK, "loss.patience=0", "loss.patience=0, but it must be > 0 and <= 1"),
         (FIRST_LOOK, "order.stat=3", "order.stat"),
-        (FIRST_LOOK, "env.longest=1", "1 <= shortest <= longest, please"),
+        (FIRST_LOOK, "env.longest=1", "1 <= shortest <= longest"),
         (FIRST_LOOK, "group_size=1", "group_size"),
-        (SWEEP, "batch_size=17", "batch_size=17 is no multiple"),
+        (SWEEP, "batch_size=17", "batch_size=17 is not a multiple"),
     ],
 )
-def test_what_makes_no_sense_is_refused_before_anything_starts(command, wrong, said, relay):
+def test_wrong_settings_are_refused_before_anything_starts(command, wrong, said, relay):
     done = do(f"{command} {wrong}", relay)
     assert done.returncode == 2, done.stdout + done.stderr
     assert said in done.stdout + done.stderr

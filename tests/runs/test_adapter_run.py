@@ -1,4 +1,4 @@
-"""A whole run that trains LoRA and ships the adapter alone."""
+"""A whole run that trains LoRA and pushes only the adapter."""
 
 import json
 
@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
-# The entropy bonus moves the policy at every step, whether its eight-step warm start ever hits.
+# The entropy bonus moves the policy at every step, even if all rewards are equal.
 ADAPTER = [
     "adapter=lora", "sync=adapter", "model.dtype=float32", "optim.learning_rate=5e-3",
     "trainer.checkpoint_every=2", "entropy_bonus=0.01",

@@ -1,12 +1,12 @@
-"""A run whose parts somebody else starts, one command each: two ranks that meet over TCP."""
+"""A run whose processes are started by hand, one command each: two ranks connect over TCP."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-from rl.run.folder import RunFolder
-from rl.run.metrics import read_metrics
+from rl.runtime.folder import RunFolder
+from rl.runtime.metrics import read_metrics
 from tests.support.families import wait_until
 
 REPO = Path(__file__).parents[2]
@@ -20,7 +20,7 @@ def start(command: list[str], log: Path, **env: str) -> subprocess.Popen:
         )
 
 
-def test_parts_that_are_started_by_hand_train_together_and_end_with_the_run(tmp_path):
+def test_processes_that_are_started_by_hand_train_together_and_end_with_the_run(tmp_path):
     overrides = [
         *("cluster=manual", "cluster.gpus=false", "cluster.interface=lo", "trainer.ranks=2"),
         *("loss=sft", "sampler=demonstrations", "model.warm_start=null", "max_steps=2"),
@@ -32,8 +32,8 @@ def test_parts_that_are_started_by_hand_train_together_and_end_with_the_run(tmp_
         assert wait_until(folder.commands.exists, STARTS_S)
         assert wait_until(lambda: len(folder.commands.read_text().splitlines()) == 3, 10.0)
         for number, line in enumerate(folder.commands.read_text().splitlines()):
-            assert "TMPDIR" not in line  # each host has its own,
-            assert "TORCHINDUCTOR" not in line  # and its own rules of what is compiled
+            assert "TMPDIR" not in line  # each host has its own
+            assert "TORCHINDUCTOR" not in line  # each host compiles by its own settings
             command = ["env", *line.split()]
             processes.append(start(command, tmp_path / f"part{number}.log"))
         statuses = [process.wait(STARTS_S) for process in processes]
@@ -44,13 +44,13 @@ def test_parts_that_are_started_by_hand_train_together_and_end_with_the_run(tmp_
     assert statuses == [0, 0, 0, 0], logs
     assert [line["step"] for line in read_metrics(folder)] == [0, 1]
     assert folder.num_saved_steps() == 2
-    assert not folder.private.key.exists()  # it goes with the run
+    assert not folder.private.key.exists()  # the run deletes its key
     said = " ".join((tmp_path / "train.log").read_text().split())
     assert str(folder) in said
     assert "OMP_NUM_THREADS where there is no GPU; LOCAL_RANK counts the ranks of one host:" in said
 
 
-def test_a_part_without_a_prepared_run_says_what_to_do(tmp_path):
+def test_a_process_without_a_prepared_run_says_what_to_do(tmp_path):
     command = [sys.executable, "-m", "rl.rollouts", str(tmp_path)]
     done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=False)
     assert done.returncode == 1

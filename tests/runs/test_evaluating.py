@@ -1,4 +1,4 @@
-"""Evaluation on the real stack: during training, of a checkpoint, and of somebody else's server."""
+"""Evaluation on the real stack: during training, of a checkpoint, and of an external server."""
 
 import json
 import subprocess
@@ -36,9 +36,10 @@ def test_a_run_evaluates_its_first_its_last_and_every_other_version(trained):
     lines = {line["step"]: line for line in trained.metrics}
     assert list(lines) == [0, 1, 2, 3]
     assert [step for step, line in lines.items() if "eval/reward" in line] == [0, 2, 3]
-    assert "train/reward" not in lines[3]  # the evaluation of the last version, alone
-    assert 0 <= lines[0]["eval/reward"] <= 1  # eight supervised steps promise nothing
+    assert "train/reward" not in lines[3]  # only the evaluation of the last version
+    assert 0 <= lines[0]["eval/reward"] <= 1
     assert "eval reward" in trained.screen or "eval/reward" in trained.screen
+    assert [line["staleness/max"] for line in trained.metrics[:3]] == [0, 1, 1]
 
 
 def test_every_evaluated_rollout_is_on_disk(trained):
@@ -49,14 +50,9 @@ def test_every_evaluated_rollout_is_on_disk(trained):
         assert len({rollout["example"] for rollout in rollouts}) == 8
 
 
-def test_evaluation_changes_nothing_of_staleness(trained):
-    assert [line["staleness/max"] for line in trained.metrics[:3]] == [0, 1, 1]
-
-
-@pytest.mark.parametrize("client", ["renderer", "tokens"])
-def test_a_checkpoint_is_evaluated_by_a_vllm_of_our_own(client, trained, tmp_path):
+def test_a_checkpoint_is_evaluated_by_a_new_vllm(trained, tmp_path):
     model = trained.folder / "checkpoints" / "step_000003" / "hf"
-    done, folder = evaluate(tmp_path, "mine", f"model.path={model}", f"client={client}", *FEW)
+    done, folder = evaluate(tmp_path, "mine", f"model.path={model}", "client=tokens", *FEW)
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["num_rollouts"], summary["num_scored"]) == (24, 24)
@@ -67,7 +63,7 @@ def test_a_checkpoint_is_evaluated_by_a_vllm_of_our_own(client, trained, tmp_pat
     assert not (folder / "sockets").exists()
 
 
-def test_the_adapter_of_a_run_of_lora_is_evaluated_over_its_base(launcher, tmp_path):
+def test_the_adapter_of_a_lora_run_is_evaluated_with_its_base(launcher, tmp_path):
     taught = ["loss=sft", "sampler=demonstrations", "group_size=1", "max_steps=40", "batch_size=64"]
     lora = ["adapter=lora", "optim.learning_rate=1e-2"]
     result = launcher.run("lora", *taught, *lora, LETTERS)
@@ -78,18 +74,11 @@ def test_the_adapter_of_a_run_of_lora_is_evaluated_over_its_base(launcher, tmp_p
     done, folder = evaluate(tmp_path, "lora", f"model.path={adapter}", *FEW)
 
     assert done.returncode == 0, done.stdout + done.stderr
-    # Its base, after eight supervised steps, gets 0.02.
+    # The base without the adapter scores 0.02.
     assert json.loads((folder / "summary.json").read_text())["reward"] > 0.1
 
 
-def test_a_run_by_the_servers_own_template_trains_exactly_what_was_sampled(launcher):
-    result = launcher.run("tokens", "max_steps=2", "client=tokens", LETTERS)
-    assert result.status == 0, result.screen
-    assert result.metrics[0]["mismatch/sampled_mean_abs"] < 0.02
-    assert all(line["rollout/forks"] == 0 for line in result.metrics)
-
-
-def test_somebody_elses_server_is_evaluated_in_words(trained, tmp_path, monkeypatch):
+def test_an_external_server_is_evaluated_by_chat_messages(trained, tmp_path, monkeypatch):
     model = trained.folder / "checkpoints" / "step_000003" / "hf"
     with serving(model, tmp_path / "them.log", **{"api-key": "secret"}) as url:
         remote = ["client=messages", f"client.url={url}", "client.api_key_variable=THEIR_KEY"]

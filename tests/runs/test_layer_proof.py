@@ -1,5 +1,6 @@
-"""Inside vLLM: a layer that is one step behind is named, with the kernels that vLLM computes by."""
+"""The proof of a push inside vLLM names layers and adapter matrices that are one step behind."""
 
+from base64 import b64encode
 from types import SimpleNamespace
 
 import pytest
@@ -7,11 +8,11 @@ import torch
 
 pytestmark = [pytest.mark.server]
 
-STEP = 1e-3  # of a weight's own size: most bfloat16 weights round back to where they were
+STEP = 1e-3  # relative change of a weight: most bfloat16 weights round back to their old value
 
 
 class Model(torch.nn.Module):
-    """q, k and v fused, one more layer, a norm; like those of vLLM after their weights came."""
+    """A model like those of vLLM after a push: q, k and v fused, one more layer, a norm."""
 
     packed_modules_mapping = {"qkv": ["q", "k", "v"]}  # noqa: RUF012 as vLLM has it
 
@@ -68,8 +69,8 @@ def test_a_layer_that_is_one_step_behind_is_named_and_no_other(dtype, step):
         assert layers_that_differ(stale, sent) == [layer]
 
 
-def test_where_the_weights_can_be_looked_at_each_of_them_counts():
-    """A GPU's layers: nothing is repacked, so one weight by one rounding is seen."""
+def test_if_weights_can_be_compared_a_single_difference_is_found():
+    """On a GPU no layer is repacked, so a difference of one rounding in one weight is found."""
     sent = weights(torch.bfloat16)
     layer = torch.nn.Linear(64, 128, bias=False).bfloat16()
     layer.weight.data.copy_(sent["out.weight"])
@@ -95,13 +96,13 @@ def test_a_layer_that_vllm_names_in_its_own_way_is_compared_too(behind):
     assert layers_that_differ(model, named) == (["out"] if behind else [])
 
 
-def test_the_log_says_of_how_many_layers_nothing_is_known():
+def test_the_log_names_the_layers_that_cannot_be_compared():
     from rl.weights.vllm_proof import compared_layers, coverage
 
     sent = weights(torch.bfloat16)
     whole = dict(compared_layers(Model(sent), sent))
     assert coverage(whole) == "3 of 3 layers are compared with what was sent"
-    del sent["out.weight"]  # it came under a name that nobody knows
+    del sent["out.weight"]  # as if it had an unknown name
     part = dict(compared_layers(Model(weights(torch.bfloat16)), sent))
     assert part == {"qkv": True, "out": None, "norm": True}
     expected = "2 of 3 layers are compared with what was sent; nothing is known of out"
@@ -115,7 +116,7 @@ def test_an_update_with_a_stale_layer_is_refused_before_it_is_finished(behind, m
     sent = weights(torch.bfloat16)
     received = a_step_later(sent, 0) if behind else sent
     for name in ("initialize_layerwise_reload", "finalize_layerwise_reload"):
-        monkeypatch.setattr(vllm_plugin, name, lambda *_: None)  # vLLM's own, for its own models
+        monkeypatch.setattr(vllm_plugin, name, lambda *_: None)  # they need vLLM's own models
     engine = object.__new__(vllm_plugin.WholeWeightsEngine)
     engine.model, engine.model_config = Model(sent), None
     engine.parallel_config = SimpleNamespace(tensor_parallel_size=1)
@@ -127,7 +128,24 @@ def test_an_update_with_a_stale_layer_is_refused_before_it_is_finished(behind, m
         engine.finish_weight_update()
 
 
-def test_a_parameter_in_the_memory_of_the_push_is_named():
+def test_an_engine_opens_the_reader_that_a_users_sender_names():
+    from safetensors.torch import save
+
+    from rl.weights import vllm_plugin
+    from rl.weights.fingerprint import fingerprint
+
+    engine, sent = object.__new__(vllm_plugin.WholeWeightsEngine), weights(torch.bfloat16)
+    engine.parallel_config = SimpleNamespace(rank=0)
+    target = "tests.support.own_sync.RequestReader"
+    engine.init_transfer_engine(vllm_plugin.InitInfo(target, {"encoding": "base64"}))
+    source = {"content": b64encode(save(sent)).decode()}
+    read = engine.read(vllm_plugin.UpdateInfo(fingerprint(sent), source))
+    torch.testing.assert_close(read, sent, rtol=0, atol=0)
+    with pytest.raises(RuntimeError, match="the trainer wrote 0123, vLLM read"):
+        engine.read(vllm_plugin.UpdateInfo("0123", source))
+
+
+def test_a_parameter_that_shares_memory_with_the_push_is_named():
     from rl.weights.vllm_proof import layers_that_share
 
     sent = weights(torch.float32)
@@ -135,3 +153,37 @@ def test_a_parameter_in_the_memory_of_the_push_is_named():
     assert list(layers_that_share(model, sent)) == []
     model.norm.weight = torch.nn.Parameter(sent["norm.weight"][:], requires_grad=False)
     assert list(layers_that_share(model, sent)) == ["norm.weight"]
+
+
+def test_an_adapter_matrix_that_differs_from_the_sent_one_is_named():
+    from vllm.lora.peft_helper import PEFTHelper
+
+    from rl.weights.vllm_proof import matrices_that_differ
+
+    form = PEFTHelper(r=2, lora_alpha=6, target_modules=["q", "v", "o"])
+    names = ["q", "v", "o"]
+    sent = {(n, a): torch.randn(2, 5) if a else torch.randn(4, 2) for n in names for a in (0, 1)}
+
+    def layer_of(*parts):  # two slots of rank 8, of which the second is in use
+        layer = SimpleNamespace()
+        for a, stack in ((1, "lora_a_stacked"), (0, "lora_b_stacked")):
+            tensors = [torch.zeros(2, 1, *((8, 5) if a else (4, 8))) for _ in parts]
+            for tensor, part in zip(tensors, parts, strict=True):
+                rows, columns = sent[part, a].shape
+                tensor[1, 0, :rows, :columns] = sent[part, a] * (1 if a else 3)
+            setattr(layer, stack, tuple(tensors))
+        return layer
+
+    manager = SimpleNamespace(
+        modules={"qv": layer_of("q", "v"), "o": layer_of("o")}, packed_modules={"qv": ["q", "v"]}
+    )
+
+    def wrong(slot=1):
+        return sorted(set(matrices_that_differ(manager, slot, sent, form)))
+
+    assert wrong() == []
+    assert wrong(slot=0) == sorted(names)
+    manager.modules["qv"].lora_b_stacked[1][1, 0, 3, 1] += 1e-3
+    assert wrong() == ["v"]
+    del manager.modules["o"]
+    assert wrong() == ["o", "v"]

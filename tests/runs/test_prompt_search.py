@@ -1,4 +1,4 @@
-"""A poor prompt becomes a good one: the real GEPA, a policy in the real vLLM, a scripted teacher.
+"""The prompt search with the real GEPA, a policy in the real vLLM, and a scripted teacher.
 
 The policy has learned to write a word as it is and backwards, as the system prompt says. The
 environment wants it backwards, and begins with the prompt that says the opposite.
@@ -23,7 +23,7 @@ TAUGHT += ["batch_size=64", "max_steps=120", "optim.learning_rate=3e-3", "model.
 PROPOSALS = ("```\nsideways\n```", "```\nforwards!\n```", f"```\n{BACKWARDS}\n```")
 
 
-def test_a_poor_prompt_becomes_a_good_one(launcher, tmp_path):
+def test_the_search_improves_a_poor_prompt(launcher, tmp_path):
     result = launcher.run("taught", *ENV, *TAUGHT, warm=["model.warm_start=null"])
     assert result.status == 0, result.screen
     model = result.folder / "checkpoints" / "step_000120" / "hf"
@@ -47,7 +47,7 @@ def test_a_poor_prompt_becomes_a_good_one(launcher, tmp_path):
 
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "found" / "metadata.json").read_text())
-    assert found["start_score"] < 0.3  # of a palindrome it is right by chance
+    assert found["start_score"] < 0.3  # right by chance for palindromes
     assert found["best_score"] > 0.6
     assert found["gain"] > 4 * found["gain_standard_error"]
     assert (tmp_path / "found" / "system_prompt.txt").read_text() == f"{BACKWARDS}\n"

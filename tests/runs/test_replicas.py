@@ -1,4 +1,4 @@
-"""Two real vLLMs on ports: one is killed in mid-batch, and the run goes on as if nothing was."""
+"""Two real vLLMs on ports: one is killed in the middle of a batch, and the run continues."""
 
 import os
 import signal
@@ -9,10 +9,10 @@ import pytest
 
 from rl.inference.replica import Replica
 from rl.inference.routes import http_client
-from rl.run.endpoint import Endpoint
-from rl.run.folder import RunFolder
-from rl.run.metrics import read_metrics
-from rl.run.status import read_statuses
+from rl.runtime.endpoint import Endpoint
+from rl.runtime.folder import RunFolder
+from rl.runtime.metrics import read_metrics
+from rl.runtime.status import read_statuses
 from tests.support.launching import alive, below, groups_below, stop, wait_for
 from tests.support.whole_runs import (
     every_token_has_a_version_that_may_be_trained,
@@ -26,10 +26,10 @@ RUN = [
     "model.warm_start=null", "entropy_bonus=0.01", "inference.cpu_kv_cache_gib=1",
 ]  # fmt: skip
 NAMES = ("inference0", "inference1")
-PRIVATE = ("rl.trainer", "VLLM::")  # gloo's and the engine's own, on loopback: they know no keys
+PRIVATE = ("rl.trainer", "VLLM::")  # ports of gloo and of the engine, on loopback and without keys
 
 
-def test_one_of_two_is_killed_in_mid_batch_and_nothing_is_lost_or_done_twice(launcher):
+def test_a_server_that_is_killed_in_a_batch_loses_and_repeats_nothing(launcher):
     folder = RunFolder(launcher.output / "replicas")
     process = launcher.start("replicas", *RUN, warm=[])
     try:
@@ -40,7 +40,7 @@ def test_one_of_two_is_killed_in_mid_batch_and_nothing_is_lost_or_done_twice(lau
         os.kill(Endpoint.read(folder, "inference0").pid, signal.SIGKILL)
         killed_at = len(read_metrics(folder))
         assert wait_for(lambda: Endpoint.read(folder, "inference0").incarnation == 1, 60)
-        assert wait_for(lambda: len(read_metrics(folder)) >= killed_at + 3, 100)  # with one
+        assert wait_for(lambda: len(read_metrics(folder)) >= killed_at + 3, 100)  # with one server
         assert wait_for(lambda: serves_again(folder), 300)
         os.kill(process.pid, signal.SIGTERM)
         screen, _ = process.communicate(timeout=120)
@@ -55,14 +55,14 @@ def test_one_of_two_is_killed_in_mid_batch_and_nothing_is_lost_or_done_twice(lau
 
 
 def serves_again(folder: RunFolder) -> bool:
-    """Whether the one that was started again has sampled some of the newest batch."""
+    """Return whether the restarted server has sampled some of the newest batch."""
     line = read_metrics(folder)[-1]
     alive_and_again = line["inference/replicas_alive"], line["inference/restarts"]
     return alive_and_again == (2, 1) and line.get("inference0/tokens", 0) > 0
 
 
 def every_port_asks_for_the_key(supervisor: int, folder: RunFolder) -> None:
-    """No process of the run listens on a port that answers without the key, but for two kinds."""
+    """Check that only ports of PRIVATE processes answer without the key."""
     ports = {}
     for pid in below(supervisor):
         part = psutil.Process(pid)
@@ -80,17 +80,17 @@ def every_port_asks_for_the_key(supervisor: int, folder: RunFolder) -> None:
         for key, right in ((folder.private.read_key(), True), ("x" * 43, False), (None, False)):
             with http_client(Replica(name, address, key=key), 20.0) as http:
                 for method, path in routes_of(address, folder.private.read_key()):
-                    if right and method == "POST":  # it would do what it says
+                    if right and method == "POST":  # because it would have an effect
                         continue
                     status = http.request(method, path).status_code
                     assert (status == httpx.codes.UNAUTHORIZED) is not right, (method, path, status)
 
 
 def routes_of(address, key) -> list[tuple[str, str]]:
-    """Every route that vLLM says it has, and some that it does not say."""
+    """Return every route that vLLM lists, and some that it does not list."""
     with http_client(Replica("any", address, key=key), 20.0) as http:
         paths = http.get("/openapi.json").json()["paths"]
     named = [(m.upper(), p) for p, kinds in paths.items() for m in kinds if m in ("get", "post")]
-    slow = ("/ping", "/load")  # asked anyway below
+    slow = ("/ping", "/load")  # requested elsewhere
     assert ("POST", "/pause") in named
     return [*[n for n in named if n[1] not in slow], ("GET", "/metrics"), ("GET", "/openapi.json")]

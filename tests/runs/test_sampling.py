@@ -1,4 +1,4 @@
-"""What vLLM makes of the sampler: seeds that repeat a run, and texts that end a turn."""
+"""The sampler with the real vLLM: seeds repeat a run, and stop texts end a turn."""
 
 import json
 
@@ -6,33 +6,33 @@ import pytest
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
-# Two steps: the second is sampled from weights that the first has changed.
+# Two steps, because the first step changes the weights that sample the second.
 SEEDED = ["sampler=sync", "sampler.seeded=true", "model.dtype=float32", "max_steps=2"]
 SEEDED += ["batch_size=16"]
-SHORT = ["sampler.max_tokens=24"]  # a policy of eight steps does not know where to end
+SHORT = ["sampler.max_tokens=24"]  # after eight supervised steps the policy does not end its turns
 
 
 def said(result) -> list:
-    """Every rollout of a run: its words, and what it was worth."""
+    """Return group, messages, reward and tokens of every rollout of a run."""
     assert result.status == 0, result.screen
     files = sorted((result.folder / "rollouts").glob("step_*.jsonl"))
     lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     return [(line["group"], line["messages"], line["reward"], line["tokens"]) for line in lines]
 
 
-@pytest.mark.parametrize("env", ["reverse-text", "alphabet-sort"])  # one request a group, and turns
-def test_a_seeded_synchronous_run_repeats_itself(env, launcher):
-    overrides = [*SEEDED, *SHORT, f"env={env}", "env.reward_weights={exact: 0.0, similarity: 1.0}"]
-    first, second = (launcher.run(f"{env}-{i}", *overrides) for i in (1, 2))
+def test_a_seeded_synchronous_run_of_several_turns_repeats_itself(launcher):
+    weights = "env.reward_weights={exact: 0.0, similarity: 1.0}"
+    overrides = [*SEEDED, *SHORT, "env=alphabet-sort", weights]
+    first, second = (launcher.run(f"seeded-{i}", *overrides) for i in (1, 2))
     assert said(first) == said(second)
     for one, other in zip(first.metrics, second.metrics, strict=True):
-        of_what = [key for key in one if key.startswith(("train/", "rollout/", "mismatch/"))]
-        same = [key for key in of_what if not key.endswith(("time", "per_s"))]
+        compared = [key for key in one if key.startswith(("train/", "rollout/", "mismatch/"))]
+        same = [key for key in compared if not key.endswith(("time", "per_s"))]
         assert {key: one[key] for key in same} == {key: other[key] for key in same}
 
 
 @pytest.mark.parametrize("client", ["renderer", "tokens"])
-def test_a_text_ends_turns_whoever_renders_and_its_tokens_are_trained_on(client, launcher):
+def test_a_stop_text_ends_turns_with_both_clients_and_its_tokens_are_trained_on(client, launcher):
     result = launcher.run(
         f"stop-{client}",
         *("max_steps=2", "env=alphabet-sort", f"client={client}", "sampler.stop=[a]", *SHORT),
@@ -40,7 +40,7 @@ def test_a_text_ends_turns_whoever_renders_and_its_tokens_are_trained_on(client,
     )
     for _, messages, _, _ in said(result):
         assert all("a" not in m["content"] for m in messages if m["role"] == "assistant")
-    # vLLM agrees with the trainer on every token, that of the stop text too.
+    # vLLM agrees with the trainer on every token, the stop text's tokens included.
     assert all(line["mismatch/sampled_mean_abs"] < 0.02 for line in result.metrics[:1])
-    # The server's template forks where a policy of eight steps samples bytes that are no text.
+    # The server's template forks if the policy samples bytes that are not text.
     assert client == "tokens" or all(line["rollout/forks"] == 0 for line in result.metrics)

@@ -1,4 +1,4 @@
-"""A run whose buffer takes nothing any more: a solved task ends well, a hopeless one does not."""
+"""A run whose buffer rejects all groups ends with status 0 if the task is solved, else with 1."""
 
 import json
 
@@ -6,7 +6,7 @@ import pytest
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
-# A scripted server: what is asked here is how a run ends, and vLLM has no part in that.
+# A scripted server, because the end of a run does not depend on vLLM.
 SCRIPTED = [
     "inference._target_=tests.support.scripted_vllm.ScriptedVLLM",
     "sync.max_mismatch=1e9",
@@ -23,7 +23,9 @@ SCRIPTED = [
         (0.0, 1, "the task is too easy or too hard for this policy"),
     ],
 )
-def test_it_says_so_saves_and_exits_as_it_should(later, status, sentence, launcher, tmp_path):
+def test_the_run_says_the_reason_saves_and_exits_with_the_right_status(
+    later, status, sentence, launcher, tmp_path
+):
     groups = tmp_path / "conf" / "env"
     groups.mkdir(parents=True)
     node = {"_target_": "tests.support.teachable.Teachable", "later": later}

@@ -1,4 +1,4 @@
-"""A real sweep of two jobs side by side, killed in the middle and started again."""
+"""A real sweep of two jobs at once, killed in the middle and started again."""
 
 import json
 import os
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rl.run.folder import RunFolder
-from rl.run.metrics import read_metrics
-from rl.run.sweep_folder import SweepFolder
+from rl.runtime.folder import RunFolder
+from rl.runtime.metrics import read_metrics
+from rl.runtime.sweep_folder import SweepFolder
 from tests.support.launching import alive, below, groups_below, stop, wait_for
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
@@ -48,7 +48,7 @@ def test_two_jobs_share_the_cores_and_a_killed_sweep_runs_only_what_is_missing(l
 
     result = launcher.run("at-once-${seed}", *jobs, warm=[])
     assert result.status == 0, result.screen
-    assert "2 to be taken up where they stopped; 2 at once" in result.screen
+    assert "2 to be resumed; 2 at once" in result.screen
     assert {run.name for run in runs()} == set(saved)
     for run in runs():
         assert [row["step"] for row in read_metrics(run)] == list(range(6))

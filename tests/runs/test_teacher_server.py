@@ -1,4 +1,4 @@
-"""A teacher behind the real vLLM, against the same teacher loaded here."""
+"""A teacher on the real vLLM gives the same logprobs as the same teacher loaded in the test."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ from rl.learner.reference.local import FrozenModel
 from rl.learner.reference.protocol import ReferenceSetting
 from rl.learner.rows import Rows
 from rl.model.tiny import TinyModel
-from rl.run.failure import RunFailed
+from rl.runtime.failure import RunFailed
 from tests.support import tiny_policy
 from tests.support.launching import ROOT
 from tests.support.serving import serving
@@ -22,13 +22,13 @@ pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A teacher with opinions: weights of an untrained model, three times as large."""
+    """Return a teacher with sharp distributions: an untrained model with weights times three."""
     tiny = TinyModel(
         hidden_size=64,
         num_layers=2,
         num_heads=2,
         num_kv_heads=1,
-        head_dim=32,  # the smallest that vLLM has a kernel for on CPU
+        head_dim=32,  # the smallest for which vLLM has a CPU kernel
         dtype="float32",
         head_dtype=None,
         max_seq_len=64,
@@ -78,7 +78,7 @@ def remote(url: str, top_k: int) -> Endpoint:
 
 
 def rows() -> list[Rows]:
-    """Two micro-batches of rows with turns, padded; the last row counts nothing."""
+    """Return two micro-batches of padded rows with turns; the last row has no completion token."""
     random = torch.Generator().manual_seed(0)
     token_ids = torch.randint(0, 256, (6, 40), generator=random)
     mask = torch.rand(6, 40, generator=random) < 0.4
@@ -89,7 +89,7 @@ def rows() -> list[Rows]:
     return [Rows(token_ids[:4], mask[:4], envs[:4]), Rows(token_ids[4:], mask[4:], envs[4:])]
 
 
-def test_the_server_s_likeliest_tokens_are_those_of_the_model_itself(url, folder, setting):
+def test_the_servers_likeliest_tokens_are_those_of_the_local_model(url, folder, setting):
     for top_k in (1, 5, 20):
         local = FrozenModel(
             path=str(folder), revision=None, dtype="float32", top_k=top_k, sees_hint=False
@@ -105,12 +105,12 @@ def test_the_server_s_likeliest_tokens_are_those_of_the_model_itself(url, folder
             torch.testing.assert_close(
                 served.candidate_logprobs, loaded.candidate_logprobs, **close
             )
-            # Two tokens that are all but equally likely may change places.
+            # Two tokens of almost equal probability may be in another order.
             same = (served.candidates == loaded.candidates).float().mean()
             assert same > 0.95
 
 
-def test_without_a_comparison_only_the_given_tokens_are_asked_for(url, setting):
+def test_without_a_comparison_only_the_given_tokens_are_requested(url, setting):
     plain = replace(setting, reads_candidates=False)
     given = remote(url, 999).start(plain).score(rows())
     both = remote(url, 3).start(setting).score(rows())
@@ -119,7 +119,7 @@ def test_without_a_comparison_only_the_given_tokens_are_asked_for(url, setting):
         torch.testing.assert_close(one.logprobs, other.logprobs, rtol=1e-4, atol=1e-4)
 
 
-def test_more_candidates_than_the_server_allows_are_refused_in_its_own_number(url, setting):
+def test_more_candidates_than_the_server_allows_are_refused_with_its_limit(url, setting):
     with pytest.raises(RunFailed) as caught:
         remote(url, 21).start(setting).score(rows())
     assert str(caught.value) == (

@@ -1,4 +1,4 @@
-"""wiki-search for real: tool calls through vLLM, several turns that stay one training row."""
+"""wiki-search on the real stack: tool calls through vLLM, and several turns in one training row."""
 
 import json
 
@@ -9,7 +9,7 @@ pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def run(launcher):
-    # 16 questions, and few errors: some answer is right, all but surely.
+    # 16 questions at a low temperature, so that almost surely some answer is right.
     sure = ["batch_size=64", "sampler.temperature=0.3", "model.dtype=float32"]
     result = launcher.run("wiki", "env=wiki-search", "max_steps=2", *sure, warm=[])
     assert result.status == 0, result.screen
@@ -17,7 +17,7 @@ def run(launcher):
 
 
 def steps(run):
-    """The lines of the steps; the last line is the evaluation of the last policy."""
+    """Return the lines of the steps, without the last line, which is an evaluation."""
     return [line for line in run.metrics if "train/reward" in line]
 
 
@@ -36,21 +36,21 @@ def test_the_policy_that_ships_calls_tools_and_is_sometimes_right(run):
     assert all(not m["content"].startswith("Error") for m in tools)
 
 
-def test_held_out_questions_are_evaluated_unasked(run):
+def test_held_out_questions_are_evaluated_by_default(run):
     assert [line["step"] for line in run.metrics if "eval/reward" in line] == [0, 2]
     assert len(steps(run)) == 2
 
 
-def test_an_episode_of_several_turns_is_one_row_that_the_trainer_computes_alike(run):
+def test_an_episode_of_several_turns_is_one_row_with_the_same_logprobs_in_the_trainer(run):
     for line in steps(run):
         assert line["rollout/turns"] > 2
         assert line["rollout/forks"] == 0
-        # Every sampled token, in its place behind the tools' answers: or these would differ.
+        # The logprobs agree only if every sampled token is at its place after the tools' answers.
         assert line["mismatch/mean_abs"] < 1e-4
     assert run.metrics[0]["mismatch/sampled_mean_abs"] < 1e-4
 
 
-def test_only_what_the_policy_said_is_trained(run):
+def test_only_the_policys_own_tokens_are_trained(run):
     for step, line in enumerate(steps(run)):
         used = [rollout for rollout in rollouts(run, step) if rollout["used"]]
         assert line["train/tokens"] == sum(rollout["tokens"] for rollout in used)

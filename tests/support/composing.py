@@ -1,7 +1,8 @@
-"""Configurations for tests: of a command line, of one file, and with some values changed."""
+"""Compose configurations for tests, and change values in them."""
 
 from collections.abc import Mapping
 from copy import deepcopy
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 
-from rl.cli.launch import resolved
-from rl.config.check import check
+from lab.cli.launch import resolved
+from rl.config.check import check, check_learned
+from rl.config.learned import Learned
 from rl.config.schema import ConfigError
+from rl.dry_call.learn import learn
 
 REPO = Path(__file__).parents[2]
 CONF, SWEEPS = REPO / "conf", REPO / "sweeps"
@@ -25,9 +28,9 @@ def composed(
     config_dir: Path | None = None,
     primary: str = "train",
 ) -> dict[str, Any]:
-    """Resolved, from conf/train.yaml or another primary one, or from one in sweeps/.
+    """Return the resolved configuration of conf/<primary>.yaml, or of a file in sweeps/.
 
-    `config_dir` is a folder with choices of one's own, as for --config-dir.
+    `config_dir` is a folder with further choices, as for --config-dir.
     """
     folder, primary = (SWEEPS, sweep) if sweep else (CONF, primary)
     with initialize_config_dir(str(folder), version_base=None):
@@ -38,8 +41,13 @@ def composed(
         return resolved(config)
 
 
+def learned(**known: Any) -> dict[str, Any]:
+    """Return `learned` as config.yaml holds it: everything False, but for what is known."""
+    return {**{field.name: False for field in fields(Learned)}, "loss_reads": [], **known}
+
+
 def changed(config: dict[str, Any], changes: Changes) -> dict[str, Any]:
-    """The configuration with dotted keys set, and nodes replaced by the choice of a YAML file."""
+    """Return a copy of the configuration with these dotted keys set."""
     config = deepcopy(config)
     for key, value in changes.items():
         *parents, last = key.split(".")
@@ -50,16 +58,22 @@ def changed(config: dict[str, Any], changes: Changes) -> dict[str, Any]:
     return config
 
 
+def check_all(config: dict[str, Any], choices: Mapping[str, str] | None = None) -> None:
+    """Check a configuration as train.py does, with the dry call in this process."""
+    check(config, choices=choices)
+    check_learned(config, learn(config), choices=choices)
+
+
 def only_problem(config: dict[str, Any]) -> str:
-    """The one sentence with which a configuration is refused."""
+    """Return the only message of the check for a configuration."""
     with pytest.raises(ConfigError) as caught:
-        check(config)
+        check_all(config)
     (problem,) = caught.value.problems
     return problem
 
 
 def chosen(group: str, choice: str) -> dict[str, Any]:
-    """A node as its YAML file says, and those that it starts from; without Hydra's part."""
+    """Return the node of a YAML file, merged with the files in its defaults list."""
     node = yaml.safe_load((CONF / group / f"{choice}.yaml").read_text())
     origins = [entry for entry in node.pop("defaults", ()) if isinstance(entry, str)]
     for origin in (entry for entry in origins if entry != "_self_"):

@@ -1,6 +1,6 @@
-"""What a scripted vLLM does wrong: a list in a file of JSON, one object a fault.
+"""Define faults of the scripted vLLM, which a JSON file lists as objects.
 
-    [{"fault": "Status", "at": 3, "status": 500}, {"fault": "SlowStart", "seconds": 5}]
+    [{"fault": "Status", "at": 3, "status": 500}, {"fault": "Exit", "at": 9}]
 
 Requests are counted by path from 0; those of the weight probe have the path "probe".
 """
@@ -8,8 +8,6 @@ Requests are counted by path from 0; those of the weight probe have the path "pr
 import asyncio
 import json
 import os
-import time
-import zlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -24,14 +22,14 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """What goes wrong with requests number at, at + 1, ..., at + times - 1 to one path, from 0."""
+    """Change the requests number at, ..., at + times - 1 to one path, counted from 0."""
 
     at: int = 0
     times: int = 1
     path: str = "/inference/v1/generate"
 
     async def __call__(self, answer: Answer, request: web.Request) -> web.StreamResponse:
-        """Answer the request; `answer` would do it well."""
+        """Answer the request wrongly; `answer` is the correct handler."""
         response = await answer(request)
         assert isinstance(response, web.Response)
         body = json.loads(response.text or "")
@@ -40,12 +38,12 @@ class Fault:
         return web.json_response(body)
 
     def spoil(self, choice: dict[str, Any]) -> None:
-        """Change one completion."""
+        """Change one completion in place."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Status(Fault):
-    """Refused."""
+    """Refuse the request with a status."""
 
     status: int
 
@@ -55,7 +53,7 @@ class Status(Fault):
 
 @dataclass(frozen=True, kw_only=True)
 class Hang(Fault):
-    """Answered late."""
+    """Answer late."""
 
     seconds: float
 
@@ -66,7 +64,7 @@ class Hang(Fault):
 
 @dataclass(frozen=True, kw_only=True)
 class CutShort(Fault):
-    """The connection ends in the middle of the body."""
+    """Close the connection in the middle of the body."""
 
     async def __call__(self, answer: Answer, request: web.Request) -> web.StreamResponse:
         whole = await answer(request)
@@ -82,21 +80,8 @@ class CutShort(Fault):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GzipBomb(Fault):
-    """A small body that unpacks to many MiB of spaces."""
-
-    mib: int
-
-    async def __call__(self, answer: Answer, request: web.Request) -> web.StreamResponse:
-        packer = zlib.compressobj(wbits=31)
-        body = b"".join(packer.compress(b" " * 2**20) for _ in range(self.mib)) + packer.flush()
-        headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
-        return web.Response(body=body, headers=headers)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Exit(Fault):
-    """The process ends."""
+    """End the process."""
 
     status: int = 1
 
@@ -106,7 +91,7 @@ class Exit(Fault):
 
 @dataclass(frozen=True, kw_only=True)
 class TwoVersions(Fault):
-    """The first half of a completion was sampled one version earlier: a push came in between."""
+    """Mark the first half of a completion as sampled one version earlier, as after a push."""
 
     def spoil(self, choice: dict[str, Any]) -> None:
         (span,) = choice["weight_versions"]
@@ -117,7 +102,7 @@ class TwoVersions(Fault):
 
 @dataclass(frozen=True, kw_only=True)
 class Abort(Fault):
-    """Half a completion, which neither the policy nor a limit ended."""
+    """Return half a completion that neither the policy nor a limit ended."""
 
     def spoil(self, choice: dict[str, Any]) -> None:
         half = len(choice["token_ids"]) // 2
@@ -127,23 +112,14 @@ class Abort(Fault):
         choice |= {"finish_reason": "abort", "stop_reason": None, "weight_versions": versions}
 
 
-@dataclass(frozen=True, kw_only=True)
-class SlowStart(Fault):
-    """Nothing listens yet: the server starts that much later."""
-
-    seconds: float
-    path: str = "(before the first request)"
-
-
 def read_faults(path: Path) -> list[Fault]:
-    """The faults that a file names."""
+    """Return the faults that a file lists."""
     kinds = {kind.__name__: kind for kind in Fault.__subclasses__()}
     return [kinds[entry.pop("fault")](**entry) for entry in json.loads(path.read_text())]
 
 
 def middleware(faults: Sequence[Fault]) -> Any:
-    """Let the faults that are due have the request (aiohttp passes `handler` by its name)."""
-    time.sleep(sum(fault.seconds for fault in faults if isinstance(fault, SlowStart)))
+    """Apply the faults to their requests (aiohttp passes `handler` by its name)."""
     requests = Counter[str]()
 
     @web.middleware

@@ -1,13 +1,12 @@
-r"""Whether two checkouts train alike, bit for bit, on a scripted engine.
+r"""Check that two checkouts train alike, bit for bit, on a scripted engine.
 
     python -m tests.support.equal_runs BEFORE AFTER [--only cispo,turns] [--output DIR] \
         [--renamed train/idle_fraction=train/zero_gradient_fraction]
 
-Runs train.py of both on a handful of compositions, both at once, and compares metrics, rollouts,
-evaluations, every push and the weights of the checkpoints; what measures time is left out (TIMES).
-A run must also have learned something: gradients, rewards that vary, weights that change. Prints a
-line per composition; exit status 1 with the first difference. The engine is always the one beside
-this file, whatever the checkouts hold: it is imported as a module on PYTHONPATH.
+Run train.py of both in parallel on several compositions. Compare metrics, rollouts, evaluations,
+pushes and the weights of the checkpoints, except times (TIMES). Check also that each run learned:
+gradients, rewards that vary, weights that change. Print a line per composition, and exit with
+status 1 at the first difference. The engine is always the one beside this file, on PYTHONPATH.
 """
 
 import argparse
@@ -25,7 +24,7 @@ from typing import Any
 
 from tests.support.scripted_vllm import fingerprints
 
-# Keys that measure time; a name that ends in / stands for all below it.
+# Keys that measure time; a name that ends in / matches all keys with this prefix.
 TIMES = ("time", "time/", "generation_time", "rollout/generation_time", "rollout/tokens_per_s")
 
 EVERY = [
@@ -34,7 +33,7 @@ EVERY = [
     *("inference._target_=scripted_vllm.ScriptedVLLM", "inference.startup_timeout=60"),
     "sync.max_mismatch=1e9",
 ]
-# Rollouts that ask one by one get the same answers: compared within the group they teach nothing.
+# All rollouts of a group get equal answers, so an advantage within the group would be 0.
 WIKI = [
     *("env=wiki-search", "model=tiny-wiki", "env.reward_weights={exact: 1.0, f1: 1.0}"),
     *("advantage=none", "entropy_bonus=0.01", "group_size=2"),
@@ -87,7 +86,7 @@ class Run:
         return _rows(self.folder / "metrics.jsonl")
 
     def records(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Everything that must be equal, by where it stands, in order of time within each kind."""
+        """Yield the location and content of everything that must be equal."""
         for pattern in ("metrics.jsonl", "rollouts/*.jsonl", "evaluations/*.jsonl"):
             for path in sorted(self.folder.glob(pattern)):
                 for number, row in enumerate(_rows(path), 1):
@@ -103,14 +102,14 @@ class Run:
 
     @property
     def checkpoints(self) -> dict[str, dict[str, str]]:
-        """Fingerprints of the files with weights, by checkpoint."""
+        """Return the fingerprints of the files with weights, by checkpoint."""
         return {
             folder.name: fingerprints(folder / "hf")
             for folder in sorted((self.folder / "checkpoints").glob("step_*"))
         }
 
     def idle(self) -> str:
-        """What shows that the run compares nothing, empty if it learned."""
+        """Return why the comparison is useless, or an empty string if the run learned."""
         rows = [row for row in self.metrics if "train/grad_norm" in row]
         marks = [json.dumps(found) for found in self.checkpoints.values() if found]
         if not rows or not all((row["train/grad_norm"] or 0) > 0 for row in rows):
@@ -125,19 +124,19 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 
 def is_time(key: str) -> bool:
-    """Whether a key is one of TIMES."""
+    """Return whether a key is in TIMES."""
     return any(key == time or (time.endswith("/") and key.startswith(time)) for time in TIMES)
 
 
 def first_difference(before: Run, after: Run, renamed: Mapping[str, str]) -> str:
-    """Where the first value differs and how, empty if none does; `renamed`: old key to new."""
+    """Return the first difference, or an empty string; `renamed` maps old keys to new ones."""
     for one, other in zip_longest(before.records(), after.records()):
         if one is None or other is None or one[0] != other[0]:
             return f"{one and one[0]} before, {other and other[0]} after"
         (where, left), (_, right) = one, other
         left = {renamed.get(key, key): value for key, value in left.items()}
         for key in {**left, **right}:
-            # As text: -0.0 is not 0.0, and what is missing is not null.
+            # Compare text, so that -0.0 differs from 0.0, and a missing key from null.
             texts = [json.dumps(row[key]) if key in row else "(absent)" for row in (left, right)]
             if not is_time(key) and texts[0] != texts[1]:
                 return f"{where} {key}: {texts[0]} before, {texts[1]} after"
@@ -147,7 +146,7 @@ def first_difference(before: Run, after: Run, renamed: Mapping[str, str]) -> str
 def compare(
     name: str, overrides: list[str], trees: list[Path], output: Path, renamed: Mapping[str, str]
 ) -> str:
-    """Run one composition of both trees; what is wrong, empty if they are equal."""
+    """Run one composition of both trees; return the problem, or an empty string."""
     began = time.monotonic()
     runs = [
         Run(tree, name, overrides, output / side)
@@ -164,7 +163,7 @@ def compare(
             return f"{run.tree} ended with status {process.returncode}:\n{screen[-3000:]}"
     problem = first_difference(runs[0], runs[1], renamed)
     if not problem and (why := runs[0].idle()):
-        problem = f"equal, but the run has {why}: it compares nothing"
+        problem = f"equal, but the run has {why}, so the comparison is useless"
     if not problem:
         compared = sum(1 for _ in runs[0].records())
         marks = next(iter(list(runs[0].checkpoints.values())[-1].values()))
@@ -178,7 +177,7 @@ def say(text: str) -> None:
 
 
 def main() -> int:
-    """The exit status."""
+    """Compare all compositions; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("before", type=Path)
     parser.add_argument("after", type=Path)

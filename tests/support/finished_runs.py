@@ -1,4 +1,4 @@
-"""Folders of runs as training leaves them, made in no time: metrics, evaluations, configuration."""
+"""Write folders of finished runs without training: metrics, evaluations, configuration."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from rl.run.folder import RunFolder
+from rl.runtime.folder import RunFolder
 
 NUM_QUESTIONS = 16
 
@@ -25,7 +25,7 @@ def made_run(
     commit: str = "",
     **settings: Any,
 ) -> Path:
-    """One run. `evaluations`: the score of each question by version; `reward`: of every step."""
+    """Write one run. `evaluations` has question scores by version; `reward` is for all steps."""
     run = RunFolder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     evaluations = evaluations or {}
@@ -55,7 +55,7 @@ def made_run(
 def write_evaluation(
     run: RunFolder, version: int, scores: Sequence[float], words: str = "reverse"
 ) -> None:
-    """Two rollouts a question, whose mean is its score."""
+    """Write two rollouts per question, whose mean is its score."""
     with run.evaluation_of(version).open("w") as file:
         for example, score in enumerate(scores):
             asked = {"role": "user", "content": f"{words} {example}"}
@@ -75,7 +75,7 @@ def made_arm(
     num_questions: int = NUM_QUESTIONS,
     **keywords: Any,
 ) -> list[Path]:
-    """Runs of one arm over seeds: every question `gain` above 0.5, but for chance."""
+    """Write the runs of one arm: each question scores 0.5 + `gain`, plus noise."""
     rng = np.random.default_rng(len(choice) + sum(map(ord, choice)))
     folders = []
     for seed in range(seeds):
@@ -87,7 +87,7 @@ def made_arm(
 
 
 def made_sweep(folder: Path, runs: Sequence[Path], question: str = "") -> Path:
-    """The folder of a sweep of these runs."""
+    """Write the folder of a sweep with these runs."""
     (folder / "jobs").mkdir(parents=True)
     for index, run in enumerate(runs):
         overrides = yaml.safe_load(RunFolder(run).overrides.read_text())["overrides"]

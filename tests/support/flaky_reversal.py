@@ -1,4 +1,4 @@
-"""reverse-text that cannot score some words, and whose splits may be empty."""
+"""Define a reverse-text environment whose score fails for some words."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,7 +7,7 @@ from envs.reverse_text import ReverseText
 
 
 class FlakyReversal(ReverseText):
-    """Raises at words that begin with one of `broken`; a split in `empty` has no examples."""
+    """Raise for words that begin with a letter of `broken`; splits in `empty` have no examples."""
 
     name = "flaky"
 

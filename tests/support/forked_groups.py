@@ -1,6 +1,6 @@
-"""Groups whose rollouts have several turns and rows, and what GAE makes of them, token by token.
+"""Make groups of rollouts with several turns and rows, and compute their GAE with plain lists.
 
-`plain_credit` knows nothing of tables, plans or ranks: one rollout after the other, in lists.
+`plain_credit` uses no tables, plans or ranks. It handles one rollout after the other.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,15 +9,14 @@ from typing import Literal
 import numpy as np
 
 from envs.episode import Example, StopReason
-from rl.records import Credit, Group, Rollout
-from rl.records import Sequence as Row
+from rl.records import Credit, Group, Rollout, TrainingRow
 
 Place = tuple[int, int]  # rollout of the batch, position among its completion tokens
-RowNumbers = Callable[[Row], Sequence[float]]  # of a row's completion tokens
+RowNumbers = Callable[[TrainingRow], Sequence[float]]  # of a row's completion tokens
 
 
 def forked_groups(seed: int = 0, *, num_groups: int = 4) -> list[Group]:
-    """Groups of three; in the first the second is unscored, and the third does not train."""
+    """Return groups of three; in the first the second has no score, the third does not train."""
     rng = np.random.default_rng(seed)
     groups = []
     for index in range(num_groups):
@@ -33,23 +32,23 @@ def _rollout(rng: np.random.Generator, index: int, member: int) -> tuple[Rollout
         num_turns = int(rng.integers(1, 3))
         rows.append(_row(rng, turn, num_turns))
         turn += num_turns
-    # As it travels, in float32; far from 1, so that steps are large beside the weights' rounding.
+    # Rewards are float32 as in a batch, and large, so that rounding of the weights is small.
     earned = tuple((20 * rng.standard_normal(turn)).astype(np.float32).tolist())
     reward = None if (index, member) == (0, 1) else sum(earned)
     trains = (index, member) != (0, 2)
     rollout = Rollout(tuple(rows), [], reward, {}, StopReason.STOP, turn, 0.0)
-    # An advantage that must not matter, and is 0 for some: those rows lie elsewhere in the plan.
+    # The critic must ignore these advantages. Some are 0, which moves their rows in the plan.
     advantages = (float(rng.integers(0, 2)),)
     return rollout, Credit(reward, advantages, trains, earned if reward is not None else ())
 
 
-def _row(rng: np.random.Generator, first_turn: int, num_turns: int) -> Row:
+def _row(rng: np.random.Generator, first_turn: int, num_turns: int) -> TrainingRow:
     turns = [-1] * int(rng.integers(2, 6))  # the prompt; replies stand between turns
     for turn in range(first_turn, first_turn + num_turns):
         turns += [turn] * int(rng.integers(1, 6)) + [-1] * int(rng.integers(1, 3))
     numbers = np.array(turns, np.int32)
     mask = numbers >= 0
-    return Row(
+    return TrainingRow(
         token_ids=rng.integers(0, 256, len(turns)).astype(np.int32),
         completion_mask=mask,
         rollout_logprobs=-mask.astype(np.float32),
@@ -67,19 +66,19 @@ def plain_credit(
     gae_lambda: float,
     over: Literal["tokens", "turns"],
 ) -> dict[Place, tuple[float, float, bool]]:
-    """Advantage, return and whether it is the first of its step, of each token that counts."""
+    """Return advantage, return, and whether it begins a step, for each token that trains."""
     pairs = [pair for g in groups for pair in zip(g.rollouts, g.credits, strict=True)]
     result: dict[Place, tuple[float, float, bool]] = {}
     for i, (rollout, credit) in enumerate(pairs):
         if credit.reward is None or not credit.trains:
             continue
-        value = [v for row in rollout.sequences for v in values(row)]
-        turns = [int(t) for row in rollout.sequences for t in row.turns if t >= 0]
+        value = [v for row in rollout.rows for v in values(row)]
+        turns = [int(t) for row in rollout.rows for t in row.turns if t >= 0]
         reward = [0.0] * len(turns)
         for turn, earned in enumerate(credit.turn_rewards):
             reward[len(turns) - 1 - turns[::-1].index(turn)] += earned
         if penalties:
-            lost = [p for row in rollout.sequences for p in penalties(row)]
+            lost = [p for row in rollout.rows for p in penalties(row)]
             reward = [r - p for r, p in zip(reward, lost, strict=True)]
         steps = list(range(len(turns))) if over == "tokens" else turns
         firsts = [steps.index(step) for step in sorted(set(steps))]

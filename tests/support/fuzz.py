@@ -1,4 +1,4 @@
-"""Completions that no sane policy writes, the same for the same seed, and an engine for them."""
+"""Generate malformed completions from a seed, and an engine that returns them."""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -20,7 +20,7 @@ TEXTS = (
 
 
 def texts(rng: Random) -> Iterator[str]:
-    """Endless completions as text; every fifth is of bytes that may be no text at all."""
+    """Yield completions as text without end."""
     while True:
         value = _value(rng, 3)
         name = rng.choice(NAMES)
@@ -29,7 +29,7 @@ def texts(rng: Random) -> Iterator[str]:
         kind = rng.randrange(8)
         if kind == 0:
             yield "".join(rng.choice((*MARKUP, *TEXTS, value)) for _ in range(rng.randrange(9)))
-        elif kind == 1:  # half a call
+        elif kind == 1:  # a truncated call
             whole = f"<tool_call>\n{call}\n</tool_call>"
             yield whole[: rng.randrange(len(whole))]
         elif kind == 2:
@@ -42,7 +42,7 @@ def texts(rng: Random) -> Iterator[str]:
 
 
 def large_texts() -> list[str]:
-    """The few that are large: deep nesting, long numbers, 10^5 characters."""
+    """Return a few large completions: deep nesting, long numbers, 10^5 characters."""
     deep = [f"{'[' * n}{']' * n}" for n in (50, 100, 300, 900, 990, 1100, 5000, 50_000)]
     deep += ['{"a":' * n + "1" + "}" * n for n in (300, 900, 1100)]
     numbers = ["9" * n for n in (300, 310, 4000, 4300, 4301, 100_000)] + ["-" + "9" * 4301]
@@ -56,7 +56,7 @@ def large_texts() -> list[str]:
 
 
 def tokens(text: str, rng: Random) -> list[int]:
-    """The text as the policy may have sampled it: markup as tokens or spelled out, bytes lost."""
+    """Return token ids of the text, sometimes with lost and shuffled bytes."""
     if rng.random() < 0.2:
         ids = [byte for byte in text.encode("utf-8", "replace") if rng.random() < 0.95]
         ids += [rng.randrange(265) for _ in range(rng.randrange(4))]
@@ -67,7 +67,7 @@ def tokens(text: str, rng: Random) -> list[int]:
 
 
 class FuzzedClient:
-    """Samples these completions, one after the other, again and again."""
+    """Return these completions in a loop."""
 
     def __init__(self, completions: list[list[int]]) -> None:
         self._completions, self.given = completions, 0

@@ -1,5 +1,7 @@
-"""Code that means harm, and what it must meet. {outside} is a file that is not the sandbox's,
-{parent} the process that runs the tests."""
+"""List hostile code and the expected refusal.
+
+{outside} is a file outside the sandbox, {parent} the process that runs the tests.
+"""
 
 REFUSED = "not permitted|denied"
 LATE = "took longer than 1 s; the interpreter was restarted and its variables are gone"
@@ -15,10 +17,8 @@ SNIPPETS = {
     "clone": ("import ctypes; ctypes.CDLL(None).syscall(56, 17, 0, 0, 0, 0)", "^-1$"),
     "os.system": ("import os; os.system('touch {outside}')", r"^(-1|32512)$"),
     "subprocess": ("import subprocess; subprocess.run(['sleep', '99'])", REFUSED),
-    "popen": ("import os; os.popen('id').read()", REFUSED),
     "exec": ("import os; os.execv('/bin/sh', ['sh', '-c', 'id'])", REFUSED),
     "spawn": ("import os; os.posix_spawn('/bin/sh', ['sh'], {{}})", REFUSED),
-    "multiprocessing": ("import multiprocessing as m; m.Process(target=print).start()", REFUSED),
     "threads by the thousand": (
         "import threading\nfor _ in range(5000): threading.Thread(target=input).start()",
         "can't start new thread",
@@ -42,13 +42,10 @@ SNIPPETS = {
     "own secrets": ("import os; sorted(os.environ)", r"^\['LANG', 'OMP_\w+', 'OPENBLAS_\w+'\]$"),
     # files
     "write": ("open('{outside}', 'w').write('x')", REFUSED),
-    "append": ("open('{outside}', 'a').write('x')", REFUSED),
     "read": ("open('{outside}').read()", REFUSED),
-    "read the users": ("open('/etc/passwd').read()", REFUSED),
     "list the root": ("import os; os.listdir('/')", REFUSED),
     "delete": ("import os; os.remove('{outside}')", REFUSED),
     "delete folders": ("import os, shutil; shutil.rmtree(os.path.dirname('{outside}'))", REFUSED),
-    "rename": ("import os; os.rename('{outside}', '{outside}2')", REFUSED),
     "truncate": ("import os; os.truncate('{outside}', 0)", REFUSED),
     "chmod": ("import os; os.chmod('{outside}', 0o777)", REFUSED),
     "link": ("import os; os.symlink('/etc/passwd', '{outside}2')", REFUSED),
@@ -73,7 +70,6 @@ SNIPPETS = {
     "udp": ("import socket; socket.socket(socket.AF_INET, socket.SOCK_DGRAM)", REFUSED),
     "unix socket": ("import socket; socket.socket(socket.AF_UNIX)", REFUSED),
     "socket pair": ("import socket; socket.socketpair()", REFUSED),
-    "download": ("import urllib.request as u; u.urlopen('http://127.0.0.1')", REFUSED),
     # time
     "endless loop": ("while True: pass", LATE),
     "endless loop in C": ("10**10**8; 1", LATE),
@@ -90,7 +86,6 @@ SNIPPETS = {
     "anonymous map": ("import mmap; mmap.mmap(-1, 10**11)", "Cannot allocate memory"),
     "memory file": ("import os; os.memfd_create('x')", REFUSED),
     "much output": ("print('x' * 10**7); 1", "characters left out"),
-    "much value": ("'x' * 10**7", "characters left out"),
     "deep recursion": (
         "import sys; sys.setrecursionlimit(10**9)\ndef f(x): return f([x])\nf(0)",
         "MemoryError|SystemError|crashed the interpreter",

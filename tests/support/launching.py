@@ -1,4 +1,4 @@
-"""Real runs of train.py in processes of their own: vLLM, DeepSpeed and all."""
+"""Start real runs of train.py with vLLM and DeepSpeed, and watch their processes."""
 
 import json
 import os
@@ -23,10 +23,7 @@ def train(
     started_in: Path | None = None,
     **environment: str,
 ) -> subprocess.CompletedProcess[str]:
-    """python train.py ..., from another folder than the repository's; for starts that fail soon.
-
-    That is `started_in`, or where the runs lie.
-    """
+    """Run a program from the folder `started_in` (default: `output_dir`), for early failures."""
     command = [sys.executable, str(ROOT / program), *arguments, f"output_dir={output_dir}"]
     return subprocess.run(
         command,
@@ -41,7 +38,7 @@ def train(
 
 @dataclass
 class Result:
-    """How a run of train.py ended."""
+    """The status, screen and folder of a finished run of train.py."""
 
     status: int
     screen: str
@@ -54,13 +51,13 @@ class Result:
 
 @dataclass
 class Launcher:
-    """Starts train.py as a user would; `output` and the model cache are the test session's own."""
+    """Start train.py as a user would, with the output folder and cache of the test session."""
 
     output: Path
     environment: dict[str, str]
 
     def start(self, name: str, *overrides: str, warm: Sequence[str] = WARM) -> subprocess.Popen:
-        # Relative, as the default is: a part that takes it for absolute must be noticed.
+        # Use a relative path, as the default is, to notice code that expects an absolute one.
         output = os.path.relpath(self.output, ROOT)
         command = [sys.executable, "train.py", f"run_name={name}", f"output_dir={output}"]
         return subprocess.Popen(
@@ -81,7 +78,7 @@ class Launcher:
 
 
 def groups_below(leader: int) -> set[int]:
-    """Process groups of a process's descendants."""
+    """Return the process groups of a process's descendants."""
     groups = {}
     for pid in below(leader):
         with suppress(OSError):
@@ -90,7 +87,7 @@ def groups_below(leader: int) -> set[int]:
 
 
 def below(leader: int) -> set[int]:
-    """Process ids of a process's descendants."""
+    """Return the process ids of a process's descendants."""
     parents = {}
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -103,12 +100,12 @@ def below(leader: int) -> set[int]:
 
 
 def _fields(pid: int) -> list[str]:
-    """What /proc/<pid>/stat has behind the name, which may hold anything."""
+    """Return the fields of /proc/<pid>/stat after the name, which may contain spaces."""
     return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()
 
 
 def alive(groups: set[int]) -> list[str]:
-    """Command names of processes in any of these groups that are not zombies."""
+    """Return the names of the processes in these groups, without zombies."""
     names = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -122,7 +119,7 @@ def alive(groups: set[int]) -> list[str]:
 
 
 def wait_for(condition: Callable[[], bool], seconds: float) -> bool:
-    """True as soon as the condition holds, False after `seconds`."""
+    """Return True when the condition holds, False after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -132,7 +129,7 @@ def wait_for(condition: Callable[[], bool], seconds: float) -> bool:
 
 
 def stop(process: subprocess.Popen) -> None:
-    """End what a failed test may have left."""
+    """End a process that a failed test may have left."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         process.wait(timeout=20)

@@ -1,4 +1,4 @@
-"""A few lines behind a Unix socket that play vLLM's routes, for what is posted one at a time."""
+"""Serve routes of vLLM on a Unix socket, one request at a time."""
 
 import json
 import threading
@@ -11,10 +11,10 @@ from typing import Any
 
 
 class PostHandler(BaseHTTPRequestHandler):
-    """Reads the body of a post, and answers with what `answer` makes of it; 500 for its error."""
+    """Answer a post with the result of `answer`, or with 500 and its error."""
 
     def answer(self, body: dict[str, Any]) -> bytes | dict[str, Any]:
-        """Return prose, or what is sent as JSON."""
+        """Return text as bytes, or an object that is sent as JSON."""
         raise NotImplementedError
 
     def do_POST(self):
@@ -45,7 +45,7 @@ class PostHandler(BaseHTTPRequestHandler):
 def listening(
     socket: Path | None, handler: type[PostHandler]
 ) -> Iterator[UnixStreamServer | TCPServer]:
-    """Serve in a thread for as long as the block lasts; None: on a port of this host."""
+    """Serve in a thread until the block ends; None: on a port of this host."""
     with (
         UnixStreamServer(str(socket), handler) if socket else TCPServer(("127.0.0.1", 0), handler)
     ) as server:

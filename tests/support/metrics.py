@@ -1,4 +1,4 @@
-"""A line of metrics.jsonl as a run writes it."""
+"""Define a line of metrics.jsonl as a run writes it."""
 
 STEP = {
     "train/reward": 0.25,

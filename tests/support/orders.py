@@ -1,4 +1,4 @@
-"""Example orders that have begun, and what they give."""
+"""Begin example orders, and read examples from them."""
 
 from collections.abc import Sequence
 
@@ -8,16 +8,16 @@ from rl.rollouts.example_order import ExampleOrder, ShuffledOrder
 
 
 def begun(order: ExampleOrder, pools: Sequence[Pool], seed: int) -> ExampleOrder:
-    """The order itself, ready for its first group."""
+    """Begin the order and return it."""
     order.begin(pools, seed)
     return order
 
 
 def shuffled(pools: Sequence[Pool], seed: int) -> ExampleOrder:
-    """The default order."""
+    """Return the default order, begun."""
     return begun(ShuffledOrder(), pools, seed)
 
 
 def examples(order: ExampleOrder, count: int) -> list[Example]:
-    """What the first `count` groups play."""
+    """Return the examples of the first `count` groups."""
     return [order.example(order.next(index)) for index in range(count)]

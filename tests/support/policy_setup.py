@@ -1,13 +1,25 @@
-"""What the cases of policy_worker.py are made of: policies, batches, and optimizers that watch."""
+"""Policies, batches and optimizers for tests that run on ranks (tests/support/ranks.py)."""
 
 import dataclasses
 import functools
+import itertools
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import yaml
 from torch import Tensor
+
+from losses.aggregation import token_mean
+from losses.cispo import cispo
+from rl.learner.layers import compile_layers, recompute_layers
+from rl.learner.objective import Objective
+from rl.learner.optim import AdamW
+from rl.learner.policy import Policy
+from rl.model.loading import load_model
+from rl.rollouts.plan import plan, weighted_rows
+from tests.support import tiny_policy as tiny
 
 REPO = Path(__file__).parents[2]
 BUDGETS = {"one": 10_000, "several": 60, "rows": 1}  # tokens of a micro-batch
@@ -15,17 +27,11 @@ RATE = 0.01
 
 
 def without_advantage(row: Any) -> Any:
-    return dataclasses.replace(row, advantages=0.0)
-
-
-def zero_gradient_fraction(rows: Any) -> float:
-    """Share of the completion tokens whose row has no advantage."""
-    idle = sum(r.row.num_completion for r in rows if not r.teaches)
-    return idle / sum(r.row.num_completion for r in rows)
+    return dataclasses.replace(row, advantages=0 * row.advantages)
 
 
 class CountingSGD(torch.optim.SGD):
-    """Weights before minus weights after are the gradient itself."""
+    """Counts its steps. At a rate of 1 the weights move by the gradient itself."""
 
     steps = 0
 
@@ -34,27 +40,8 @@ class CountingSGD(torch.optim.SGD):
         super().step(closure)
 
 
-class Watched:
-    """A configured optimizer that keeps the gradients of every step, and whose they are."""
-
-    def __init__(self, optim: Any) -> None:
-        self.rate = optim.rate
-        self._optim = optim
-        self.gradients: list[list[Tensor]] = []
-
-    def optimizer(self, parameters: Any, embeddings: Any) -> torch.optim.Optimizer:
-        made = self._optim.optimizer(parameters, embeddings)
-        self.owners = [id(p) for group in made.param_groups for p in group["params"]]
-        made.register_step_pre_hook(self._keep)
-        return made
-
-    def _keep(self, optimizer: Any, *_: Any) -> None:
-        held = [p.grad for group in optimizer.param_groups for p in group["params"]]
-        self.gradients.append([gradient.clone() for gradient in held if gradient is not None])
-
-
 class PlainSteps:
-    """Stands in for rl.learner.optim.AdamW."""
+    """Plain SGD in the place of rl.learner.optim.AdamW."""
 
     def __init__(self, rate: float = 1.0) -> None:
         self._rate = rate
@@ -67,17 +54,32 @@ class PlainSteps:
         return self._rate
 
 
+class KeptGradient(torch.optim.SGD):
+    """Keeps the gradient that reaches the optimizer: this rank's share."""
+
+    def step(self, closure: Any = None) -> None:
+        held = [p.grad for group in self.param_groups for p in group["params"]]
+        self.gradient = torch.cat([g.detach().double().flatten() for g in held if g is not None])
+
+
+class StandingStill:
+    """Moves no weight, in the place of rl.learner.optim.AdamW."""
+
+    def optimizer(self, parameters: Any, embeddings: Any) -> torch.optim.Optimizer:
+        self.made = KeptGradient([p for p in parameters if p.requires_grad], lr=0.0)
+        return self.made
+
+    def rate(self, step: int, max_steps: int) -> float:
+        return 0.0
+
+
 class Setup:
-    """Policies of any size and batches of any split, the same on every rank."""
+    """Policies of any dtype and ZeRO stage and batches of any split, the same on every rank."""
 
     def __init__(self, folder: Path, ranks: Any) -> None:
-        from losses.aggregation import token_mean
-        from losses.cispo import cispo
-        from rl.learner.objective import Objective
-        from tests.support import tiny_policy as tiny
-
         self.folder, self.ranks = folder, ranks
-        # Every rank writes a folder of its own: they would race for a shared one.
+        self._numbers = itertools.count()
+        # One folder per rank, because the ranks would race for a shared one.
         sources = folder / f"models{ranks.rank}"
         self.sources = {d: tiny.model_folder(sources / d, d) for d in ("float32", "bfloat16")}
         self.loss = functools.partial(cispo, clip_low=0.0, clip_high=5.0)
@@ -86,31 +88,29 @@ class Setup:
         self.batches = [tiny.weighted(self.twin, token_mean, seed) for seed in range(2)]
         self.rows = self.batches[0]
 
-    def policy(self, dtype: str, mode: str, optim: Any, seed: int = 0, **changes: Any) -> Any:
-        from rl.learner.policy import Policy
-        from tests.support.tiny_policy import TEMPERATURE
+    def new_folder(self) -> Path:
+        """Return an empty folder that all ranks share."""
+        folder = self.folder / f"test{next(self._numbers)}"
+        folder.mkdir(exist_ok=True)
+        return folder
 
+    def policy(self, dtype: str, mode: str, optim: Any, seed: int = 0, **changes: Any) -> Any:
         model = self.model(dtype, seed)
         with_layers(model, mode)
-        model.train()
         settings = {"max_steps": 10, "max_grad_norm": 1e9, "logprob_chunk": 7, **changes}
         return Policy(
-            model,
+            model.train(),
             optim,
             self.ranks,
             deepspeed_config=deepspeed_config(mode),
-            temperature=TEMPERATURE,
+            temperature=tiny.TEMPERATURE,
             **settings,
         )
 
     def model(self, dtype: str, seed: int) -> Any:
-        from rl.model.loading import load_model
-
         return load_model(self.sources[dtype], getattr(torch, dtype), seed)
 
     def adamw(self, **changes: Any) -> Any:
-        from rl.learner.optim import AdamW
-
         knobs = {
             "learning_rate": RATE,
             "beta1": 0.9,
@@ -127,8 +127,6 @@ class Setup:
         return self.split(rows, BUDGETS.get(split, 1), step)
 
     def split(self, rows: Any, budget: int, step: int = 0) -> Any:
-        from rl.rollouts.plan import plan
-
         shares = plan(
             rows,
             step=step,
@@ -138,17 +136,38 @@ class Setup:
         )
         return shares[self.ranks.rank]
 
+    def many_rows(self, count: int) -> list[Any]:
+        """Return rows of many groups, each with an advantage and a completion."""
+        groups = tiny.groups(self.twin, num_groups=count // 2, seed=3)
+        every = weighted_rows(groups, token_mean)
+        rows = [row for row in every if row.num_completion and row.has_advantage]
+        return rows[:count]
+
     def everywhere(self, policy: Any) -> dict[str, Tensor]:
-        """A copy of the weights, on every rank."""
-        found = [{name: tensor.clone() for name, tensor in policy.weights().items()}]
+        """Return a copy of the weights on every rank."""
+        return self.from_first({name: t.clone() for name, t in policy.weights().items()})
+
+    def from_first(self, value: Any) -> Any:
+        """Return what rank 0 has."""
+        found = [value]
         dist.broadcast_object_list(found, src=0)
         return found[0]
+
+    def largest(self, value: Any) -> float:
+        """Return the largest value of all ranks."""
+        found = torch.as_tensor(value, dtype=torch.float64)
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        return float(found)
+
+    def difference(self, one: Tensor, other: Tensor) -> float:
+        """Return |one - other| / |other|, over the shares of all ranks."""
+        squares = torch.stack([(one - other).square().sum(), other.square().sum()])
+        dist.all_reduce(squares)
+        return float((squares[0] / squares[1]).sqrt())
 
 
 def with_layers(model: Any, mode: str) -> None:
     """Recompute and compile the layers as the mode says."""
-    from rl.learner.layers import compile_layers, recompute_layers
-
     if "checkpointing" in mode:
         recompute_layers(model)
     if "compiled" in mode:
@@ -156,11 +175,10 @@ def with_layers(model: Any, mode: str) -> None:
 
 
 def deepspeed_config(mode: str) -> dict[str, Any]:
-    import yaml
-
+    """Return conf/deepspeed's file of a mode; `scattered` shards even a tiny model."""
     stage, *how = mode.split()
     config = yaml.safe_load((REPO / f"conf/deepspeed/{stage}.yaml").read_text())
-    if "scattered" in how:  # the weights of so small a model would stay whole on every rank
+    if "scattered" in how:
         config["zero_optimization"] |= {
             "stage3_param_persistence_threshold": 0,
             "stage3_model_persistence_threshold": 0,

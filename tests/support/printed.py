@@ -1,4 +1,4 @@
-"""What a page of the documentation prints: files, each after a comment with its name, and commands.
+"""Read files and commands from a page of the documentation; a comment names each file.
 
     # conf/loss/mine.yaml                    python train.py loss=mine \
     _target_: mine.mine                          max_steps=3
@@ -12,13 +12,13 @@ _COMMANDS = ("python", "mkdir")
 
 
 def _blocks(page: Path) -> list[str]:
-    """The indented blocks, without their indentation."""
+    """Return the indented blocks without their indentation."""
     blocks = re.findall(r"(?:^    .*\n|^\n)+", page.read_text(), re.MULTILINE)
     return ["".join(line[4:] or "\n" for line in block.splitlines(True)) for block in blocks]
 
 
 def files(page: Path) -> dict[str, str]:
-    """The files by name."""
+    """Return the text of each file by name."""
     found: dict[str, list[str]] = {}
     for block in _blocks(page):
         name = ""
@@ -33,7 +33,7 @@ def files(page: Path) -> dict[str, str]:
 
 
 def commands(page: Path) -> list[str]:
-    """The commands, each as one line."""
+    """Return the commands, each as one line."""
     lines = [line for block in _blocks(page) for line in block.replace("\\\n", "").splitlines()]
     return [re.sub(" +", " ", line) for line in lines if line.startswith(_COMMANDS)]
 

@@ -1,7 +1,7 @@
-"""An OpenAI-compatible endpoint with a policy that obeys its system prompt, and a scripted teacher.
+"""Serve an OpenAI-compatible endpoint: a policy that obeys its system prompt, and a teacher.
 
 The policy is asked to reverse a word (env=reverse-text). It writes a word backwards if its system
-prompt says "backwards", a short one alone if it says "short", and repeats it otherwise.
+prompt says "backwards" (only a short word if it also says "short"), and else repeats it.
 """
 
 import json
@@ -16,18 +16,18 @@ SHORT = 4  # letters
 
 @dataclass
 class PromptedEndpoint:
-    """What it was asked, and how it answers.
+    """Hold the options, the received requests and the state of the endpoint.
 
     Attributes:
-        proposals: what the teacher says, one after the other; the last for ever after.
-        hold_at: request of the policy at which it stops answering anybody, from 1; 0: never.
+        proposals: answers of the teacher in order; the last one is repeated.
+        hold_at: number of the policy's request, from 1, that blocks all answers; 0: none.
 
     """
 
     proposals: Sequence[str] = ("```\nWrite the word backwards.\n```",)
     hold_at: int = 0
-    key: str = ""  # what it wants as a key; "": none
-    port: int = 0  # where it listens; 0: anywhere
+    key: str = ""  # the required key; "": none
+    port: int = 0  # 0: a free port
     url: str = ""
     policy_asked: list[tuple[str, str]] = field(default_factory=list)  # system prompt, word
     teacher_asked: list[str] = field(default_factory=list)
@@ -36,7 +36,7 @@ class PromptedEndpoint:
     released: threading.Event = field(default_factory=threading.Event)
 
     def answer(self, body: dict) -> tuple[int, str]:
-        """Status and content of a completion."""
+        """Return the status and content of a completion."""
         messages = {message["role"]: message["content"] for message in body["messages"]}
         with self.lock:
             if body["model"] == "teacher" or "feedback" in messages["user"]:
@@ -74,14 +74,17 @@ class PromptedEndpoint:
                 data = json.dumps(body).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(data)))
-                with suppress(OSError):  # whoever asked was killed
+                with suppress(OSError):  # the client was killed
                     self.end_headers()
                     self.wfile.write(data)
 
             def log_message(self, format, *args):
                 pass
 
-        with ThreadingHTTPServer(("127.0.0.1", self.port), Handler) as server:
+        class Server(ThreadingHTTPServer):
+            request_queue_size = 128  # a search connects many times at once
+
+        with Server(("127.0.0.1", self.port), Handler) as server:
             self.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
             threading.Thread(target=server.serve_forever, daemon=True).start()
             try:
@@ -95,7 +98,7 @@ class PromptedEndpoint:
         return f"Bearer {self.key}" if self.key else ""
 
     def overrides(self, **more: object) -> list[str]:
-        """A command line for optimize_prompt.py that asks it, policy and teacher alike."""
+        """Return overrides of optimize_prompt.py that use it as policy and teacher."""
         values = {
             "client": "messages",
             "client.url": self.url,

@@ -1,9 +1,9 @@
-"""A real Ray of several nodes on this machine, each with an address and cores that are pretended.
+"""Start a real Ray with several pretended nodes on this machine.
 
     python -m tests.support.ray_nodes 1 1 1 -- python train.py cluster=ray cluster.gpus=false ...
 
-starts a head and a node for each number, of as many cores, at 127.0.0.2, 127.0.0.3, ...; then the
-command, whose cluster.address=auto is that Ray.
+starts a head, and for each number a node with as many cores at 127.0.0.2, 127.0.0.3, .... Then it
+runs the command, whose cluster.address=auto finds this Ray.
 """
 
 import os
@@ -13,13 +13,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-_LEAST = {"object_store_memory": 80_000_000}  # bytes; nothing of ours lies there
+_LEAST = {"object_store_memory": 80_000_000}  # bytes; we store no objects there
 _QUICK = {"health_check_period_ms": 200, "health_check_failure_threshold": 5}
 
 
 @contextmanager
 def ray_nodes(cores: Sequence[int], gpus: int = 0, head_cores: int = 0) -> Iterator[Any]:
-    """Yield the cluster: `cores` and `gpus` of each node beside the head."""
+    """Start a head and a node per entry of `cores`; yield the cluster."""
     from ray.cluster_utils import Cluster
 
     head = {**_LEAST, "num_cpus": head_cores}
@@ -35,7 +35,7 @@ def ray_nodes(cores: Sequence[int], gpus: int = 0, head_cores: int = 0) -> Itera
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run a command beside such a Ray; its exit status."""
+    """Run a command with such a Ray; return its exit status."""
     end = arguments.index("--")
     with ray_nodes([int(number) for number in arguments[:end]]) as cluster:
         environment = {**os.environ, "RAY_ADDRESS": cluster.address}

@@ -1,6 +1,6 @@
-"""A replica that a push reaches: vLLM's routes behind a socket, the real ends of ours behind them.
+"""A replica that a push reaches: vLLM's routes behind a socket, with the real readers behind them.
 
-What vLLM itself would do with the weights is left out: they are kept to be looked at.
+Instead of loading the weights it keeps them, so that a test can compare them.
 """
 
 import json
@@ -14,17 +14,28 @@ from safetensors.torch import load_file
 
 from rl.inference import replica as routed
 from rl.inference.routes import VLLMRoutes
-from rl.run.address import Address
-from rl.weights.adapter import AdapterReader
-from rl.weights.gloo import GlooReader
-from rl.weights.shm import FileReader
+from rl.runtime.network import Address
+from rl.weights.adapter import AdapterSender
+from rl.weights.disk import DiskSender
+from rl.weights.gloo import GlooSender
+from rl.weights.shm import ShmSender
+from rl.weights.transport import Sender, open_reader
 from tests.support.listening import PostHandler, listening
+from tests.support.own_sync import RequestSender
 
-READERS = {"shm": FileReader, "disk": FileReader, "gloo": GlooReader, "adapter": AdapterReader}
+WHOLE = {"shm": ShmSender, "disk": DiskSender, "gloo": GlooSender, "own": RequestSender}
+SENDERS = {**WHOLE, "adapter": AdapterSender}
+
+
+def opened(sync: str, folder: Path, timeout: float = 30.0) -> Sender:
+    """Return the sender of a choice of `sync`, ready for the first push."""
+    sender = SENDERS[sync](folder=None, probe_every=1, probe_rows=2, max_mismatch=0.05)
+    sender.open(folder, timeout)
+    return sender
 
 
 class FakeVLLM(PostHandler):
-    """Keeps in its server what came: `routes`, `version`, `weights`, `folder` of an adapter."""
+    """Keeps what it received in its server: `routes`, `version`, `weights`, `folder`."""
 
     def answer(self, body: dict[str, Any]) -> bytes | dict[str, Any]:
         server: Any = self.server
@@ -37,12 +48,12 @@ class FakeVLLM(PostHandler):
                 return {"world_size": 1}
             case "/init_weight_transfer_engine":
                 info = body["init_info"]
-                server.reader = READERS[info["transport"]](0, **info["facts"])
+                server.reader = open_reader(info["reader"], 0, info["facts"])
             case "/v1/load_lora_adapter":
                 return self.load_adapter(Path(body["lora_path"]))
             case "/update_weights":
                 info = body["update_info"]
-                read = server.reader.read(server.lie or info["fingerprint"], **info["where"])
+                read = server.reader.read(server.lie or info["fingerprint"], **info["source"])
                 server.weights = {name: tensor.clone() for name, tensor in read.items()}
             case "/finish_weight_update" if "weight_version" in body:
                 server.version = int(body["weight_version"])
@@ -62,7 +73,7 @@ class FakeVLLM(PostHandler):
 
 
 class Replica:
-    """What a test sees of one, `server` what it has received."""
+    """A replica as a test sees it; `server` holds what it received."""
 
     def __init__(self, name: str, server: Any, timeout: float) -> None:
         self.server, where = server, server.server_address
@@ -70,7 +81,7 @@ class Replica:
         self.receiver = VLLMRoutes(routed.Replica(name, address), timeout=timeout)
 
     def holds(self, weights: dict[str, torch.Tensor], version: int) -> bool:
-        """Whether it would sample with these, as this version."""
+        """Return whether it would sample with these weights, as this version."""
         got = self.server.weights
         same = got.keys() == weights.keys() and all(
             tensor.dtype == got[name].dtype and torch.equal(tensor, got[name])
@@ -83,9 +94,10 @@ class Replica:
 def replica(
     socket: Path | None, name: str = "inference", *, timeout: float = 30.0
 ) -> Iterator[Replica]:
-    """Serve one, on a port where there is no socket.
+    """Serve a replica, on a port if there is no socket.
 
-    `server.faults`: a route and what to do before it answers; `server.lie`: a mark to expect.
+    `server.faults` maps a route to what it does before it answers; `server.lie` is a fingerprint to
+    expect instead of the one that was sent.
     """
     with listening(socket, FakeVLLM) as server:
         server: Any
@@ -95,5 +107,5 @@ def replica(
 
 
 def refuse() -> None:
-    """A fault: vLLM says no."""
+    """Fail as a route of vLLM that refuses."""
     raise RuntimeError("it refuses")

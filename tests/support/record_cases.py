@@ -17,13 +17,14 @@ def recorded(cases: Any, policy: Any) -> dict[str, Any]:
     from losses.correction import tis_sequence
     from losses.kl import k3
     from rl.learner.kl import KLPenalty
-    from rl.learner.objective import Batch, Objective
+    from rl.learner.objective import Batch
     from rl.rollouts.plan import plan_batch
-    from rl.rollouts.token_record import TokenRecord
-    from rl.run.folder import RunFolder
-    from rl.run.token_files import read_rows
-    from rl.trainer.token_record import StepRecord
+    from rl.rollouts.sampled_tokens import TokenRecord
+    from rl.runtime.folder import RunFolder
+    from rl.runtime.token_files import read_rows
+    from rl.trainer.trained_tokens import StepRecord
     from tests.support.forked_groups import forked_groups
+    from tests.support.summed_objective import SummedObjective
     from tests.support.tiny_policy import filled
 
     *groups, rejected = forked_groups(num_groups=7)
@@ -42,7 +43,7 @@ def recorded(cases: Any, policy: Any) -> dict[str, Any]:
         return share, [filled(micro, old=True, dtype=dtype) for micro in micros]
 
     for step, name in enumerate(LOSSES):
-        objective = Objective(
+        objective = SummedObjective(
             loss(name),
             partial(tis_sequence, cap=1.05),
             KLPenalty(estimator=k3, beta=9.0, place="loss", target_kl=None),
@@ -65,7 +66,7 @@ def recorded(cases: Any, policy: Any) -> dict[str, Any]:
 
 
 def beside(objective: Any, whole: Any, batches: Any, rows: Any) -> dict[str, Any]:
-    """The recorded slopes beside autograd's of the objective of all rows at once, in float64."""
+    """The recorded grads beside autograd's of the objective of all rows at once, in float64."""
     keys, leaves, total = [], [], torch.zeros((), dtype=torch.float64)
 
     def column(name: str, keyed: Any) -> Any:
@@ -80,7 +81,7 @@ def beside(objective: Any, whole: Any, batches: Any, rows: Any) -> dict[str, Any
         keys.append(keyed)
         leaves.append(leaf)
     expected = torch.cat(torch.autograd.grad(total, leaves))
-    found = torch.cat([column("slope", keyed) for keyed in keys])
+    found = torch.cat([column("grad", keyed) for keyed in keys])
     trained = {key for keyed in keys for key in keyed}
     return {
         "error": float((found - expected).abs().max() / expected.abs().max()),

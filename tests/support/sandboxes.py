@@ -1,4 +1,4 @@
-"""Sandboxes for tests, and the processes that they leave."""
+"""Make sandboxes for tests, and find their processes."""
 
 import time
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from envs.sandbox.sandbox import OURS, Limits, Sandbox
 from envs.tools import ToolError
 
-KNOBS = {
+OPTIONS = {
     "call_timeout": 1.0,
     "cpu_seconds": 60,
     "memory_mb": 256,
@@ -17,11 +17,11 @@ KNOBS = {
 
 
 def make(**changes):
-    return Sandbox(Limits(**{**KNOBS, "call_timeout": 60.0, **changes}))
+    return Sandbox(Limits(**{**OPTIONS, "call_timeout": 60.0, **changes}))
 
 
 def interpreters():
-    """Living processes that run a sandbox of this checkout, wherever they have got to."""
+    """Return the living processes that run a sandbox of this checkout."""
     found = set()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -35,7 +35,7 @@ def interpreters():
 
 
 def settled(expected, seconds=60.0):
-    """Whether no others than `expected` live after a while; of those, another process's may end."""
+    """Return whether only processes in `expected` are alive after a while."""
     deadline = time.monotonic() + seconds
     while not interpreters() <= expected and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -43,7 +43,7 @@ def settled(expected, seconds=60.0):
 
 
 async def said(box, code):
-    """The answer, or the sentence that the policy gets instead."""
+    """Return the answer, or the error message that the policy gets."""
     try:
         return await box.run(code)
     except ToolError as error:

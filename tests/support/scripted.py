@@ -1,4 +1,4 @@
-"""A scripted engine and environment, and a Player that plays them with Qwen3's renderer."""
+"""Provide a scripted engine and environment, and a Player with Qwen3's renderer."""
 
 import asyncio
 import tempfile
@@ -46,7 +46,7 @@ SAMPLER = PolicySampler(
 
 
 def tiny_model(folder: Path) -> Path:
-    """The folder of a tiny model: configuration and tokenizer, no weights."""
+    """Return the folder of a tiny model with configuration and tokenizer, without weights."""
     sizes = {"hidden_size": 8, "num_layers": 1, "num_heads": 1, "num_kv_heads": 1, "head_dim": 8}
     rest = {"max_seq_len": 256, "max_tokens": 32, "learning_rate": 1e-3, "warm_start": None}
     rest |= {"describe_tools": True, "rope_theta": 100.0, "tokenizer": None}
@@ -55,20 +55,20 @@ def tiny_model(folder: Path) -> Path:
 
 @cache
 def tiny_renderer() -> Renderer:
-    """Qwen3's renderer over the tiny model's tokenizer."""
+    """Return Qwen3's renderer with the tiny model's tokenizer."""
     with tempfile.TemporaryDirectory() as folder:
         return load_renderer(tiny_model(Path(folder)), "qwen3")
 
 
 @cache
 def tiny_tokenizer() -> Tokenizer:
-    """The same, but special tokens written out become those tokens: the policy may sample them."""
+    """Encode a text; special tokens in it become tokens, because a policy may sample them."""
     with tempfile.TemporaryDirectory() as folder:
         return Tokenizer(tiny_model(Path(folder)))
 
 
 class ScriptedClient:
-    """Says `answers[i]` as its i-th completion (the last for ever after), `seconds` a request."""
+    """Return `answers[i]` as the i-th completion, then the last one, `seconds` per request."""
 
     def __init__(self, *answers: str | Exception, seconds: float = 0.0) -> None:
         self.answers, self.seconds = list(answers), seconds
@@ -96,7 +96,7 @@ class ScriptedClient:
 
 
 class ScriptedEnv(Environment):
-    """Scores 1 for "good"; replies what `replies` say, turn by turn."""
+    """Score 1 for "good", and reply with `replies`, turn by turn."""
 
     name = "scripted"
     reward_weights = {"good": 2.0}  # noqa: RUF012 as environments write it
@@ -114,7 +114,7 @@ class ScriptedEnv(Environment):
 
 
 def scoring(score: Callable) -> Environment:
-    """A single-turn environment with this score."""
+    """Return a single-turn environment with this score."""
     return type("Mine", (ScriptedEnv,), {"score": score})()
 
 
@@ -127,7 +127,7 @@ def play(
     max_seq_len: int = 256,
     sampler: PolicySampler = SAMPLER,
 ) -> tuple[Rollout, ...]:
-    """The rollouts of example 3, under version 7, in virtual time."""
+    """Return the rollouts of example 3, under version 7, in virtual time."""
     chat = RendererChat(sampler, tiny_renderer(), client, max_seq_len, LiveVersion(7))
     player = Player(sampler, env, chat)
     example = Example(id=3, env=env.name, messages=list(messages))

@@ -1,13 +1,13 @@
-r"""A scripted stand-in for the vLLM server: the routes that a run uses, behind the same socket.
+r"""Serve the routes of vLLM that a run uses, with scripted answers, on the same socket.
 
     python train.py sampler=sync sync.max_mismatch=1e9 model.warm_start=null \
         inference._target_=tests.support.scripted_vllm.ScriptedVLLM
 
-What it answers is a function of prompt, place among the `n`, policy version and sampling
-parameters, never of time or order: with sampler=sync a run repeats bit for bit. So rollouts that
-ask one by one (several turns) all get the same answer to the same prompt, and want advantage=none.
-No torch, and nothing of ours: it serves any layout of the repository. Faults on request:
-+inference.args.faults=<file> (engine_faults.py).
+An answer depends on the prompt, the index among the `n`, the policy version and the sampling
+parameters, never on time or order, so a run with sampler=sync repeats bit for bit. All rollouts of
+a group get the same answers after their first turn, so use advantage=none with several turns. This
+file imports no torch and no module of this repository, so that it serves any version of it.
+`+inference.args.faults=<file>` adds faults (engine_faults.py).
 """
 
 import argparse
@@ -32,7 +32,7 @@ TOOLS = (("search_pages", "query"), ("view_sections", "page_id"), ("read_section
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptedVLLM:
-    """Takes the place of VLLMServer: the same knobs; of the args only `faults` does anything."""
+    """Replace VLLMServer with the same parameters; of `args` it uses only `faults`."""
 
     replicas: int | None
     listen: str
@@ -62,12 +62,12 @@ class ScriptedVLLM:
         return [sys.executable, __file__, *map(str, flags)]
 
     def environment(self, *, adapter: Any | None, key_file: Path | None = None) -> dict[str, str]:
-        """Where the key is, as it is vLLM."""
+        """Return the environment variable of the key file, as for vLLM."""
         return {"OFFBYONE_KEY_FILE": str(key_file)} if key_file else {}
 
 
 class Engine:
-    """The state of the server: which weights it would sample with, and whether it may."""
+    """Hold the state of the server: the loaded weights, and whether it is paused."""
 
     def __init__(self, model: Path, max_model_len: int) -> None:
         self._max_model_len = max_model_len
@@ -81,7 +81,7 @@ class Engine:
         self._live.set()
 
     async def generate(self, request: web.Request) -> web.Response:
-        """Answer a request for tokens, once nothing is paused."""
+        """Answer a request for tokens after the end of a pause."""
         body = await request.json()
         if body["model"] not in self._names:
             return _refused(f"there is no model {body['model']}")
@@ -89,7 +89,7 @@ class Engine:
         return web.json_response(self._generated(body))
 
     async def tokenize(self, request: web.Request) -> web.Response:
-        """Answer with the prompt that the model's chat template makes."""
+        """Answer with the prompt of the model's chat template."""
         body = await request.json()
         if "prompt" in body:
             ids = self._tokenizer.encode(body["prompt"], add_special_tokens=False).ids
@@ -101,12 +101,12 @@ class Engine:
         return web.json_response(answer)
 
     async def models(self, request: web.Request) -> web.Response:
-        """Answer with what it serves."""
+        """Answer with the names of the served models."""
         card = {"id": "policy", "max_model_len": self._max_model_len}
         return web.json_response({"data": [card]})
 
     async def control(self, request: web.Request) -> web.Response:
-        """Do what a push consists of; what must not come at this point is refused."""
+        """Handle the requests of a push, and refuse requests in the wrong order."""
         body = json.loads(await request.read() or b"{}")
         match request.path:
             case "/pause" if request.query["mode"] == "keep":
@@ -129,15 +129,16 @@ class Engine:
         return web.json_response({"message": "ok"})
 
     async def load_adapter(self, request: web.Request) -> web.Response:
-        """Know one more model name."""
+        """Add a model name."""
         body = await request.json()
         if not fingerprints(Path(body["lora_path"])):
             return _refused(f"no adapter in {body['lora_path']}")
         self._names.add(body["lora_name"])
         return web.Response(text="Success: LoRA adapter added successfully.")
 
-    def _receive(self, where: dict[str, str], fingerprint: str) -> web.Response:
-        self._read = content_fingerprint(Path(where["path"]).read_bytes())
+    def _receive(self, fingerprint: str, **named: dict[str, str]) -> web.Response:
+        (source,) = named.values()  # under whichever name the compared checkouts give it
+        self._read = content_fingerprint(Path(source["path"]).read_bytes())
         if self._read != fingerprint:
             return _refused(f"the trainer wrote {fingerprint}, vLLM read {self._read}")
         return web.json_response({"message": "Weights updated"})
@@ -179,12 +180,12 @@ class Engine:
         }
 
     def _logprob(self, rng: Random) -> float:
-        """About that of a network which knows nothing."""
+        """Return about the logprob of an untrained network."""
         return rng.uniform(-1, 1) - self._vocabulary.bit_length() * 0.7
 
 
 def spoken(prompt: str, rng: Random) -> str:
-    """What follows a prompt: sometimes right in reverse-text, alphabet-sort and wiki-search."""
+    """Return an answer, sometimes correct in reverse-text, alphabet-sort and wiki-search."""
     last = prompt.split("<|im_start|>")[-2].partition("\n")[2]
     last = re.sub(r"<\|im_end\|>|</?tool_response>", "", last).strip()
     results = prompt.count("<tool_response>")
@@ -198,14 +199,14 @@ def spoken(prompt: str, rng: Random) -> str:
 
 
 def fingerprints(folder: Path) -> dict[str, str]:
-    """The fingerprint of each file with weights in a folder."""
+    """Return the fingerprint of each file with weights in a folder."""
     return {
         p.name: content_fingerprint(p.read_bytes()) for p in sorted(folder.glob("*.safetensors"))
     }
 
 
 def content_fingerprint(content: bytes) -> str:
-    """What our plugin finds in a safetensors file: xxh3 over names, shapes, dtypes and bytes."""
+    """Return the xxh3 over names, shapes, dtypes and bytes of a safetensors file."""
     start = 8 + int.from_bytes(content[:8], "little")
     tensors = json.loads(content[8:start])
     tensors.pop("__metadata__", None)
@@ -222,7 +223,7 @@ def _refused(why: str) -> web.Response:
 
 
 def asking_for(key: str) -> Any:
-    """No route answers without the key."""
+    """Return a middleware that refuses requests without the key."""
 
     @web.middleware
     async def guarded(request: web.Request, handler: Any) -> web.StreamResponse:
@@ -243,7 +244,7 @@ async def _app(arguments: argparse.Namespace) -> web.Application:
     if key_file := os.environ.get("OFFBYONE_KEY_FILE"):
         app.middlewares.append(asking_for(Path(key_file).read_text()))
     if arguments.faults:
-        from engine_faults import middleware, read_faults  # this file is run by its path
+        from engine_faults import middleware, read_faults  # this file is started by its path
 
         app.middlewares.append(middleware(read_faults(arguments.faults)))
     app.router.add_get("/health", _health)
@@ -263,4 +264,4 @@ if __name__ == "__main__":
         parser.add_argument(f"--{flag}", type=kind)
     chosen = parser.parse_args()
     where = {"path": chosen.uds} if chosen.uds else {"host": chosen.host, "port": chosen.port}
-    web.run_app(_app(chosen), **where, print=None, backlog=2048)  # as uvicorn, so vLLM
+    web.run_app(_app(chosen), **where, print=None, backlog=2048)  # the backlog of uvicorn and vLLM

@@ -1,4 +1,4 @@
-"""Somebody else's vLLM: stock, on a port of the loopback interface."""
+"""Start a stock vLLM without our plugin on a loopback port."""
 
 import socket
 import sys
@@ -8,13 +8,13 @@ from pathlib import Path
 
 import httpx
 
-from rl.run.child import Child, Reaper, last_lines
+from rl.runtime.child import Child, Reaper, last_lines
 from tests.support.launching import wait_for
 
 
 @contextmanager
 def serving(model: Path, log: Path, **further: str) -> Iterator[str]:
-    """Stock vLLM on a port, with these further flags; the URL of its API."""
+    """Start vLLM with these further flags; yield the URL of its API."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

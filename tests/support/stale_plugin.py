@@ -1,13 +1,13 @@
-"""A plugin for vLLM that keeps one tensor of one push as it was the push before.
+"""A vLLM plugin that replaces one tensor of a push by its value of the previous push.
 
-`write` puts it into a folder as an installed package would lie there; VLLM_PLUGINS names it.
+`write` writes it as an installed package into a folder; VLLM_PLUGINS names it.
 """
 
 from pathlib import Path
 
 NAME = "stale"
 
-# The first push (version 0) is number 0. What our own code inside vLLM compares is left alone.
+# The first push (version 0) is number 0. The tensors that our plugin compares are not changed.
 SHM = """
 from rl.weights.vllm_plugin import WholeWeightsEngine as Engine
 

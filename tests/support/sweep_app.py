@@ -1,8 +1,8 @@
-"""A Hydra program whose sweeps are real and whose runs only write what a run leaves: no vLLM.
+"""Define a Hydra program with real sweeps, whose runs only write metrics: no vLLM.
 
     python app.py --multirun "seed=range(3)" crash=error
 
-`crash` ends the runs of seed 1 in some way; a file `mended` beside the program keeps them from it.
+`crash` names how the run of seed 1 fails. A file `mended` beside the program prevents it.
 """
 
 import os
@@ -23,11 +23,11 @@ from pathlib import Path
 import hydra
 from omegaconf import OmegaConf
 
-from rl.cli.launch import Job, launch, task
-from rl.run.failure import RunFailed
-from rl.run.folder import RunFolder
-from rl.run.metrics import MetricsFile, read_metrics
-from rl.run.stop_request import Stopped, stopped_by_signals
+from lab.cli.launch import Job, launch, task
+from rl.runtime.failure import RunFailed
+from rl.runtime.folder import RunFolder
+from rl.runtime.metrics import MetricsFile, read_metrics
+from rl.runtime.stop_request import Stopped, stopped_by_signals
 
 
 @hydra.main(version_base=None, config_path=".", config_name="app")
@@ -83,13 +83,13 @@ hydra:
   job_logging: {root: null}
   hydra_logging: {root: null}
   callbacks:
-    summary: {_target_: rl.report.sweep_summary.SweepSummary}
-    start: {_target_: rl.cli.sweep.SweepStart}
+    summary: {_target_: lab.report.sweep_summary.SweepSummary}
+    start: {_target_: lab.cli.sweep.SweepStart}
 """
 
 
 class SweepApp:
-    """The program in a folder of its own."""
+    """Write the program into a folder and start it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -97,7 +97,7 @@ class SweepApp:
         (folder / "app.yaml").write_text(CONFIG)
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """In a process group of its own, as a shell starts it, for Ctrl-C goes to all of one."""
+        """Start it in a new process group, as a shell does, because Ctrl-C goes to a group."""
         return subprocess.Popen(
             [sys.executable, "app.py", *arguments],
             cwd=self.folder,
@@ -113,13 +113,13 @@ class SweepApp:
         )
 
     def run(self, *arguments: str) -> tuple[int, str]:
-        """Its status and all that it said."""
+        """Return its status and output."""
         process = self.start(*arguments)
         output, _ = process.communicate(timeout=100)
         return process.returncode, output
 
     def calls(self) -> list[str]:
-        """What was really run since the last call."""
+        """Return the jobs that ran since the last call."""
         path = self.folder / "calls.txt"
         lines = path.read_text().splitlines() if path.exists() else []
         path.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""A policy of 35 thousand parameters, batches for it, and the gradient by plain torch.
+"""Provide a policy of 35 thousand parameters, batches for it, and gradients by plain torch.
 
-`reference` knows nothing of chunks, padding, plans or ranks: row after row, the logits of the whole
-row, log_softmax, the token loss and what `terms` makes of it, times the token weight.
+`reference` uses no chunks, padding, plans or ranks. For each row it computes all logits,
+log_softmax, the token loss, the result of `terms`, and multiplies by the token weight.
 
 Reference logprobs, and old ones where no policy gives them, are a function of the token and its
 rollout logprob (`fixed`), so that they are the same however a batch is split.
@@ -20,9 +20,8 @@ from envs.episode import Example, StopReason
 from losses.tokens import TokenLoss, Tokens
 from rl.learner.objective import Batch
 from rl.model.tiny import TinyModel
-from rl.records import Credit, Group, Rollout
-from rl.records import Sequence as Row
-from rl.rollouts.plan import Aggregation, WeightedRow, weigh
+from rl.records import Credit, Group, Rollout, TrainingRow
+from rl.rollouts.plan import Aggregation, WeightedRow, weighted_rows
 
 TEMPERATURE = 0.8
 
@@ -47,7 +46,7 @@ def model_folder(folder: Path, dtype: str = "float32") -> Path:
 
 
 def exact_model(folder: Path, seed: int = 0) -> PreTrainedModel:
-    """In float64 throughout: transformers computes norms in float32 whatever the dtype."""
+    """Compute in float64 throughout, because transformers computes norms in float32."""
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(
         AutoConfig.from_pretrained(folder), dtype=torch.float32
@@ -61,9 +60,9 @@ def exact_model(folder: Path, seed: int = 0) -> PreTrainedModel:
 
 
 def groups(model: PreTrainedModel, *, num_groups: int = 4, seed: int = 0) -> list[Group]:
-    """Groups of three rollouts; the last one's second rollout has no completion token.
+    """Return groups of three rollouts; one rollout of the last group has no completion token.
 
-    Rollout logprobs lie 0, 1e-4 or 0.3 from the model's own: within and beyond the clips.
+    Rollout logprobs differ by 0, 1e-4 or 0.3 from the model's own: within and beyond the clips.
     """
     rng = np.random.default_rng(seed)
     made = []
@@ -78,7 +77,7 @@ def groups(model: PreTrainedModel, *, num_groups: int = 4, seed: int = 0) -> lis
             chosen &= not (index == num_groups - 1 and member == 1)
             own = _row_logprobs(model, torch.tensor(token_ids)).numpy()
             noise = rng.choice([0.0, 1e-4, 0.3]) * rng.standard_normal(length)
-            row = Row(
+            row = TrainingRow(
                 token_ids=token_ids,
                 completion_mask=chosen,
                 rollout_logprobs=np.where(chosen, own + noise, 0).astype(np.float32),
@@ -97,7 +96,7 @@ def groups(model: PreTrainedModel, *, num_groups: int = 4, seed: int = 0) -> lis
 
 
 def weighted(model: PreTrainedModel, aggregation: Aggregation, seed: int = 0) -> list[WeightedRow]:
-    return weigh(groups(model, seed=seed), aggregation)
+    return weighted_rows(groups(model, seed=seed), aggregation)
 
 
 @torch.no_grad()
@@ -108,13 +107,8 @@ def _row_logprobs(model: PreTrainedModel, token_ids: Tensor) -> Tensor:
     return torch.cat([own.new_zeros(1), own])
 
 
-def _by_token(numbers: object, mask: Tensor) -> Tensor:
-    """A row's numbers [N], of which there may be one for all of its tokens."""
-    return torch.tensor(np.broadcast_to(np.array(numbers, np.float32), mask.shape).copy())[mask]
-
-
 def fixed(token_ids: Tensor, rollout_logprobs: Tensor) -> tuple[Tensor, Tensor]:
-    """Old and reference logprobs [N] of tokens [N]."""
+    """Return old and reference logprobs [N] of tokens [N]."""
     return (
         rollout_logprobs + 0.1 * torch.sin(token_ids.double()).to(rollout_logprobs),
         rollout_logprobs + 0.5 * torch.cos(token_ids.double()).to(rollout_logprobs),
@@ -122,14 +116,14 @@ def fixed(token_ids: Tensor, rollout_logprobs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def fixed_candidates(token_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Two candidates [N, 2] at the place of each token [N], and a teacher's logprobs of them."""
+    """Return two candidates [N, 2] for each token [N], and a teacher's logprobs of them."""
     first = 0.4 + 0.1 * torch.cos(token_ids.double())  # [N] probability
     logprobs = torch.stack([first, 0.5 * first], -1).log()
     return torch.stack([(token_ids + 1) % 256, (token_ids + 100) % 256], -1), logprobs
 
 
 def filled(batch: Batch, *, old: bool, dtype: torch.dtype = torch.float64) -> Batch:
-    """With reference logprobs and candidates, and with old ones if wanted."""
+    """Return the batch with reference logprobs and candidates, and old logprobs if `old`."""
     token_ids = batch.token_ids[batch.mask]
     old_logprobs, ref = fixed(token_ids, batch.rollout_logprobs.to(dtype))
     candidates, likes = fixed_candidates(token_ids)
@@ -143,21 +137,20 @@ def filled(batch: Batch, *, old: bool, dtype: torch.dtype = torch.float64) -> Ba
 
 
 def fixed_old(rows: Sequence[WeightedRow]) -> list[Tensor]:
-    """Old logprobs [N] of each row, as `filled` has them."""
+    """Return the old logprobs [N] of each row, equal to those of `filled`."""
     return [fixed(ids, sampled)[0] for ids, sampled in map(completion, rows)]
 
 
 def own(model: PreTrainedModel, rows: Sequence[WeightedRow]) -> list[Tensor]:
-    """The model's own logprobs [N] of each row."""
+    """Return the model's own logprobs [N] of each row."""
     return [
-        _row_logprobs(model, torch.tensor(r.row.token_ids))[torch.tensor(r.row.completion_mask)]
+        _row_logprobs(model, torch.tensor(r.token_ids))[torch.tensor(r.completion_mask)]
         for r in rows
     ]
 
 
-def completion(weighted_row: WeightedRow) -> tuple[Tensor, Tensor]:
+def completion(row: WeightedRow) -> tuple[Tensor, Tensor]:
     """Token ids [N] and rollout logprobs [N]."""
-    row = weighted_row.row
     mask = torch.tensor(row.completion_mask)
     return torch.tensor(row.token_ids)[mask], torch.tensor(row.rollout_logprobs)[mask].double()
 
@@ -174,11 +167,10 @@ def reference(
     *,
     old: Sequence[Tensor] | None = None,
 ) -> tuple[float, dict[str, Tensor]]:
-    """Value and gradient by name of the whole batch; `old`: old logprobs [N] of each row."""
+    """Return the value and gradient of the whole batch; `old`: old logprobs [N] of each row."""
     model.zero_grad()
     total = 0.0
-    for i, weighted_row in enumerate(rows):
-        row = weighted_row.row
+    for i, row in enumerate(rows):
         mask = torch.tensor(row.completion_mask)
         if not mask.any():
             continue
@@ -191,12 +183,12 @@ def reference(
         tokens = Tokens(
             logprobs=own,
             rollout_logprobs=sampled,
-            advantages=_by_token(weighted_row.advantages, mask).to(own.dtype),
+            advantages=torch.tensor(row.advantages)[mask].to(own.dtype),
             sequence_ids=torch.zeros(len(own), dtype=torch.int64),
             num_sequences=1,
             staleness=-torch.tensor(row.token_versions)[mask].long(),
             entropies=-(logprobs.exp() * logprobs).sum(-1)[mask[1:]].detach(),
-            positions=weighted_row.first_position + torch.arange(len(own)),
+            positions=row.first_position + torch.arange(len(own)),
             turns=torch.tensor(row.turns)[mask].long(),
             old_logprobs=old[i] if old else None,
             ref_logprobs=fixed(token_ids[mask], sampled)[1],
@@ -206,7 +198,7 @@ def reference(
         loss = token_loss(tokens).loss
         if terms:
             loss = terms(loss, tokens, -(logprobs.exp() * logprobs).sum(-1)[mask[1:]])
-        value = (_by_token(weighted_row.token_weights, mask).to(own.dtype) * loss).sum()
+        value = (torch.tensor(row.token_weights)[mask].to(own.dtype) * loss).sum()
         value.backward()
         total += float(value.detach())
     gradient = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}

@@ -1,6 +1,6 @@
-"""A small run as training leaves it, made up: turns, tools, thinking, a fork, a rejected group.
+"""Write a small made-up run with turns, tools, thinking, a fork and a rejected group.
 
-The token record is of its real form. What is in it obeys a clipped surrogate: the slope of a token
+The token record is of its real form. What is in it obeys a clipped surrogate: the grad of a token
 is -weight * advantage * ratio, and 0 where the ratio is beyond 1 +- 0.2 on the advantage's side.
 """
 
@@ -18,20 +18,20 @@ import tokenizers
 TOKENIZER = Path(__file__).parents[2] / "models" / "tiny-wiki"
 HOSTILE = '<img src=x onerror="window.broken = true"><script>window.broken = true</script>'
 CLIP = 0.2
-FORK = (1, 1)  # the group of a step, and the rollout of it, whose history is rewritten
+FORK = (1, 1)  # index of the group in a step and of the rollout whose history is rewritten
 COUNTRIES = ("Norland", "Estavia", "Quill", "Marrow", "Tessel", "Ostrand", "Velia", "Harrow")
 CAPITALS = ("Vik", "Sorn", "Penna", "Dunmere", "Alba", "Kestrel", "Ombra", "Tarn")
 
 
 @dataclass(frozen=True)
 class Viewed:
-    """How large a run to make up.
+    """Hold the size of a made-up run.
 
     Attributes:
-        record: whether there is a token record.
-        unrecorded: groups of a step, by place, that the record leaves out (record=sample).
-        evaluations: versions that were evaluated.
-        going: its last file ends in half a line, as it does while it is written.
+        record: whether to write a token record.
+        unrecorded: indices of the groups of a step without a record (record=sample).
+        evaluations: the evaluated versions.
+        going: whether the last file ends in half a line, as while a run writes it.
 
     """
 
@@ -70,7 +70,7 @@ class Viewed:
     def write_step(
         self, path: Path, step: int, random: Random | None = None, num_ranks: int = 2
     ) -> None:
-        """Write one more step, the same each time; every other one's last group is rejected."""
+        """Write one more step; in every second step the last group is rejected."""
         random = random or Random(self.seed + 1000 + step)
         lines: list[dict[str, Any]] = []
         sampled: list[dict[str, Any]] = []
@@ -116,7 +116,7 @@ class Viewed:
         if self.record:
             name = f"step_{step:06d}"
             _parquet(path / "tokens" / f"{name}.rollouts.parquet", sampled)
-            for rank in range(num_ranks):  # rows of one group lie on several ranks
+            for rank in range(num_ranks):  # rows of one group are on several ranks
                 part = [r for i, r in enumerate(trained) if i % num_ranks == rank]
                 _parquet(path / "tokens" / f"{name}.trainer.rank{rank}.parquet", part)
 
@@ -130,7 +130,7 @@ def _episode(
     hostile: bool = False,
     forked: bool = False,
 ) -> dict[str, Any]:
-    """One attempt: look a country up, then answer; the later the better."""
+    """Return one episode: search for a country, then answer. Later versions are better."""
     country, capital = COUNTRIES[question], CAPITALS[question]
     right = random.random() < 0.25 + 0.6 * version / max(1, last)
     answer = capital if right else random.choice([c for c in CAPITALS if c != capital])
@@ -179,7 +179,7 @@ def _sampled(message: dict[str, Any]) -> bool:
 
 
 def _said(message: dict[str, Any]) -> str:
-    """A message as ChatML with Qwen3's markup."""
+    """Return the text of a message in ChatML with Qwen3's markup."""
     parts = []
     if thinking := message.get("reasoning_content"):
         parts.append(f"<think>\n{thinking}\n</think>\n\n")
@@ -190,7 +190,7 @@ def _said(message: dict[str, Any]) -> str:
 
 
 def _rows(random: Random, episode: dict[str, Any], step: int, *, fork: bool) -> list[dict]:
-    """The rows that the server saw: one, or with a fork one a turn."""
+    """Return the rows that the server saw: one, or one per turn with a fork."""
     rows: list[dict[str, list]] = []
     row: dict[str, list] = {name: [] for name in ("token_ids", "mask", "mu", "version", "turns")}
     turn = 0
@@ -219,14 +219,14 @@ def _rows(random: Random, episode: dict[str, Any], step: int, *, fork: bool) -> 
 
 
 def _trained(random: Random, row: dict[str, list], advantage: float) -> dict[str, Any]:
-    """What a rank noted of a row: one number for each token that the policy sampled."""
+    """Return the columns that a rank writes, with a number for each sampled token."""
     mu = np.array([x for x, m in zip(row["mu"], row["mask"], strict=True) if m], np.float32)
     noise = [random.gauss(0, 0.12) for _ in mu]
     pi = np.minimum(mu + np.array(noise, np.float32), 0).astype(np.float32)
     ratio = np.exp(pi - mu)
     high, low = (advantage > 0) & (ratio > 1 + CLIP), (advantage < 0) & (ratio < 1 - CLIP)
     weight = np.full_like(mu, 1 / 400)
-    slope = np.where(high | low, 0, -weight * advantage * ratio).astype(np.float32)
+    grad = np.where(high | low, 0, -weight * advantage * ratio).astype(np.float32)
     columns = {
         "pi": pi,
         "entropy": np.array([random.expovariate(1.5) for _ in mu], np.float32),
@@ -234,7 +234,7 @@ def _trained(random: Random, row: dict[str, list], advantage: float) -> dict[str
         "advantage": np.full_like(mu, advantage),
         "weight": weight,
         "loss": (-advantage * ratio).astype(np.float32),
-        "slope": slope,
+        "grad": grad,
         "kept": np.ones_like(mu),
         "metric_clip_fraction": (high | low).astype(np.float32),
         "metric_clip_fraction_high": high.astype(np.float32) * np.ones_like(mu),
@@ -262,6 +262,6 @@ _TYPES = {
 
 
 def _parquet(path: Path, rows: list[dict[str, Any]]) -> None:
-    names = list(rows[0]) if rows else ["id", "row", "slope"]
+    names = list(rows[0]) if rows else ["id", "row", "grad"]
     fields = [pa.field(name, _TYPES.get(name, pa.list_(pa.float32()))) for name in names]
     pq.write_table(pa.Table.from_pylist(rows, pa.schema(fields)), path)

@@ -1,4 +1,4 @@
-"""An asyncio loop whose clock jumps: scripted minutes take milliseconds, in the same order."""
+"""Run asyncio code with a simulated clock, so that minutes take milliseconds."""
 
 import asyncio
 import selectors
@@ -9,14 +9,14 @@ T = TypeVar("T")
 
 
 class _Jump(selectors.DefaultSelector):
-    """Instead of waiting for the next timer, be there."""
+    """Advance the clock to the next timer instead of waiting."""
 
     now = 0.0
 
     def select(self, timeout: float | None = None) -> list[Any]:
         ready = super().select(0)
         if timeout is None and not ready:
-            raise AssertionError("deadlock: everybody waits for somebody else")
+            raise AssertionError("deadlock: all tasks wait, and no timer is set")
         if not ready:
             self.now += timeout or 0.0
         return ready

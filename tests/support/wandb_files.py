@@ -1,4 +1,4 @@
-"""What the real wandb has written offline: records of its file, in LevelDB's log format."""
+"""Read the records of wandb's offline file, which has LevelDB's log format."""
 
 import struct
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ _FULL, _LAST = 1, 4
 
 
 def records(folder: Path) -> Iterator[tuple[str, Any]]:
-    """Every record of the offline runs below a run's folder, with its kind."""
+    """Yield the kind and content of every record of the offline runs in a run's folder."""
     from wandb.proto import wandb_internal_pb2
 
     for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
@@ -22,7 +22,7 @@ def records(folder: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _chunks(content: bytes) -> Iterator[bytes]:
-    position, parts = _HEADER, b""  # the file has a header as long as that of a record
+    position, parts = _HEADER, b""  # the file header has the length of a record header
     while position + _HEADER <= len(content):
         left = _BLOCK - position % _BLOCK
         if left < _HEADER:  # padding to the end of a block

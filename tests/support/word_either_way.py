@@ -1,4 +1,4 @@
-"""A word that is to be written backwards, for a policy that has to be told so."""
+"""Define a task that the policy solves only with the right system prompt."""
 
 from collections.abc import Iterator
 from random import Random
@@ -11,7 +11,7 @@ FORWARDS, BACKWARDS = "forwards", "backwards"
 
 
 class WordEitherWay(ReverseText):
-    """Rewards the word backwards, and says "forwards" unless it is given a better system prompt."""
+    """Reward the word backwards; the default system prompt says "forwards"."""
 
     name = "word-either-way"
 
@@ -23,7 +23,7 @@ class WordEitherWay(ReverseText):
         ]
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield words as they are and words backwards, each after a prompt that says so."""
+        """Yield words forwards and backwards, each after the matching system prompt."""
         for _, answer in super().demonstrations(rng):
             backwards = str(answer["content"])
             word = backwards[::-1]

@@ -1,6 +1,6 @@
-"""A random scripted world around the dispatcher: an engine and a trainer that take their time.
+"""Simulate an engine and a trainer with random durations around the dispatcher.
 
-It keeps its own books and checks every promise at the moment at which it could be broken.
+The simulation counts groups itself and asserts every guarantee at each event.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import numpy as np
 from envs.episode import Example, StopReason
 from envs.protocol import Pool
 from losses.advantages import group_mean
-from rl.records import Credit, Rollout, Sequence
+from rl.records import Credit, Rollout, TrainingRow
 from rl.rollouts.buffer import FifoBuffer
 from rl.rollouts.dispatcher import Dispatcher, DispatcherState
 from rl.rollouts.example_order import ShuffledOrder
@@ -21,7 +21,7 @@ from tests.support.virtual_time import run_virtually
 GROUP_SIZE, GROUPS_PER_STEP = 2, 3
 EXAMPLES = [Example(id=i, env="scripted", messages=[]) for i in range(10)]
 
-ROW = Sequence(  # of one token, for those who count groups
+ROW = TrainingRow(  # of one token, for those who count groups
     token_ids=np.zeros(1, np.int32),
     completion_mask=np.ones(1, np.bool_),
     rollout_logprobs=np.zeros(1, np.float32),
@@ -36,7 +36,7 @@ def _credit(example, rollouts):
 
 
 class World:
-    """Groups take 0.01 to 100 s, a training step about 1 s; some groups cannot be scored."""
+    """Groups take 0.01 to 100 s, training steps about 1 s; some groups have no score."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class World:
         broken = random.random() < self.rejects
         versions = np.array([-1, began, self.dispatcher.version.number], np.int32)
         mask = versions >= 0
-        row = Sequence(
+        row = TrainingRow(
             token_ids=np.array([0, index, 1], np.int32),
             completion_mask=mask,
             rollout_logprobs=-mask.astype(np.float32),
@@ -94,7 +94,7 @@ class World:
         )
 
     async def train(self, first: int, last: int) -> None:
-        """The trainer's loop over these steps; checks every batch."""
+        """Run the trainer's loop over these steps, and check every batch."""
         random = Random(self.seed)
         await asyncio.sleep(random.random())
         await self.dispatcher.publish(first)
@@ -103,7 +103,7 @@ class World:
             assert len(batch) == GROUPS_PER_STEP
             for group in batch:
                 assert 0 <= step - group.version <= self.max_staleness
-                rows = [row for rollout in group.rollouts for row in rollout.sequences]
+                rows = [row for rollout in group.rollouts for row in rollout.rows]
                 versions = np.concatenate([row.token_versions[row.completion_mask] for row in rows])
                 assert (step - versions).min() >= 0
                 assert (step - versions).max() <= self.max_staleness
@@ -126,5 +126,5 @@ class World:
 
     @property
     def trained(self) -> list[int]:
-        """Indices of the groups trained on, in that order."""
+        """Return the indices of the trained groups, in order."""
         return [group.index for batch in self.batches.values() for group in batch]

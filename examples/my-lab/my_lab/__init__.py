@@ -1,1 +1,1 @@
-"""Everything of one's own, one idea a file; conf/ makes each of them a choice of train.py."""
+"""Your own ideas, one per file. conf/ makes each of them a choice of train.py."""

@@ -1,9 +1,9 @@
-"""An order that plays sooner what the policy gets right sometimes, but not always.
+"""An order that prefers examples which the policy solves sometimes, but not always.
 
-A group whose rollouts all earn the same has no advantage and teaches nothing; one teaches the most
-where its rewards differ most, p * (1 - p) for a share p of right answers. Before each group a few
-examples are drawn at random, and the one whose last group had the largest variance is played.
-What was never played counts as infinitely variable, so everything is tried once.
+A group with equal rewards has no advantage and teaches nothing. A group teaches the most if its
+rewards vary the most, by p * (1 - p) for a share p of right answers. For each group a few examples
+are drawn at random, and the example whose last group had the largest variance is played. An example
+that was never played counts as infinitely variable, so that every example is tried once.
 
 Sampling for learnability: Rutherford et al., arXiv:2408.15099; of reasoning: Foster et al.,
 arXiv:2502.12272.
@@ -20,7 +20,7 @@ from rl.rollouts.example_order import ExampleOrder, Place
 
 
 class FrontierOrder(ExampleOrder):
-    """The most variable of `num_candidates` examples; 1 is drawing at random."""
+    """Plays the most variable of `num_candidates` examples; 1 draws at random."""
 
     def __init__(self, *, num_candidates: int) -> None:
         if num_candidates < 1:
@@ -28,13 +28,13 @@ class FrontierOrder(ExampleOrder):
         self.num_candidates = num_candidates
 
     def begin(self, pools: Sequence[Pool], seed: int) -> None:
-        """Begin knowing nothing."""
+        """Start without any observation."""
         super().begin(pools, seed)
         self._variances: dict[Place, float] = {}
 
     def next(self, index: int) -> Place:
-        """Return where group `index` is played; the same for the same index and observations."""
-        # One generator a group, so that there is none to keep in a checkpoint.
+        """Return the place of group `index`: the same for the same index and observations."""
+        # Use one RNG per group, so that checkpoints need not store RNG state.
         rng = Random(f"{self.seed}:{index}")
         (pool,) = rng.choices(range(len(self.pools)), [pool.weight for pool in self.pools])
         size = len(self.pools[pool].examples)
@@ -43,21 +43,21 @@ class FrontierOrder(ExampleOrder):
         return max(places, key=lambda place: self._variances.get(place, float("inf")))
 
     def observe(self, place: Place, group: Group) -> None:
-        """Remember how far the rewards of a group lie apart."""
+        """Remember the variance of the rewards of a group."""
         rewards = [rollout.reward for rollout in group.rollouts if rollout.reward is not None]
         if rewards:
             self._variances[place] = pvariance(rewards)
 
     def state(self) -> dict[str, Any]:
-        """Return what a resumed run must know; JSON has no pairs as keys, hence the rows."""
+        """Return the state for a checkpoint, as rows because JSON has no pairs as keys."""
         return {"variances": [[*place, variance] for place, variance in self._variances.items()]}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from there; a run that begins is given nothing."""
+        """Restore the state; a new run calls this with an empty one."""
         rows = state.get("variances", [])
         self._variances = {(pool, position): variance for pool, position, variance in rows}
 
     def metrics(self) -> dict[str, float]:
-        """Return what is logged, as order/mean_variance."""
+        """Return metrics, logged as order/mean_variance."""
         known = self._variances.values()
         return {"mean_variance": sum(known) / len(known) if known else 0.0}

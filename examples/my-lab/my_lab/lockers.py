@@ -1,9 +1,9 @@
-"""Open lockers until a note holds the word, then say it: several turns with one tool.
+"""Open lockers until a note shows the word, then say it: several turns with one tool.
 
     start at locker 3  ->  open_locker(3): "go to 7"  ->  open_locker(7): "word: kam"  ->  kam
 
-The lockers of an episode are made up, so nothing but opening them helps. The words of the eval
-split occur nowhere else: what is measured there is reading a note, not knowing a list by heart.
+Each episode has new random notes, so the policy must open lockers to find the word. The words of
+the eval split occur nowhere else, so that the evaluation measures reading and not memory.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ from envs.messages import Message, assistant, tool_call, user
 from envs.protocol import Environment, checked_weights
 from envs.tools import ToolError
 
-NUM_LOCKERS = 10  # one digit each, so that the tiniest model can copy a number
+NUM_LOCKERS = 10  # numbers of one digit, so that a tiny model can copy them
 WORDS = ["".join(letters) for letters in product("bdfgklmnprstvz", "aeiou", "bdfgklmnprstvz")]
 
 
@@ -26,15 +26,15 @@ def open_locker(number: int, episode: Episode) -> str:
     Args:
         number: of the locker, 0 to 9.
     """
-    # `episode` is supplied by the library and not shown to the policy, who reads what stands above.
+    # The environment supplies `episode`. The policy reads the docstring and the other parameters.
     if not 0 <= number < NUM_LOCKERS:
-        raise ToolError(f"there is no locker {number}")  # the policy's mistake: it can read this
+        raise ToolError(f"there is no locker {number}")  # the policy reads this message
     episode.memory.setdefault("opened", []).append(number)
     return episode.example.info["notes"].get(number, "empty")
 
 
 class Lockers(Environment):
-    """Trails of 1 to `max_hops` lockers, as many of each length."""
+    """Trails of 1 to `max_hops` lockers, equally many of each length."""
 
     name = "lockers"
     tools = (open_locker,)
@@ -66,7 +66,7 @@ class Lockers(Environment):
         self._max_hops, self._num_train, self._num_eval = max_hops, num_train, num_eval
 
     def examples(self, split: Split) -> list[Example]:
-        # Fixed seeds: the run's own orders the examples, and every run has the same ones.
+        # Fixed seeds, so that every run has the same examples. The run's seed changes their order.
         rng = Random(f"lockers/{split}")
         count = self._num_train if split == "train" else self._num_eval
         return [self._example(i, split, rng) for i in range(count)]
@@ -82,7 +82,7 @@ class Lockers(Environment):
         }
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield the expert's conversations about training words, for ever."""
+        """Yield the expert's conversations about training words, without end."""
         while True:
             yield expert(self._example(0, "train", rng))
 
@@ -93,20 +93,20 @@ class Lockers(Environment):
         notes[trail[-1]] = f"word: {word}"
         return Example(
             id=number,
-            env=self.name,  # not the class's: in a mixture the same class can have two names
+            env=self.name,  # not a constant, because a mixture can rename the environment
             messages=[user(f"start at locker {trail[0]}")],
             info={"trail": trail, "notes": notes, "word": word},
         )
 
     @cached_property
     def _words(self) -> dict[Split, list[str]]:
-        """The words of each split; no word is in both."""
+        """The words of each split; no word is in both splits."""
         words = Random("lockers/words").sample(WORDS, len(WORDS))
         return {"eval": words[: self._num_eval], "train": words[self._num_eval :]}
 
 
 def expert(example: Example) -> list[Message]:
-    """Return the conversation that walks the trail and says the word."""
+    """Return a conversation that follows the trail and says the word."""
     messages = list(example.messages)
     for number in example.info["trail"]:
         note = {"role": "tool", "tool_call_id": "call_0", "content": example.info["notes"][number]}

@@ -1,10 +1,10 @@
 """A sampler that ends a turn at its first tool call.
 
-What a policy says behind a call, it says before it knows the answer: a second call on a guess, or
-the answer itself, made up. Here the call is the turn's last token.
+Text after a call is written before the policy knows the tool's answer: a second call on a guess, or
+an invented answer. With this sampler the end of the call is the turn's last token.
 
-The token that ends the turn is still the policy's own choice, drawn from all tokens: unlike a
-temperature or top_p, this changes no probability, so ratios stay exact.
+The policy still samples that last token from all tokens. Unlike temperature or top_p, this changes
+no probability, so ratios stay exact.
 """
 
 from dataclasses import dataclass
@@ -19,17 +19,16 @@ from rl.sampling.sampler import PolicySampler
 
 @dataclass(frozen=True, kw_only=True)
 class OneCallSampler(PolicySampler):
-    """PolicySampler, and a limit on what one turn may do.
+    """PolicySampler with a limit on one turn.
 
     Attributes:
-        one_call: whether a turn ends at its first call; False is PolicySampler, for comparison.
-
+        one_call: True: a turn ends at its first call. False: as PolicySampler, for comparison.
     """
 
     one_call: bool
 
     def sampling(self, renderer: Renderer) -> dict[str, object]:
-        """Return vLLM's sampling parameters; asked for with every turn, so keep it cheap."""
+        """Return vLLM's sampling parameters. Called for every turn, so it must be fast."""
         parameters = super().sampling(renderer)
         if not self.one_call:
             return parameters
@@ -41,6 +40,6 @@ class OneCallSampler(PolicySampler):
 
 @cache
 def end_of_call(renderer: Renderer) -> int:
-    """Return the token that closes a tool call in this model's format, `</tool_call>` for Qwen3."""
+    """Return the token that ends a tool call in the model's format, `</tool_call>` for Qwen3."""
     *_, last, _end_of_turn = completion_ids(renderer, tool_call("any"))
     return last

@@ -1,8 +1,8 @@
-"""A buffer that rejects groups in which everybody said the same.
+"""A buffer that rejects groups in which all rollouts have the same answer.
 
-Where all rollouts of an example end in the same words, no reward can tell them apart, whatever the
-advantage. Unlike a spread of rewards (buffer=difficulty) this does not look at rewards at all, so
-groups that failed in different ways stay.
+No reward can distinguish rollouts of an example that end with the same message. Unlike
+buffer=difficulty this buffer does not read rewards, so it keeps groups that failed in different
+ways.
 """
 
 from rl.records import Group
@@ -10,14 +10,14 @@ from rl.rollouts.buffer import FifoBuffer
 
 
 class VariedBuffer(FifoBuffer):
-    """FifoBuffer without groups of fewer than `min_answers` different last messages."""
+    """A FifoBuffer that rejects groups of fewer than `min_answers` different last messages."""
 
     def __init__(self, *, min_answers: int) -> None:
         super().__init__()
         self.min_answers = min_answers
 
     def why_useless(self, group: Group) -> str:
-        """Return a word, counted as buffer/rejected_<word>; another group is sampled instead."""
+        """Return the reason of a rejection, counted as buffer/rejected_<reason>; empty: accept."""
         answers = {str(rollout.messages[-1].get("content")) for rollout in group.rollouts}
         unanimous = "unanimous" if len(answers) < self.min_answers else ""
         return super().why_useless(group) or unanimous

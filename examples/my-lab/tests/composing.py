@@ -7,7 +7,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 
 import rl
-from rl.cli.launch import resolved
+from lab.cli.launch import resolved
 
 OURS = Path(__file__).parents[1] / "conf"
 SHIPPED = Path(rl.__path__[0]).parent / "conf"

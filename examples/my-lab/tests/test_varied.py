@@ -6,9 +6,9 @@ import pytest
 from envs.episode import Example, StopReason
 from envs.messages import assistant
 from my_lab.varied import VariedBuffer
-from rl.records import Credit, Group, Rollout, Sequence
+from rl.records import Credit, Group, Rollout, TrainingRow
 
-ROW = Sequence(  # one sampled token: a rollout without any teaches nothing
+ROW = TrainingRow(  # one sampled token: a rollout without any teaches nothing
     token_ids=np.array([5], np.int32),
     completion_mask=np.array([True]),
     rollout_logprobs=np.array([-1.0], np.float32),

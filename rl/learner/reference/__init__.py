@@ -1,1 +1,1 @@
-"""What divergence is measured from, or who teaches: frozen, and loaded only where it is read."""
+"""References: what the divergence is measured from, and teachers."""

@@ -1,32 +1,31 @@
 """A teacher behind another vLLM server, asked for the logprobs of given tokens.
 
-One request a row: the tokens are its prompt, and `prompt_logprobs` says what it thinks of each of
-them, with the top_k most likely ones where a loss compares distributions.
+One request per row. The row is the prompt, and `prompt_logprobs` returns the logprob of each token,
+with the top_k most likely tokens if the loss compares distributions.
 
 N: completion tokens of a micro-batch, K: top_k.
 """
 
+import asyncio
+import json
 import re
-import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
-import httpx
 import torch
-from torch import Tensor
 
+from envs.http_client import HttpClient, HttpError
 from rl.learner.ranks import Ranks
-from rl.learner.reference.protocol import Reference, ReferenceSetting, Unchanging
+from rl.learner.reference.protocol import Reference, ReferenceSetting, joined
 from rl.learner.rows import Rows, Scores
 from rl.model.tokenizer import Tokenizer
-from rl.run.failure import RunFailed
-from rl.run.http_status import may_pass
+from rl.runtime.failure import RunFailed
 
 _AT_ONCE = 32  # requests in flight
+_LARGEST_MIB = 1024  # an answer holds top_k candidates for each token of a row
 _SAMPLE = "Tokenizers differ: 3.14159 naïve ideas, 東京 + café; def f(x):\n\treturn x**2  # 100%"
 _ALLOWED = re.compile(r"prompt logprobs of \d+, which is greater than max allowed: (\d+)")
 
@@ -36,14 +35,16 @@ class Endpoint:
     """conf/reference/endpoint.yaml: another vLLM, asked for the logprobs of given tokens.
 
     Attributes:
-        url: of its OpenAI-compatible API, with /v1.
-        model: the name it serves the teacher under.
+        url: of the server's OpenAI-compatible API, with /v1.
+        model: the teacher's name on the server.
         timeout: seconds for one row.
-        max_retries: further attempts at a row that got no answer, or one that blames the server.
-        top_k: candidates at each token, where a loss compares distributions.
+        max_retries: further attempts after no answer, or after an error of the server.
+        top_k: candidates at each token, if the loss compares distributions.
         sees_hint: its prompts hold the hints of the examples (rl/sampling/hints.py).
 
     """
+
+    RANGES: ClassVar[dict[str, str]] = {"timeout": "> 0", "max_retries": ">= 0", "top_k": ">= 1"}
 
     only_temperature_1: ClassVar[bool] = True
 
@@ -55,7 +56,7 @@ class Endpoint:
     sees_hint: bool
 
     def start(self, setting: ReferenceSetting) -> Reference:
-        """Ask what tokens the server knows; what else is wrong shows at the first batch."""
+        """Compare the tokenizers; other faults of the server show at the first batch."""
         assert setting.temperature == 1, "refused by rl/config/reference_rules.py"
         top_k = setting.num_candidates(self.top_k)
         remote = _Remote(self, top_k, setting.vocabulary, setting.policy.ranks)
@@ -63,28 +64,32 @@ class Endpoint:
         return remote
 
 
-class _Remote(Unchanging):
+class _Remote(Reference):
     def __init__(self, endpoint: Endpoint, top_k: int, vocabulary: int, ranks: Ranks) -> None:
         self._endpoint, self._top_k, self._vocabulary = endpoint, top_k, vocabulary
         self._ranks = ranks
         self._where = f"reference.url={endpoint.url}"
         self._url = f"{endpoint.url.rstrip('/')}/completions"
-        self._http = httpx.Client(timeout=endpoint.timeout)
-        self._retries: list[str] = []  # what went wrong, of the last call; appending is atomic
+        self._retries = 0  # of the last call of `score`
+
+    def _client(self, max_retries: int) -> HttpClient:
+        timeout = self._endpoint.timeout
+        return HttpClient(
+            timeout=timeout, max_retries=max_retries, max_concurrent=_AT_ONCE, max_mib=_LARGEST_MIB
+        )
 
     def require_fit(self, student: Path, max_seq_len: int) -> None:
-        """Refuse a server that cuts a text into other tokens than the policy in folder `student`.
+        """Raise RunFailed if the server has another tokenizer, or takes shorter rows.
 
-        Or that has no room for a row of `max_seq_len` of them. One that says neither is taken at
-        its word, one that is not up yet as well.
+        A server that does not answer, or has no such route, is not checked.
         """
         root = self._endpoint.url.rstrip("/").removesuffix("/v1")
         body = {"model": self._endpoint.model, "prompt": _SAMPLE, "add_special_tokens": False}
         try:
-            answer = self._http.post(f"{root}/tokenize", json=body)
-            known = answer.json() if answer.status_code == httpx.codes.OK else {}
+            asked = self._client(max_retries=0).send_once("POST", f"{root}/tokenize", body)
+            known = json.loads(asyncio.run(asked))
             tokens, longest = known.get("tokens"), known.get("max_model_len")
-        except (httpx.HTTPError, ValueError, AttributeError):
+        except (HttpError, ValueError, AttributeError):
             return
         if tokens is not None and tokens != Tokenizer(student).encode(_SAMPLE):
             raise RunFailed(
@@ -92,7 +97,6 @@ class _Remote(Unchanging):
                 "tokens: choose a teacher of the same family, or use its text instead (loss=sft "
                 "sampler=transcripts)"
             )
-
         if isinstance(longest, int) and longest <= max_seq_len:
             raise RunFailed(
                 f"{self._where} takes {longest} tokens, one of them behind those that it scores, "
@@ -102,91 +106,79 @@ class _Remote(Unchanging):
 
     def metrics(self) -> dict[str, float]:
         # Each rank asks for its own rows, and one of them logs.
-        return {"train/reference_retries": self._ranks.sum(float(len(self._retries)))}
+        return {"train/reference_retries": self._ranks.sum(float(self._retries))}
 
     def score(self, batches: Sequence[Rows]) -> list[Scores]:
-        """Ask for the rows of all micro-batches together: the server waits for none of ours."""
-        self._retries = []
+        """Return the scores of all micro-batches; their rows are requested together."""
         questions = [
             (ids.tolist(), row.nonzero()[:, 0].tolist())
             for rows in batches
             for ids, row in zip(rows.token_ids.cpu(), rows.mask.cpu(), strict=True)
         ]
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            answers = pool.map(lambda question: self._ask(*question), questions)
-            return [
-                _joined(list(islice(answers, len(rows.mask))), rows.mask.device) for rows in batches
-            ]
+        answers = iter(asyncio.run(self._answers(questions)))
+        return [
+            joined(
+                list(islice(answers, len(rows.mask))),
+                lambda scores, device=rows.mask.device: scores.to(device),
+            )
+            for rows in batches
+        ]
 
-    def _ask(self, token_ids: list[int], places: list[int]) -> Scores:
-        """What it thinks of the tokens at `places` of one row."""
+    async def _answers(self, questions: Sequence[tuple[list[int], list[int]]]) -> list[Scores]:
+        client = self._client(self._endpoint.max_retries)
+        tasks = [asyncio.create_task(self._ask(client, *question)) for question in questions]
+        async with client:
+            try:
+                return await asyncio.gather(*tasks)
+            finally:
+                self._retries = client.num_retries
+                for task in tasks:  # if one failed, the others are not needed
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _ask(self, client: HttpClient, token_ids: list[int], places: list[int]) -> Scores:
+        """Return the scores of the tokens at `places` of one row."""
         if not places:
             return self._read([], [])
-        # Up to the last token that counts: padding and a trailing reply are not worth scoring.
+        # Up to the last completion token, because padding and a trailing reply need no score.
         prompt = token_ids[: places[-1] + 1]
         body = {"model": self._endpoint.model, "prompt": prompt, "max_tokens": 1}
-        answer = self._answer({**body, "prompt_logprobs": self._top_k})
-        entries = answer["choices"][0].get("prompt_logprobs")
+        text = ""
+        try:
+            text = await client.post(self._url, {**body, "prompt_logprobs": self._top_k})
+            entries = json.loads(text)["choices"][0].get("prompt_logprobs")
+        except HttpError as error:
+            problem = str(error)
+            if allowed := _ALLOWED.search(error.text):
+                problem = (
+                    f"gives the {allowed[1]} most likely tokens at most, and reference.top_k="
+                    f"{self._top_k}: lower it, or start the server with --max-logprobs "
+                    f"{self._top_k}"
+                )
+            raise RunFailed(f"{self._where} {problem}") from error
+        except ValueError as error:
+            raise RunFailed(f"{self._where} did not answer with JSON: {text[:200]!r}") from error
         if not entries:
             raise RunFailed(f"{self._where} returns no prompt_logprobs: it must be a vLLM server")
         return self._read([entries[i] for i in places], [token_ids[i] for i in places])
 
     def _read(self, entries: list[dict[str, Any]], tokens: list[int]) -> Scores:
-        """Tensors of what stands at each place: {token: {logprob}}, the given one included."""
+        """Return tensors of the entries {token: {logprob}} at each place."""
         pairs = zip(entries, tokens, strict=True)
         logprobs = torch.tensor([entry[str(t)]["logprob"] for entry, t in pairs])
         if not self._top_k:
             return Scores(logprobs)
-        # The given token stands beside the most likely ones unless it is one of them.
+        # vLLM adds the given token to the most likely ones.
         best = [
             sorted(((e["logprob"], int(t)) for t, e in entry.items()), reverse=True)[: self._top_k]
             for entry in entries
         ]
         shape = (len(best), self._top_k)
         ids = torch.tensor([[t for _, t in row] for row in best], dtype=torch.int64).reshape(shape)
-        if (ids >= self._vocabulary).any():  # padding of its own, and hardly ever likely
+        if (ids >= self._vocabulary).any():  # padding of the teacher's vocabulary, rarely likely
             raise RunFailed(
                 f"{self._where} names the token {int(ids.max())} as likely, and the policy knows "
                 f"{self._vocabulary}: lower reference.top_k, or choose another teacher"
             )
         values = torch.tensor([[value for value, _ in row] for row in best])
         return Scores(logprobs, ids, values.reshape(shape))
-
-    def _answer(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Ask until there is an answer, at most `max_retries` times more than once."""
-        problem = ""
-        for attempt in range(self._endpoint.max_retries + 1):
-            if attempt:
-                self._retries.append(problem)
-                time.sleep(min(0.25 * 2**attempt, 8.0))
-            try:
-                answer = self._http.post(self._url, json=body)
-                if answer.status_code == httpx.codes.OK:
-                    return answer.json()
-                problem = f"answered {answer.status_code}: {answer.text[:300]}"
-                if not may_pass(answer.status_code):
-                    break  # it is the question, and would be the same one again
-            except (httpx.HTTPError, ValueError) as error:  # ValueError: a body cut short
-                problem = f"did not answer ({type(error).__name__}: {error})"
-        if allowed := _ALLOWED.search(problem):
-            problem = (
-                f"gives the {allowed[1]} most likely tokens at most, and reference.top_k="
-                f"{self._top_k}: lower it, or start the server with --max-logprobs {self._top_k}"
-            )
-        raise RunFailed(f"{self._where} {problem}")
-
-
-def _joined(parts: Sequence[Scores], device: torch.device) -> Scores:
-    """The rows of a micro-batch, one after the other."""
-
-    def join(tensors: list[Tensor | None]) -> Tensor | None:
-        known = [tensor for tensor in tensors if tensor is not None]
-        return torch.cat(known).to(device) if known else None
-
-    logprobs = join([part.logprobs for part in parts])
-    assert logprobs is not None, "a micro-batch has a row"
-    return Scores(
-        logprobs,
-        join([part.candidates for part in parts]),
-        join([part.candidate_logprobs for part in parts]),
-    )

@@ -1,7 +1,7 @@
-"""References that the trainer's ranks score with themselves.
+"""References that the trainer's ranks compute themselves.
 
-initial    the policy as the run starts; with an adapter the base with the adapter off, else a
-           copy, which `refresh_every` may move after the policy
+initial    the policy as the run starts: with an adapter the base, else a copy, which
+           `refresh_every` may move towards the policy
 model      another model with the same tokenizer: a teacher
 """
 
@@ -17,11 +17,11 @@ from safetensors.torch import load_file, save_file
 
 from rl.learner.logprobs import PolicyModule
 from rl.learner.policy import Policy
-from rl.learner.reference.protocol import Reference, ReferenceSetting, Unchanging
+from rl.learner.reference.protocol import Reference, ReferenceSetting
 from rl.learner.rows import Rows, Scores
 from rl.model.loading import load_model
 from rl.model.pretrained import local_folder
-from rl.run.failure import RunFailed
+from rl.runtime.failure import RunFailed
 
 _FILE = "reference.safetensors"
 
@@ -33,12 +33,18 @@ class InitialPolicy:
     Attributes:
         refresh_every: steps between two refreshes; 0: never.
         refresh_mix: share of the policy in the refreshed reference; 1 replaces it.
-        top_k: candidates at each token, where a loss compares distributions.
+        top_k: candidates at each token, if the loss compares distributions.
         sees_hint: its prompts hold the hints of the examples (rl/sampling/hints.py).
 
     """
 
-    is_policy: ClassVar[bool] = True  # the policy itself, as it was
+    RANGES: ClassVar[dict[str, str]] = {
+        "refresh_every": ">= 0",
+        "refresh_mix": "> 0 and <= 1",
+        "top_k": ">= 1",
+    }
+
+    is_policy: ClassVar[bool] = True  # an earlier state of the policy itself
 
     refresh_every: int
     refresh_mix: float
@@ -56,7 +62,9 @@ class InitialPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class FrozenModel:
-    """conf/reference/model.yaml: a local folder or a name on the hub, as model.path."""
+    """A frozen reference from a local folder or the hub (conf/reference/model.yaml)."""
+
+    RANGES: ClassVar[dict[str, str]] = {"top_k": ">= 1"}
 
     path: str
     revision: str | None
@@ -65,14 +73,14 @@ class FrozenModel:
     sees_hint: bool
 
     def start(self, setting: ReferenceSetting) -> Reference:
-        """Load it on every rank."""
+        """Load the model on every rank."""
         folder = local_folder(self.path, self.revision, "reference")
         _require_same_tokens(folder, setting.model)
         model = load_model(folder, getattr(torch, self.dtype), setting.seed)
         return _Copy(model, setting, setting.num_candidates(self.top_k))
 
 
-class _AdapterOff(Unchanging):
+class _AdapterOff(Reference):
     def __init__(self, policy: Policy, top_k: int) -> None:
         self._policy, self._top_k = policy, top_k
 
@@ -80,10 +88,10 @@ class _AdapterOff(Unchanging):
         return [self._policy.base_scores(rows, self._top_k) for rows in batches]
 
 
-class _Copy(Unchanging):
-    """A model on every rank; one that follows the policy keeps its moving average in float32.
+class _Copy(Reference):
+    """A model on every rank. If it follows the policy, its moving average is kept in float32.
 
-    In bfloat16 most of a small step would round to nothing: with a mix of 0.01 it hardly moved.
+    In bfloat16 most of a small move would be rounded away.
     """
 
     def __init__(
@@ -112,8 +120,7 @@ class _Copy(Unchanging):
     def after_step(self, step: int) -> None:
         if not self._every or step % self._every:
             return
-        # Gathered on rank 0 and sent to all: each rank scores with a copy of its own.
-        new = self._setting.policy.weights()
+        new = self._setting.policy.weights()  # on rank 0, which sends them to all copies
         for name, parameter in self._parameters.items():
             moved = new[name].to(parameter) if new else torch.empty_like(parameter)
             dist.broadcast(moved, 0)
@@ -138,7 +145,7 @@ class _Copy(Unchanging):
 
 
 def _require_same_tokens(teacher: Path, student: Path) -> None:
-    """A teacher scores the policy's own token ids: they must mean the same to it."""
+    """Raise RunFailed if the policy's token ids mean something else to the teacher."""
     teacher_tokenizer, student_tokenizer = (
         json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
         for folder in (teacher, student)

@@ -1,4 +1,4 @@
-"""A teacher for each environment of a mixture: a row is scored by that of its environment.
+"""A teacher for each environment of a mixture: it scores the rows of its environment.
 
 B: rows, N: completion tokens of a micro-batch.
 """
@@ -12,42 +12,37 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from rl.learner.reference.protocol import Reference, ReferenceSetting
+from rl.learner.reference.protocol import Reference, ReferenceSetting, joined
 from rl.learner.rows import Rows, Scores
-from rl.run.failure import RunFailed
+from rl.runtime.failure import RunFailed
 
 
-class Teacher(Protocol):
+class ReferenceChoice(Protocol):
     """Another choice of conf/reference."""
 
     def start(self, setting: ReferenceSetting) -> Reference:
-        """Load it, or connect."""
+        """Load the reference, or connect to it."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class PerEnvironment:
-    """conf/reference/per_env.yaml.
+    """conf/reference/per_env.yaml: teachers by the name of their environment."""
 
-    Attributes:
-        teachers: by the name of the environment.
-
-    """
-
-    teachers: Mapping[str, Teacher]
+    teachers: Mapping[str, ReferenceChoice]
 
     def start(self, setting: ReferenceSetting) -> Reference:
-        """Start all of them."""
+        """Start all teachers."""
         return _Several({name: teacher.start(setting) for name, teacher in self.teachers.items()})
 
 
-class _Several:
+class _Several(Reference):
     def __init__(self, teachers: Mapping[str, Reference]) -> None:
         self._teachers = teachers
 
     def score(self, batches: Sequence[Rows]) -> list[Scores]:
-        # Every teacher gets every micro-batch, if only an empty row of it: under ZeRO-3 the base
-        # of an adapter is scored by all ranks together, whatever environments a rank has.
+        # Every teacher gets every micro-batch, even if only an empty row of it: under ZeRO-3 all
+        # ranks score the base of an adapter together, whatever environments a rank has.
         scored = {
             name: teacher.score([_of(name, rows) for rows in batches])
             for name, teacher in self._teachers.items()
@@ -58,7 +53,7 @@ class _Several:
         ]
 
     def metrics(self) -> dict[str, float]:
-        """Counts of all teachers, added up."""
+        """Return the counts of all teachers, added up."""
         total: Counter[str] = Counter()
         for teacher in self._teachers.values():
             total.update(teacher.metrics())
@@ -70,22 +65,22 @@ class _Several:
 
     def save(self, folder: Path) -> None:
         for i, teacher in enumerate(self._teachers.values()):
-            teacher.save(_place(folder, i))
+            teacher.save(_folder_of(folder, i))
 
     def load(self, folder: Path) -> None:
         for i, teacher in enumerate(self._teachers.values()):
-            teacher.load(_place(folder, i))
+            teacher.load(_folder_of(folder, i))
 
 
-def _place(folder: Path, i: int) -> Path:
-    """A folder for each: those that move write files of the same name."""
-    place = folder / f"reference_{i}"
-    place.mkdir(exist_ok=True)
-    return place
+def _folder_of(folder: Path, i: int) -> Path:
+    """Return the folder of one teacher: several may write files of the same name."""
+    own = folder / f"reference_{i}"
+    own.mkdir(exist_ok=True)
+    return own
 
 
 def _of(name: str, rows: Rows) -> Rows:
-    """The rows of one environment; where there are none, a row in which nothing counts."""
+    """Return the rows of one environment, or one row without completion tokens."""
     own = [i for i, env in enumerate(rows.envs) if env == name]
     if own:
         return Rows(rows.token_ids[own], rows.mask[own], (name,) * len(own))
@@ -93,7 +88,7 @@ def _of(name: str, rows: Rows) -> Rows:
 
 
 def _merged(rows: Rows, by_env: Mapping[str, Scores]) -> Scores:
-    """The tokens of all environments in the order of the rows."""
+    """Return the scores of all environments in the order of the rows."""
     envs = [rows.envs[i] for i in rows.mask.nonzero()[:, 0].tolist()]  # [N]
     if unknown := set(envs) - set(by_env):
         raise RunFailed(
@@ -101,22 +96,12 @@ def _merged(rows: Rows, by_env: Mapping[str, Scores]) -> Scores:
             f"reference.teachers.{min(unknown)}=..."
         )
     numbers = torch.tensor([list(by_env).index(env) for env in envs], dtype=torch.int64)
-    # [N] where each of the teachers' tokens belongs, one teacher after the other
+    # [N] the place of each score, one teacher's scores after the other's
     order = numbers.argsort(stable=True).to(rows.mask.device)
 
-    def merge(tensors: Sequence[Tensor | None]) -> Tensor | None:
-        known = [tensor for tensor in tensors if tensor is not None]
-        if not known:
-            return None
-        given = torch.cat(known)
-        result = torch.empty_like(given)
-        result[order] = given
+    def place(scores: Tensor) -> Tensor:
+        result = torch.empty_like(scores)
+        result[order] = scores
         return result
 
-    logprobs = merge([scores.logprobs for scores in by_env.values()])
-    assert logprobs is not None
-    return Scores(
-        logprobs,
-        merge([scores.candidates for scores in by_env.values()]),
-        merge([scores.candidate_logprobs for scores in by_env.values()]),
-    )
+    return joined(list(by_env.values()), place)

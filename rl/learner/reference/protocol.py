@@ -1,61 +1,59 @@
-"""What the trainer asks of a reference, and what it is made from."""
+"""What the trainer asks of a reference, and what a reference is built from."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from rl.learner.policy import Policy
 from rl.learner.rows import Rows, Scores
-from rl.run.failure import RunFailed
+from rl.runtime.failure import RunFailed
 
 
-class Reference(Protocol):
-    """All ranks call every method together."""
+class Reference:
+    """The base class of references. All ranks call every method together."""
 
     def score(self, batches: Sequence[Rows]) -> list[Scores]:
-        """What it thinks of each one's completion tokens, at the sampler's temperature."""
-        ...
+        """Score each micro-batch's completion tokens at the sampler's temperature."""
+        raise NotImplementedError
 
     def metrics(self) -> dict[str, float]:
-        """What is worth knowing of the last call."""
-        ...
+        """Return metrics of the last call of `score`."""
+        return {}
 
     def after_step(self, step: int) -> None:
-        """`step` steps are done."""
-        ...
+        """Follow the policy after `step` optimizer steps; by default do not change."""
 
     def save(self, folder: Path) -> None:
         """Write what cannot be loaded from elsewhere."""
-        ...
 
     def load(self, folder: Path) -> None:
-        """Take up what `save` wrote."""
-        ...
+        """Load what `save` wrote."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceSetting:
-    """What a reference may be made from."""
+    """What a reference may be built from."""
 
     policy: Policy
-    model: Path  # folder the policy started from
+    model: Path  # the folder that the policy started from
     dtype: torch.dtype
     temperature: float
     logprob_chunk: int
     max_seq_len: int  # tokens of the longest row
     seed: int
-    vocabulary: int  # tokens that the policy knows
+    vocabulary: int  # number of tokens that the policy knows
     reads_candidates: bool = False  # the loss compares distributions
-    head_dtype: torch.dtype | None = None  # of the policy's output head, if not the model's
+    head_dtype: torch.dtype | None = None  # of the policy's output head, None for the model's
 
     def num_candidates(self, top_k: int) -> int:
-        """`top_k`, or 0 where nobody looks at candidates.
+        """Return `top_k`, or 0 if the loss does not compare distributions.
 
         Raises:
-            RunFailed: there are not so many tokens.
+            RunFailed: the policy knows fewer tokens.
 
         """
         if self.reads_candidates and top_k > self.vocabulary:
@@ -66,29 +64,25 @@ class ReferenceSetting:
         return top_k if self.reads_candidates else 0
 
 
-class Unchanging:
-    """A reference that never changes and comes from elsewhere."""
-
-    def metrics(self) -> dict[str, float]:
-        """Nothing to know."""
-        return {}
-
-    def after_step(self, step: int) -> None:
-        """Nothing happens."""
-
-    def save(self, folder: Path) -> None:
-        """Nothing to keep."""
-
-    def load(self, folder: Path) -> None:
-        """Nothing was kept."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class NoReference:
     """conf/reference/none.yaml."""
 
     has_logprobs: ClassVar[bool] = False
 
-    def start(self, setting: ReferenceSetting) -> Reference:  # noqa: ARG002 one signature for all
-        """Nothing may ask for one."""
+    def start(self, setting: ReferenceSetting) -> Reference:  # noqa: ARG002 as other references
+        """Fail: the configuration check refuses what reads a reference."""
         raise AssertionError("rl/config/algorithm_rules.py refuses what needs a reference here")
+
+
+def joined(scores: Sequence[Scores], place: Callable[[Tensor], Tensor]) -> Scores:
+    """Concatenate scores and pass each tensor through `place`; candidates may be missing."""
+    columns = [
+        [x for x in column if x is not None]
+        for column in zip(
+            *((s.logprobs, s.candidates, s.candidate_logprobs) for s in scores), strict=True
+        )
+    ]
+    logprobs, *candidates = [place(torch.cat(column)) if column else None for column in columns]
+    assert logprobs is not None, "a micro-batch has a row"
+    return Scores(logprobs, *candidates)

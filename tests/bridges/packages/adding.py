@@ -1,4 +1,4 @@
-"""An environment of ours with a tool, kept by somebody else."""
+"""An Environment with a tool, in a package outside of this project."""
 
 from envs.episode import Example
 from envs.messages import user
@@ -33,5 +33,5 @@ class Adding(Environment):
         right = float(episode.text == episode.example.info["answer"])
         if self.reward is not None:
             return {"right": float(self.reward), "turns": 2.5}
-        # By turn: what earns is the last one.
+        # Per turn: only the last turn earns.
         return {"right": [0.0] * (episode.turns - 1) + [right], "turns": 2.5}

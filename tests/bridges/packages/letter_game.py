@@ -18,7 +18,7 @@ class LetterGame(vf.MultiTurnEnv):
 
 
 def letters(completion, answer):
-    """The share of what was said, over both turns, that is the asked letter."""
+    """Return the share of the requested letter in the text of both turns."""
     said = "".join(m.content or "" for m in completion if m.role == "assistant")
     return said.count(answer) / max(1, len(said))
 

@@ -1,4 +1,4 @@
-"""A classic environment whose tool gets what the policy must not see from the episode's state."""
+"""A classic environment whose tool gets a hidden argument from the episode's state."""
 
 import verifiers as vf
 from datasets import Dataset

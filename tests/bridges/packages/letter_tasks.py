@@ -51,7 +51,7 @@ class InProcessConfig(vf.HarnessConfig):
 
 
 class InProcessHarness(vf.Harness[InProcessConfig]):
-    """One request a segment."""
+    """A harness with one request per segment."""
 
     APPENDS_SYSTEM_PROMPT = True
     SUPPORTS_RESUME = True

@@ -1,4 +1,4 @@
-"""A classic environment with a tool, whose answer holds the letter to say."""
+"""A classic environment with a tool whose answer contains the letter to say."""
 
 import verifiers as vf
 from datasets import Dataset

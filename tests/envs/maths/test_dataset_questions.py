@@ -1,12 +1,11 @@
-"""Questions out of data sets: what is taken apart, held out, refused. How rows are read is tested
-with envs/datasets.py."""
+"""Questions from data sets: how answers are split, held out and refused."""
 
 import json
 from random import Random
 
 import pytest
 
-from envs.datasets import Hub, JsonLines
+from envs.datasets import JsonLines
 from envs.maths.dataset_questions import DataQuestions
 from envs.maths.questions import Question
 
@@ -21,8 +20,8 @@ def rows(*numbers):
 
 
 def of_file(path, **changes):
-    knobs = {"eval_path": None, "num_eval": 2, "prompt": "question", "answer": "answer"}
-    return DataQuestions(dataset=JsonLines(path=path, **{**knobs, **changes}))
+    options = {"eval_path": None, "num_eval": 2, "prompt": "question", "answer": "answer"}
+    return DataQuestions(dataset=JsonLines(path=path, **{**options, **changes}))
 
 
 def test_some_of_one_file_are_held_out(tmp_path):
@@ -44,7 +43,7 @@ def test_a_question_of_the_eval_file_is_not_trained_on(tmp_path):
     assert [q.text for q in made.load("train")] == ["q1?", "q2?", "q4?"]
 
 
-def test_worked_steps_are_taken_apart_as_in_gsm8k(tmp_path):
+def test_worked_steps_are_split_from_the_answer_as_in_gsm8k(tmp_path):
     told = "She sells 48/2 = <<48/2=24>>24.\nTogether 48+24 = <<48+24=72>>72.\n#### 72"
     path = write(tmp_path / "a.jsonl", [{"q": " How many? ", "a": told}, {"q": "x", "a": 5}])
     made = of_file(path, num_eval=1, prompt="q", answer="a")
@@ -62,23 +61,3 @@ def test_splits_without_questions_and_questions_without_answers_are_refused(tmp_
     bare = write(tmp_path / "c.jsonl", [{"question": "a"}, {"question": "b"}])
     with pytest.raises(ValueError, match=r"question 0 has no answer: set dataset\.answer"):
         of_file(bare, answer=None, num_eval=1).load("train")
-
-
-def test_a_data_set_in_the_form_of_the_hub_is_read(tmp_path):
-    pytest.importorskip("datasets", reason="needs offbyone[data]")
-    write(tmp_path / "train.jsonl", rows(1, 2, 3))
-    write(tmp_path / "test.jsonl", rows(3, 4))
-    made = DataQuestions(
-        dataset=Hub(
-            path=str(tmp_path),
-            config=None,
-            revision=None,
-            split="train",
-            eval_split="test",
-            prompt="question",
-            answer="answer",
-            num_eval=10,
-        )
-    )
-    assert [q.answer for q in made.load("train")] == ["1", "2"]
-    assert [q.answer for q in made.load("eval")] == ["3", "4"]

@@ -1,4 +1,4 @@
-"""Maths: what a transcript is worth, what the expert shows, what is refused."""
+"""Maths: rewards of a transcript, and the expert's demonstrations."""
 
 import asyncio
 from itertools import islice
@@ -14,7 +14,7 @@ from envs.maths.word_problems import WordProblems
 
 
 class Given(Questions):
-    """The same few questions for both splits."""
+    """A source with the same questions in both splits."""
 
     def __init__(self, *questions):
         self._questions = questions
@@ -24,7 +24,7 @@ class Given(Questions):
 
 
 GRADER = Grader(workers=1, cpu_seconds=5, memory_mb=1024, allow_without_landlock=False)
-KNOBS = {
+OPTIONS = {
     "name": "maths",
     "questions": WordProblems(min_steps=1, max_steps=3, num_train=50, num_eval=20),
     "instruction": "Box it.",
@@ -40,7 +40,7 @@ def _processes_end():
 
 
 def make(**changes):
-    return Maths(**{**KNOBS, **changes})
+    return Maths(**{**OPTIONS, **changes})
 
 
 def scores(example, said):
@@ -52,21 +52,14 @@ def scores(example, said):
     ("answer", "said", "correct", "form"),
     [
         ("18", r"12 + 6 = 18" + "\n" + r"\boxed{18}", 1, 1),
-        ("18", r"The answer is $\boxed{18}$.", 1, 1),
         ("18", "#### 18", 1, 1),
         ("18", "12 + 6 = 18", 1, 0),
         ("18", r"\boxed{19}, no, \boxed{18}", 1, 1),
         ("18", r"\boxed{18}, no, \boxed{19}", 0, 1),
-        ("18", r"\boxed{18} as 9 + 9", 1, 1),
-        ("18", r"\boxed{18\text{ dollars}}", 1, 1),
-        ("18", r"\boxed{\$18.00}", 1, 1),
-        ("1800", r"\boxed{1,800}", 1, 1),
-        ("1/2", r"\boxed{0.5}", 1, 1),
-        ("0.5", r"\boxed{\frac{1}{2}}", 1, 1),
         ("2x", r"\boxed{x + x}", 1, 1),
         ("18", r"<think>\boxed{18}</think>\boxed{17}", 0, 1),
         ("18", r"<think>18</think>", 0, 0),
-        ("18", r"\boxed{18", 1, 0),  # cut off, but the number stands there
+        ("18", r"\boxed{18", 1, 0),  # cut off, so the last number counts
         ("18", r"18 is not \boxed{}", 0, 0),
         ("18", "eighteen", 0, 0),
         ("18", "", 0, 0),
@@ -78,7 +71,7 @@ def test_rewards_of_a_transcript(answer, said, correct, form):
     assert scores(example, said) == {"correct": correct, "format": form, "unjudged": 0.0}
 
 
-def test_an_answer_that_takes_too_long_to_judge_is_wrong_and_counted():
+def test_an_answer_that_takes_too_long_to_compare_is_wrong_and_counted():
     grader = Grader(workers=1, cpu_seconds=1, memory_mb=1024, allow_without_landlock=False)
     example = Example(id=0, env="maths", messages=[], info={"answer": "1"})
     messages = [{"role": "assistant", "content": r"\boxed{10^{10^{10}}}"}]
@@ -87,13 +80,7 @@ def test_an_answer_that_takes_too_long_to_judge_is_wrong_and_counted():
     assert scored == {"correct": 0.0, "format": 1.0, "unjudged": 1.0}
 
 
-def test_an_episode_without_a_turn_scores_zero():
-    example = make().examples("eval")[0]
-    scored = asyncio.run(make().score(Episode(example, list(example.messages))))
-    assert scored == {"correct": 0.0, "format": 0.0, "unjudged": 0.0}
-
-
-def test_the_expert_scores_one_and_knows_no_eval_question():
+def test_the_expert_scores_one_and_shows_no_eval_question():
     env = make()
     held_out = {e.messages[0]["content"] for e in env.examples("eval")}
     for question, solution in islice(env.demonstrations(Random(0)), 50):
@@ -105,22 +92,8 @@ def test_the_expert_scores_one_and_knows_no_eval_question():
         assert scores(example, "no idea")["correct"] == 0.0
 
 
-def test_examples_are_the_same_each_time_and_split_apart():
-    train, held_out = make().examples("train"), make().examples("eval")
-    assert (len(train), len(held_out)) == (50, 20)
-    assert [e.id for e in train] == list(range(50))
-    assert make().examples("train") == train
-    texts = {e.messages[0]["content"] for e in train}
-    assert texts.isdisjoint(e.messages[0]["content"] for e in held_out)
-
-
 def test_questions_without_a_solution_cannot_be_imitated():
     env = make(questions=Given(Question("6 * 7?", "42")), instruction="")
     assert env.examples("train")[0].messages == [{"role": "user", "content": "6 * 7?"}]
-    with pytest.raises(ValueError, match=r"no worked solutions.*model.warm_start=null"):
+    with pytest.raises(ValueError, match=r"come without solutions.*model.warm_start=null"):
         next(env.demonstrations(Random(0)))
-
-
-def test_an_unknown_reward_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match=r"exact.* use correct or format"):
-        make(reward_weights={"exact": 1.0})

@@ -1,4 +1,4 @@
-"""The single layers around the sandbox: each holds by itself."""
+"""Each layer of the sandbox protects by itself."""
 
 import re
 import subprocess
@@ -12,7 +12,7 @@ from envs.sandbox.sandbox import OURS
 
 
 def python(code):
-    """What a fresh interpreter prints that can import ours and nothing else of the checkout."""
+    """Return what a new interpreter prints that can import this checkout."""
     boot = f"import sys; sys.path.append({OURS!r})\n"
     done = subprocess.run(
         [sys.executable, "-ISc", boot + code], capture_output=True, text=True, check=True
@@ -20,7 +20,7 @@ def python(code):
     return done.stdout
 
 
-def test_without_landlock_python_itself_refuses_to_read_what_is_outside(tmp_path):
+def test_without_landlock_python_itself_refuses_to_read_other_files(tmp_path):
     outside = tmp_path / "outside"
     outside.write_text("x")
     code = f"""
@@ -62,8 +62,8 @@ except OSError as error:
 @pytest.mark.parametrize(
     "flags", ["O_TRUNC", "O_CREAT", "O_ASYNC", "O_WRONLY", "O_RDWR", "O_RDWR | os.O_TMPFILE"]
 )
-def test_the_filter_alone_refuses_to_open_what_would_be_changed(flags, tmp_path):
-    """Landlock is not on here: it would hide a flag that the filter forgets."""
+def test_the_filter_alone_refuses_to_open_a_file_for_changes(flags, tmp_path):
+    """Without Landlock, because Landlock would hide a flag that the filter misses."""
     file = tmp_path / "file"
     file.write_text("untouched")
     path = tmp_path if "TMPFILE" in flags else file

@@ -1,4 +1,4 @@
-"""The sandbox: an interpreter for the policy, with limits."""
+"""The sandbox: answers of its interpreter, limits, and the end of its process."""
 
 import asyncio
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from envs.sandbox.sandbox import Limits
-from tests.support.sandboxes import KNOBS, interpreters, make, said, settled
+from tests.support.sandboxes import OPTIONS, interpreters, make, said, settled
 
 FORGE = (
     "import os, sys, struct\nf = sys._getframe()\n"
@@ -98,7 +98,7 @@ DEAF = "import signal, time; signal.signal(signal.SIGXCPU, signal.SIG_IGN)\n"
 BURN = "end = time.process_time() + 60\nwhile time.process_time() < end: pass"
 
 
-def test_processor_time_is_bounded_for_code_that_does_not_listen():
+def test_processor_time_is_bounded_for_code_that_ignores_signals():
     box = make(cpu_seconds=1)
     assert "used up 1 s of processor time; the interp" in asyncio.run(said(box, DEAF + BURN))
     assert asyncio.run(box.run("1")) == "1\n"
@@ -122,7 +122,7 @@ def test_processor_time_is_bounded_between_calls_as_well(box):
     assert "used up 1 s of processor time; the interp" in asyncio.run(answer_and_burn())
 
 
-def test_when_memory_runs_out_the_kernel_takes_a_sandbox_first(box):
+def test_when_memory_runs_out_the_kernel_ends_a_sandbox_first(box):
     asyncio.run(box.run(""))
     (pid,) = interpreters()
     score = Path(f"/proc/{pid}/oom_score_adj")
@@ -132,7 +132,7 @@ def test_when_memory_runs_out_the_kernel_takes_a_sandbox_first(box):
     assert score.read_text() == "1000\n"
 
 
-def test_a_call_that_is_given_up_does_not_answer_the_next(box):
+def test_the_answer_of_a_cancelled_call_does_not_reach_the_next_call(box):
     async def give_up():
         await box.run("")
         with pytest.raises(TimeoutError):
@@ -142,13 +142,13 @@ def test_a_call_that_is_given_up_does_not_answer_the_next(box):
     assert asyncio.run(give_up()) == "next\n"
 
 
-def test_an_answer_forged_with_the_true_ticket_spoils_only_its_own_interpreter(box):
+def test_an_answer_forged_with_the_true_ticket_affects_only_its_own_interpreter(box):
     assert asyncio.run(box.run(FORGE)) == "hi"
     assert "in the interpreter's place" in asyncio.run(said(box, "1"))
     assert asyncio.run(box.run("1")) == "1\n"
 
 
-def test_installed_packages_are_there_only_where_they_are_allowed(box):
+def test_installed_packages_can_be_imported_only_if_allowed(box):
     assert "No module named 'sympy'" in asyncio.run(box.run("import sympy"))
     with_packages = make(site_packages=True, memory_mb=1024)
     code = "import sympy, numpy; sympy.factorint(2**67 - 1), int(numpy.arange(4).sum())"
@@ -169,7 +169,7 @@ async def test_many_sandboxes_work_at_once_and_each_has_its_own_variables():
     assert settled(set())
 
 
-async def test_where_no_sandbox_can_start_the_environment_is_at_fault(monkeypatch):
+async def test_a_sandbox_that_cannot_start_is_an_error_of_the_environment(monkeypatch):
     monkeypatch.setattr("envs.sandbox.sandbox.BOOT", "import sys; sys.exit({!r})")
     with pytest.raises(RuntimeError, match="no sandbox for Python code on this machine"):
         await make().run("1")
@@ -186,7 +186,7 @@ async def test_where_no_sandbox_can_start_the_environment_is_at_fault(monkeypatc
 )
 def test_impossible_limits_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        Limits(**{**KNOBS, **changes})
+        Limits(**{**OPTIONS, **changes})
 
 
 def test_the_least_memory_is_enough_to_start():

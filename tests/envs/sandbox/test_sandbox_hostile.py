@@ -1,4 +1,4 @@
-"""What hostile code meets in the sandbox, and what it leaves alone."""
+"""Hostile code in the sandbox is stopped and changes nothing outside."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ from tests.support.sandboxes import interpreters, make, said, settled
 
 @pytest.fixture(scope="module")
 def bystander():
-    """Another episode's sandbox, in use all the while."""
+    """Yield the sandbox of another episode, which is used meanwhile."""
     made = make()
     assert asyncio.run(made.run("kept = 7")) == ""
     yield made
@@ -32,7 +32,7 @@ def outside(tmp_path):
 
 
 @pytest.mark.parametrize("name", SNIPPETS)
-def test_hostile_code_is_stopped_and_harms_nothing_else(
+def test_hostile_code_is_stopped_and_affects_nothing_else(
     name, bystander, outside, monkeypatch, request
 ):
     monkeypatch.setenv("SECRET", "hunter2")
@@ -45,7 +45,7 @@ def test_hostile_code_is_stopped_and_harms_nothing_else(
     assert "hunter2" not in answer
     assert len(answer) < 1200
     assert asyncio.run(bystander.run("kept")) == "7\n"
-    # The same sandbox goes on: as it was, or at the latest at the second call with a fresh process.
+    # The sandbox still works: unchanged, or with a new process at the second call at the latest.
     assert "2\n" in (asyncio.run(said(box, "1 + 1")) for _ in range(2))
     assert len(interpreters() - before) == 1
     box.close()

@@ -1,4 +1,4 @@
-"""A kernel without Landlock: refused before anything starts, or accepted in so many words."""
+"""A kernel without Landlock is refused, unless the configuration accepts it."""
 
 import asyncio
 import re
@@ -18,7 +18,7 @@ from envs.sandbox.sandbox import Limits
 from tests.support.hostile import REFUSED, SNIPPETS
 from tests.support.kernels import FORGET_LANDLOCK
 from tests.support.launching import ROOT
-from tests.support.sandboxes import KNOBS, interpreters, make, said, settled
+from tests.support.sandboxes import OPTIONS, interpreters, make, said, settled
 
 QUESTIONS = Calculations(kinds=["sum"], digits=2, num_train=2, num_eval=2)
 GRADER = {"workers": 1, "cpu_seconds": 5, "memory_mb": 1024}
@@ -30,7 +30,7 @@ def grader(**changes):
 
 
 def math_python(grader, **changes):
-    limits = Limits(**{**KNOBS, **changes})
+    limits = Limits(**{**OPTIONS, **changes})
     return MathPython(**MATHS, grader=grader, max_turns=2, max_concurrent=2, sandbox=limits)
 
 
@@ -40,12 +40,12 @@ def old_kernel(monkeypatch):
     monkeypatch.setattr(sandbox, "BOOT", boot)
 
 
-def test_without_landlock_no_sandbox_starts_and_the_sentence_says_what_to_do(old_kernel):
+def test_without_landlock_no_sandbox_starts_and_the_message_says_what_to_do(old_kernel):
     with pytest.raises(RuntimeError, match=r"no Landlock.*allow_without_landlock=true"):
         asyncio.run(make().run("1"))
 
 
-def test_whoever_accepts_it_has_a_sandbox_that_computes_without_landlock(old_kernel):
+def test_a_sandbox_computes_without_landlock_if_the_configuration_accepts_it(old_kernel):
     box = make(allow_without_landlock=True)
     assert asyncio.run(box.run("import math, decimal; math.comb(5, 2)")) == "10\n"
     box.close()
@@ -54,7 +54,7 @@ def test_whoever_accepts_it_has_a_sandbox_that_computes_without_landlock(old_ker
 @pytest.mark.parametrize(
     "name",
     [
-        *("write", "read", "read the users", "list the root", "delete", "truncate", "raw disk"),
+        *("write", "read", "list the root", "delete", "truncate", "raw disk"),
         *("tcp", "change the library", "secrets of the parent", "subprocess", "kill the parent"),
     ],
 )
@@ -68,14 +68,7 @@ def test_without_landlock_crude_attacks_are_stopped_by_the_other_layers(name, ol
     assert outside.read_text() == "untouched"
 
 
-def test_without_landlock_the_c_library_cannot_be_called_from_python(old_kernel):
-    box = make(allow_without_landlock=True)
-    answer = asyncio.run(said(box, "import ctypes; ctypes.CDLL(None).open(b'/etc/passwd', 0)"))
-    box.close()
-    assert "ctypes is not available here" in answer
-
-
-def test_grading_works_without_landlock_where_that_is_accepted(old_kernel):
+def test_grading_works_without_landlock_if_the_configuration_accepts_it(old_kernel):
     accepted = grader(allow_without_landlock=True)
     assert asyncio.run(accepted.same("x + 1", "1 + x")) is True
     accepted.close()
@@ -92,7 +85,7 @@ def test_an_environment_that_runs_code_tries_a_sandbox_before_the_run(old_kernel
         with pytest.raises(ValueError, match="no Landlock"):
             Mixture(envs={"maths": env}, weights={"maths": 1.0}).check_machine()
     math_python(accepted, allow_without_landlock=True).check_machine()
-    assert settled(before)  # killed, not waited for
+    assert settled(before)  # the processes are killed without waiting
 
 
 def test_a_grader_whose_library_cannot_be_loaded_is_noticed_before_the_run(monkeypatch):
@@ -102,7 +95,7 @@ def test_a_grader_whose_library_cannot_be_loaded_is_noticed_before_the_run(monke
 
 
 @pytest.mark.parametrize("program", ["train.py", "evaluate.py model=tiny-wiki"])
-def test_a_run_on_an_old_kernel_ends_in_a_sentence_before_anything_starts(program, tmp_path):
+def test_a_run_on_an_old_kernel_is_refused_before_anything_starts(program, tmp_path):
     command = [sys.executable, *program.split(), "env=math-python", f"output_dir={tmp_path}"]
     old = [sys.executable, "-m", "tests.support.kernels", *command]
     ended = subprocess.run(old, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)

@@ -13,7 +13,7 @@ CALL = tool_call("add", a=1)
 
 
 async def ask(body, *, session="one", message=CALL, cut_off=False):
-    """Status, answer, and what the speaker was given."""
+    """Return status, answer, and the arguments of `speak`."""
     heard = []
 
     async def speak(messages, tools):
@@ -66,7 +66,7 @@ async def test_a_streamed_turn_is_the_same_in_two_chunks():
     assert said["id"] == ended["id"]
 
 
-async def test_a_call_that_cannot_be_parsed_goes_out_as_the_policy_wrote_it():
+async def test_a_call_that_cannot_be_parsed_keeps_the_policys_text():
     broken = {"id": "x", "type": "function", "function": {"name": "", "arguments": "{a"}}
     message = {"role": "assistant", "content": "", "tool_calls": [broken | {"error": "no JSON"}]}
     _, text, _ = await ask(BODY, message=message)
@@ -87,7 +87,7 @@ async def test_a_call_that_cannot_be_parsed_goes_out_as_the_policy_wrote_it():
         ),
     ],
 )
-async def test_what_cannot_be_answered_is_refused(change, session, message, status, said):
+async def test_invalid_requests_are_refused(change, session, message, status, said):
     found, text, _ = await ask(BODY | change, session=session, message=message)
     assert found == status
     assert said in text

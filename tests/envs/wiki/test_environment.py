@@ -1,4 +1,4 @@
-"""wiki-search: facts become pages, tools find them, the expert shows how, the score judges."""
+"""wiki-search: pages from facts, the three tools, the expert, the rewards."""
 
 import asyncio
 import json
@@ -13,10 +13,10 @@ from envs.messages import assistant, tool_call
 from envs.wiki.corpus import Page, Question, page_of, read_pages
 from envs.wiki.environment import WikiSearch, expert
 from envs.wiki.facts import made_up, shipped
-from envs.wiki.index import WikiIndex
+from envs.wiki.index import WikiIndex, pages_found
 
 
-def wiki(**knobs) -> WikiSearch:
+def wiki(**options) -> WikiSearch:
     given = {
         "corpus": None,
         "questions": None,
@@ -33,7 +33,7 @@ def wiki(**knobs) -> WikiSearch:
         "judge": None,
         "reward_weights": {"exact": 1.0},
     }
-    return WikiSearch(**{**given, **knobs})
+    return WikiSearch(**{**given, **options})
 
 
 @pytest.fixture(scope="module")
@@ -74,15 +74,11 @@ def test_pages_state_the_facts_of_the_tables(index):
         ("yen", "Japan"),
     ],
 )
-def test_a_search_finds_pages_by_title_and_by_what_they_say(index, query, page):
+def test_a_search_finds_pages_by_title_and_by_content(index, query, page):
     assert page in index.search_pages(query).split("\n")
 
 
-def test_a_search_for_nothing_known_says_so(index):
-    assert index.search_pages("xyzzy !!") == "No page found."
-
-
-def test_the_expert_answers_every_question_for_which_the_search_leads_to_the_page(index):
+def test_the_expert_answers_every_question_whose_page_the_search_finds(index):
     questions = shipped()[1]
     solved = [(q, expert(q, index)) for q in questions]
 
@@ -96,13 +92,13 @@ def test_the_expert_answers_every_question_for_which_the_search_leads_to_the_pag
             episode = Episode(Example(0, "e", conversation[:1], info), conversation)
             scores = asyncio.run(env.score(episode))
             assert (scores["exact"], scores["f1"]) == (1.0, 1.0)
-            # The first turn searches; of two pages the second may come by its link.
+            # The first turn searches. The second of two pages may be found in a later turn.
             first, *later, last = np.atleast_1d(scores["found"])
             assert (first >= 1 / len(pages), last) == (True, 0.0)
             assert sum(later) <= 1 - first
 
 
-def test_an_expert_goes_through_two_pages_where_a_question_needs_two(index):
+def test_the_expert_reads_two_pages_if_a_question_needs_two(index):
     question = next(q for q in shipped()[1] if q.level == 3 and "whose capital is Tokyo" in q.text)
     conversation = expert(question, index)
     calls = [m["tool_calls"][0]["function"] for m in conversation if m.get("tool_calls")]
@@ -139,7 +135,7 @@ def reply(env, call):
         ),
     ],
 )
-def test_calls_right_and_wrong_get_an_answer_that_the_policy_can_use(call, answer):
+def test_right_and_wrong_calls_get_a_useful_answer(call, answer):
     assert reply(wiki(), call).startswith(answer)
 
 
@@ -197,7 +193,7 @@ def test_in_a_made_up_corpus_no_two_pages_share_a_title():
         assert questions
 
 
-def test_a_corpus_of_ones_own_comes_from_two_files(tmp_path):
+def test_your_own_corpus_comes_from_two_files(tmp_path):
     corpus, questions = tmp_path / "pages.jsonl", tmp_path / "questions.jsonl"
     pages = [
         {"title": "The Owl", "content": "A bird.\n\n# Food\nIt eats mice.\n## At night\nIt hunts."},
@@ -220,7 +216,7 @@ def written(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_a_corpus_of_ones_own_comes_from_data_sets_in_the_form_of_the_hub(tmp_path):
+def test_your_own_corpus_comes_from_data_sets_in_the_form_of_the_hub(tmp_path):
     pytest.importorskip("datasets")
     written(
         tmp_path / "pages" / "articles.jsonl",
@@ -229,7 +225,7 @@ def test_a_corpus_of_ones_own_comes_from_data_sets_in_the_form_of_the_hub(tmp_pa
     asked = [{"q": f"What does owl {i} eat?", "a": f"{i} mice"} for i in range(3)]
     written(tmp_path / "questions" / "train.jsonl", asked[:1])
     written(tmp_path / "questions" / "test.jsonl", asked)
-    knobs = {
+    options = {
         "corpus": str(tmp_path / "pages"),
         "questions": str(tmp_path / "questions"),
         "questions_split": "test",
@@ -237,17 +233,17 @@ def test_a_corpus_of_ones_own_comes_from_data_sets_in_the_form_of_the_hub(tmp_pa
         "num_eval": 1,
     }
     env = wiki(
-        columns={"title": "name", "content": "text", "question": "q", "answer": "a"}, **knobs
+        columns={"title": "name", "content": "text", "question": "q", "answer": "a"}, **options
     )
 
     assert (len(env.examples("train")), len(env.examples("eval"))) == (2, 1)
     assert reply(env, tool_call("read_section", section_id="Owl_2:Food")) == "It eats 2 mice."
-    # Before the first episode, although no question needs the pages.
+    # The error comes before the first episode, although no question needs the pages.
     with pytest.raises(ValueError, match=r"row 0: a page needs a `title`, and .*'name'.*columns"):
-        wiki(columns={}, **knobs).examples("train")
+        wiki(columns={}, **options).examples("train")
 
 
-def test_an_expert_may_give_up_after_its_search_now_and_then():
+def test_a_share_of_the_demonstrations_gives_up_after_the_search():
     told = list(islice(wiki(giving_up=0.25).demonstrations(Random(0)), 400))
     given_up = [messages for messages in told if messages[-1]["content"] == "I do not know."]
 
@@ -277,7 +273,7 @@ def test_two_pages_of_one_title_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("knobs", "problem"),
+    ("options", "problem"),
     [
         ({"levels": []}, "list one or more of 1, 2, 3"),
         ({"levels": [7]}, "list one or more of 1, 2, 3"),
@@ -285,12 +281,11 @@ def test_two_pages_of_one_title_are_refused(tmp_path):
         ({"columns": {"titel": "name"}}, "columns names \\['titel'\\]: it maps title, content"),
         ({"giving_up": 2.0}, "giving_up=2.0: a share of the demonstrations"),
         ({"reward_weights": {"judge": 1.0}}, "judge needs a judge: env=wiki-search-judged"),
-        ({"num_results": 0}, "num_results=0, num_eval=200: each is at least 1"),
     ],
 )
-def test_senseless_knobs_are_refused(knobs, problem):
+def test_impossible_options_are_refused_with_a_remedy(options, problem):
     with pytest.raises(ValueError, match=problem):
-        wiki(**knobs)
+        wiki(**options)
 
 
 def test_a_split_without_questions_to_train_on_is_refused():
@@ -315,9 +310,45 @@ def test_a_judge_is_one_more_reward():
     assert asyncio.run(env.score(episode))["judge"] == 0.25
 
 
-@pytest.mark.parametrize("knob", ["corpus", "questions"])
-def test_a_file_that_is_not_there_is_named_before_anything_starts(knob, tmp_path):
+@pytest.mark.parametrize("option", ["corpus", "questions"])
+def test_a_missing_file_is_named_before_anything_starts(option, tmp_path):
     (tmp_path / "a.jsonl").write_text("{}\n")
     files = {"corpus": str(tmp_path / "a.jsonl"), "questions": str(tmp_path / "a.jsonl")}
-    with pytest.raises(ValueError, match=rf"{knob}=no/b.jsonl: no such file \(looked for in "):
-        wiki(**{**files, knob: "no/b.jsonl"})
+    with pytest.raises(ValueError, match=rf"{option}=no/b.jsonl: no such file \(looked for in "):
+        wiki(**{**files, option: "no/b.jsonl"})
+
+
+def listed(*lines):
+    return {"role": "tool", "tool_call_id": "call_0", "content": "\n".join(lines)}
+
+
+SEARCH = tool_call("search_pages", query="x")
+TWO_SEARCHES = {**SEARCH, "tool_calls": SEARCH["tool_calls"] * 2}
+
+
+@pytest.mark.parametrize(
+    ("messages", "wanted", "expected"),
+    [
+        ([SEARCH, listed("Oslo", "Bergen"), assistant("x")], ["Oslo"], [1.0, 0.0]),
+        (
+            [SEARCH, listed("Bergen"), SEARCH, listed("Oslo"), assistant("x")],
+            ["Oslo"],
+            [0.0, 1.0, 0.0],
+        ),
+        # A page counts once.
+        ([SEARCH, listed("Oslo"), SEARCH, listed("Oslo")], ["Oslo"], [1.0, 0.0]),
+        # Two pages by two turns, and by two calls of one turn.
+        ([SEARCH, listed("Oslo"), SEARCH, listed("Rome")], ["Oslo", "Rome"], [0.5, 0.5]),
+        ([TWO_SEARCHES, listed("Oslo"), listed("Rome")], ["Oslo", "Rome"], [1.0]),
+        # A part of a name, a section and an error do not count.
+        ([SEARCH, listed("Oslo_(film)"), assistant("x")], ["Oslo"], [0.0, 0.0]),
+        ([tool_call("view_sections", page_id="Oslo"), listed("Oslo")], ["Oslo"], [0.0]),
+        ([SEARCH, listed("Error: there is no Oslo")], ["Oslo"], [0.0]),
+        # The episode ended before the answer; no page is wanted; no message.
+        ([SEARCH], ["Oslo"], [0.0]),
+        ([SEARCH, listed("Oslo"), assistant("x")], [], [0.0, 0.0]),
+        ([], ["Oslo"], []),
+    ],
+)
+def test_a_page_counts_for_the_first_turn_whose_search_listed_it(messages, wanted, expected):
+    assert pages_found(messages, wanted) == expected

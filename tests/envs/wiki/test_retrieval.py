@@ -1,4 +1,4 @@
-"""Which pages a query finds: by words, and by embeddings whose vectors are made by hand."""
+"""Pages that a query finds, by words and by hand-made embeddings."""
 
 import numpy as np
 import pytest
@@ -12,14 +12,14 @@ from envs.wiki.index import WikiIndex
 from envs.wiki.retrieval import EmbeddingRetrieval, WordRetrieval
 
 TEXTS = ["The owl sleeps", "A boat on water", "Water, water"]
-# Two words mean the same thing if they point the same way.
+# Words of the same meaning have vectors of the same direction.
 MEANINGS = {"[UNK]": (0, 0, 0), "owl": (1, 0, 0), "bird": (1, 0.1, 0), "boat": (0, 1, 0),
             "ship": (0, 1, 0.1), "water": (0, 0.2, 1)}  # fmt: skip
 
 
 @pytest.fixture
 def model(tmp_path, monkeypatch):
-    """A sentence-transformers model that adds up the meanings of words, in a folder."""
+    """Return the folder of a sentence-transformers model that sums the vectors of words."""
     sentence_transformers = pytest.importorskip("sentence_transformers")
     from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
@@ -35,7 +35,7 @@ def model(tmp_path, monkeypatch):
     return str(folder)
 
 
-def test_words_find_the_texts_that_hold_them():
+def test_words_find_the_texts_that_contain_them():
     retrieval = WordRetrieval(TEXTS)
 
     assert retrieval.best("owl", 3) == [0]
@@ -44,7 +44,7 @@ def test_words_find_the_texts_that_hold_them():
     assert retrieval.best("bird", 3) == []
 
 
-def test_embeddings_find_the_texts_that_mean_the_same(model):
+def test_embeddings_find_the_texts_of_the_same_meaning(model):
     retrieval = EmbeddingRetrieval(TEXTS, model)
 
     assert retrieval.best("bird", 1) == [0]
@@ -55,7 +55,7 @@ def test_embeddings_find_the_texts_that_mean_the_same(model):
 def test_embeddings_are_made_once_for_a_text_and_a_model(model, tmp_path):
     first = EmbeddingRetrieval(TEXTS, model)
     (kept,) = (tmp_path / "cache" / "embeddings").iterdir()
-    np.save(kept, np.load(kept)[::-1])  # what is read is what lies there
+    np.save(kept, np.load(kept)[::-1])  # so that a read from the cache is visible
 
     assert first.best("owl", 1) == [0]
     assert EmbeddingRetrieval(TEXTS, model).best("owl", 1) == [2]
@@ -70,7 +70,7 @@ def test_the_search_tool_uses_the_embeddings_asked_for(model):
     assert WikiIndex(pages, 1, model).search_pages("bird") == "Owl"
 
 
-def test_a_model_that_cannot_be_loaded_is_one_sentence(tmp_path):
+def test_a_model_that_cannot_be_loaded_is_refused_with_one_sentence(tmp_path):
     pytest.importorskip("sentence_transformers")
     with pytest.raises(ValueError, match=r"embeddings=.*none: sentence-transformers cannot load"):
         EmbeddingRetrieval(TEXTS, str(tmp_path / "none"))

@@ -46,6 +46,6 @@ def test_each_replica_and_each_trainer_node_has_a_bundle(demand, nodes, ranks_pe
         (Demand(1, 1, 1), [Bundle(0, 8)], None, "0 GPUs and 8 CPUs.*or set cluster.gpus=false"),
     ],
 )
-def test_what_cannot_be_reserved_is_said_before_anybody_waits(demand, nodes, ranks_per_node, said):
+def test_an_impossible_reservation_is_refused_before_waiting(demand, nodes, ranks_per_node, said):
     with pytest.raises(ValueError, match=said):
         shape(demand, nodes, ranks_per_node)

@@ -44,7 +44,7 @@ def test_the_shell_of_an_example_has_no_error_of_syntax(path):
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_an_example_starts_parts_that_there_are(path):
+def test_the_modules_that_an_example_starts_exist(path):
     for module in re.findall(r"-m (rl\.\w+)", path.read_text()):
         assert (REPO / module.replace(".", "/") / "__main__.py").exists()
 
@@ -68,7 +68,7 @@ def test_tasks_of_srun_that_share_a_node_have_a_gpu_each():
         assert ran[1] == [number, "-m", "rl.trainer", "run"]
 
 
-def test_the_rays_of_the_examples_are_the_one_that_is_pinned():
+def test_the_examples_use_the_pinned_version_of_ray():
     (pinned,) = re.findall(r'"ray==([\d.]+)"', (REPO / "pyproject.toml").read_text())
     (job,) = (yaml.safe_load(path.read_text()) for path in FILES if path.name == "kuberay.yaml")
     assert job["spec"]["rayClusterSpec"]["rayVersion"] == pinned

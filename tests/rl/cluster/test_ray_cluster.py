@@ -1,4 +1,4 @@
-"""Parts on three nodes of a real Ray with pretended GPUs: whoever dies, all of it ends."""
+"""Processes on three nodes of a real Ray with pretended GPUs, and how they end."""
 
 import os
 import signal
@@ -11,16 +11,16 @@ import pytest
 from rl.cluster.host import Demand, HostLost
 from rl.cluster.ray_cluster import RayCluster
 from rl.cluster.ray_host import end_together
-from rl.run.child import Reaper
-from rl.run.failure import RunFailed
-from rl.run.folder import RunFolder
+from rl.runtime.child import Reaper
+from rl.runtime.failure import RunFailed
+from rl.runtime.folder import RunFolder
 from tests.support.families import Family, alive, wait_until
 from tests.support.ray_nodes import ray_nodes
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: make cluster")
 DEMAND = Demand(replicas=1, devices_per_replica=2, ranks=2)
 NODES = ("127.0.0.2", "127.0.0.3")
-ENDED_S = 20.0  # 5 s where nobody else wants the cores
+ENDED_S = 20.0  # 5 s on idle cores
 
 # A supervisor that starts a family of processes on each host, and then does nothing.
 SUPERVISOR = """
@@ -28,8 +28,8 @@ import sys, time
 from pathlib import Path
 from rl.cluster.host import Demand
 from rl.cluster.ray_cluster import RayCluster
-from rl.run.child import Reaper
-from rl.run.folder import RunFolder
+from rl.runtime.child import Reaper
+from rl.runtime.folder import RunFolder
 from tests.support.families import Family
 SETTINGS = dict(gpus=True, interface=None, ranks_per_node=None, reserve_timeout=60.0)
 
@@ -74,7 +74,7 @@ def start_family(host, folder):
     return family, host.start("part", family.command, env={}, log=folder / "part.log")
 
 
-def test_every_part_has_a_host_with_its_gpus_and_its_end_is_seen(hosts, folder, tmp_path):
+def test_every_process_has_a_host_with_its_gpus_and_its_end_is_seen(hosts, folder, tmp_path):
     (replica,), (first, second) = hosts.replicas, hosts.ranks
     assert first is second
     assert {replica.address, first.address} == set(NODES)
@@ -95,7 +95,7 @@ def test_every_part_has_a_host_with_its_gpus_and_its_end_is_seen(hosts, folder, 
     assert wait_until(lambda: other.returncode == -signal.SIGTERM)
 
 
-def test_what_a_node_cannot_do_is_one_sentence_that_names_it(hosts, tmp_path):
+def test_a_failed_call_to_a_node_is_one_sentence_with_its_address(hosts, tmp_path):
     (tmp_path / "file").touch()
     said = f"the host {hosts.replicas[0].address} failed at `start`: NotADirectoryError: .*"
     with pytest.raises(RunFailed, match=said) as failed:
@@ -104,7 +104,7 @@ def test_what_a_node_cannot_do_is_one_sentence_that_names_it(hosts, tmp_path):
     assert hosts.replicas[0].free_port()  # it lives
 
 
-def test_what_ray_cannot_give_is_one_sentence(ray_cluster, folder):
+def test_a_missing_or_too_small_ray_is_one_sentence(ray_cluster, folder):
     with Reaper() as reaper:
         too_many = settings(ray_cluster.address).hosts(folder, reaper, Demand(3, 2, 2))
         with pytest.raises(RunFailed, match="needs 8 GPUs and the cluster has 4"), too_many:
@@ -117,7 +117,7 @@ def test_what_ray_cannot_give_is_one_sentence(ray_cluster, folder):
             pass
 
 
-def test_a_killed_supervisor_leaves_no_part_on_any_node(ray_cluster, folder, tmp_path):
+def test_a_killed_supervisor_leaves_no_process_on_any_node(ray_cluster, folder, tmp_path):
     command = [sys.executable, "-c", SUPERVISOR, str(tmp_path), ray_cluster.address]
     supervisor = subprocess.Popen(command, cwd=Path(__file__).parents[3])
     families = [Family(tmp_path / "vllm"), Family(tmp_path / "rank")]
@@ -130,7 +130,7 @@ def test_a_killed_supervisor_leaves_no_part_on_any_node(ray_cluster, folder, tmp
     assert wait_until(lambda: not any(alive(pid) for pid in pids), ENDED_S)
 
 
-def test_our_killed_process_on_a_node_ends_the_parts_there_alone(hosts, tmp_path):
+def test_killing_our_process_on_a_node_ends_only_the_processes_there(hosts, tmp_path):
     (lost,), other = hosts.replicas, hosts.ranks[0]
     family, part = start_family(lost, tmp_path)
     family_elsewhere, part_elsewhere = start_family(other, tmp_path)
@@ -144,7 +144,7 @@ def test_our_killed_process_on_a_node_ends_the_parts_there_alone(hosts, tmp_path
     assert all(alive(pid) for pid in family_elsewhere())
 
 
-def test_our_processes_leave_although_no_head_ends_them(hosts, tmp_path):
+def test_our_processes_on_nodes_end_without_the_head(hosts, tmp_path):
     family, _ = start_family(hosts.replicas[0], tmp_path)
     pids = [*family(), parent_of(family()[0])]
 
@@ -157,7 +157,7 @@ def test_our_processes_leave_although_no_head_ends_them(hosts, tmp_path):
     assert wait_until(lambda: not any(alive(pid) for pid in pids), ENDED_S)
 
 
-def test_a_node_that_goes_takes_its_parts_and_is_one_exception(ray_cluster, hosts, tmp_path):
+def test_a_lost_node_ends_its_processes_and_raises_host_lost(ray_cluster, hosts, tmp_path):
     (lost,) = hosts.replicas
     family, part = start_family(lost, tmp_path)
     node = next(n for n in ray_cluster.list_all_nodes() if n.node_ip_address == lost.address)

@@ -25,7 +25,7 @@ def key(tmp_path):
     return tmp_path / "key", sha256(b"secret").hexdigest()
 
 
-def test_a_node_that_has_all_goes_to_the_supervisors_folder(node, key, tmp_path):
+def test_a_complete_node_changes_to_the_supervisors_folder(node, key, tmp_path):
     assert node.prepare(*key, sys.executable, str(tmp_path)) == ""
     assert os.getcwd() == str(tmp_path)
 
@@ -40,7 +40,7 @@ def test_a_node_says_what_it_lacks(node, key, tmp_path):
     assert f"has no {here}/no" in node.prepare(path, digest, sys.executable, f"{here}/no")
 
 
-def test_temporary_files_are_the_nodes_own_and_go_with_it(node, tmp_path):
+def test_temporary_files_are_local_to_the_node_and_deleted_with_it(node, tmp_path):
     log = tmp_path / "logs" / "part.log"
     number = node.start("part", ["sh", "-c", "echo $TMPDIR"], {"TMPDIR": "/elsewhere"}, log)
     node._children[number]._process.wait()

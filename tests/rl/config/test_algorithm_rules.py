@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from rl.config.check import check
-from tests.support.composing import Changes, changed, chosen, only_problem
+from tests.support.composing import Changes, changed, check_all, chosen, only_problem
 
 LOSSES = {name: {"loss": chosen("loss", name)} for name in ("distill", "reinforce", "ppo_clip")}
 SFT = {
@@ -89,7 +88,7 @@ REFUSED: dict[str, tuple[Changes, str]] = {
         {**LOSSES["reinforce"], **TWICE},
         "in the first of updates_per_batch=2 only: use updates_per_batch=1 or loss=cispo",
     ),
-    "distill off-policy": ({**DISTILL, **TWICE}, "losses.distill.distill takes a batch as sampled"),
+    "distill off-policy": ({**DISTILL, **TWICE}, "losses.distill.distill assumes that the policy"),
     "correcting twice": (
         corrected("tis_token"),
         "losses.correction.tis_token would count the difference twice: use correction=none or",
@@ -242,4 +241,4 @@ def test_parts_that_do_not_go_together_are_refused_in_one_sentence(
 
 @pytest.mark.parametrize("name", ALLOWED)
 def test_parts_that_go_together_are_allowed(name: str, config: dict[str, Any]) -> None:
-    check(changed(config, ALLOWED[name]))
+    check_all(changed(config, ALLOWED[name]))

@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +120,7 @@ def test_a_users_own_parts_are_checked_by_their_signatures(parts: dict[str, Any]
 
 
 def key_of(config: dict[str, Any]) -> str:
-    return warm_start_key(Run(**config))
+    return warm_start_key(Run.of(config))
 
 
 def test_a_warm_start_depends_on_what_a_mixture_shows_and_not_on_its_rewards(
@@ -150,9 +149,9 @@ def test_a_warm_start_depends_on_the_source_and_the_files_of_every_part(
 
 
 def test_the_key_of_a_warm_start_does_not_change_the_run(mixture: dict[str, Any]) -> None:
-    run = Run(**deepcopy(mixture))
+    run = Run.of(deepcopy(mixture))
     warm_start_key(run)
-    assert run == replace(run, **mixture)
+    assert run == Run.of(mixture)
 
 
 @pytest.mark.parametrize(

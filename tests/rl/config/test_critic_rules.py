@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from rl.config.check import check
-from tests.support.composing import Changes, changed, chosen, composed, only_problem
+from tests.support.composing import Changes, changed, check_all, chosen, composed, only_problem
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +79,7 @@ def test_what_does_not_go_with_a_critic_is_refused_in_one_sentence(
 
 @pytest.mark.parametrize("name", ALLOWED)
 def test_what_goes_with_a_critic_is_allowed(name: str, ppo: dict[str, Any]) -> None:
-    check(changed(ppo, ALLOWED[name]))
+    check_all(changed(ppo, ALLOWED[name]))
 
 
 def test_ppo_brings_its_critic_and_the_command_line_wins(tmp_path: Any) -> None:
@@ -97,4 +96,4 @@ def test_ppo_brings_its_critic_and_the_command_line_wins(tmp_path: Any) -> None:
 def test_nothing_is_refused_for_the_sake_of_a_critic_that_is_not_there(
     config: dict[str, Any],
 ) -> None:
-    check(changed(config, {"reward.normalise_each": True}))
+    check_all(changed(config, {"reward.normalise_each": True}))

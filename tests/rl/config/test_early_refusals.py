@@ -81,7 +81,7 @@ def test_a_teacher_that_is_not_whole_is_refused(config: dict[str, Any], tmp_path
     (folder / "config.json").write_text("{}")
     (folder / "tokenizer.json").write_text("{}")
     problem = only_problem(changed(config, teacher(folder)))
-    assert problem.endswith(r"holds no *.safetensors: save the model there whole")
+    assert problem.endswith(r"holds no *.safetensors: save the whole model there")
     (folder / "model.safetensors").touch()
     check(changed(config, teacher(folder)))
     problem = only_problem(changed(config, teacher(tmp_path / "teecher")))

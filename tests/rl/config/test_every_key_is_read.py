@@ -12,7 +12,7 @@ import yaml
 
 from rl.config.check import check
 from rl.config.schema import ConfigError
-from rl.config.signatures import Module, read, resolve, source
+from rl.config.signatures import Module, find, read, source
 from tests.rl.config.test_shipped import CHOICES, COMPANIONS, nodes
 from tests.support.composing import CONF, REPO, composed
 
@@ -61,7 +61,7 @@ def method(module: Module, definition: ast.ClassDef, name: str) -> ast.FunctionD
     if any("dataclass" in ast.unparse(decorator) for decorator in definition.decorator_list):
         return None
     for base in definition.bases:
-        found = resolve(module, base.id) if isinstance(base, ast.Name) else None
+        found = find(module, base.id) if isinstance(base, ast.Name) else None
         if found and isinstance(found[1], ast.ClassDef):
             inherited = method(found[0], found[1], name)
             if inherited:
@@ -95,11 +95,11 @@ def dead_knobs(target: str, known: set[str]) -> set[str]:
     """Knobs of a target that nothing reads; `known` are the attributes and keys read anywhere."""
     module = source(target.rpartition(".")[0])
     assert module
-    found = resolve(module, target.rpartition(".")[2])
+    found = find(module, target.rpartition(".")[2])
     assert found
     origin, definition = found
     known = known | names_read([origin.tree])
-    knobs = set(read(target).knobs)
+    knobs = set(read(target).options)
     if isinstance(definition, ast.ClassDef):
         later = read(target).configured
         if configure := method(origin, definition, "configure"):

@@ -8,7 +8,7 @@ import yaml
 
 from rl.config.check import check
 from rl.config.resume_rules import run_folder_problems
-from rl.config.schema import SAVED, ConfigError, Run
+from rl.config.schema import ConfigError, Run
 from tests.support.composing import REPO, Changes, changed, chosen, only_problem
 
 
@@ -40,7 +40,7 @@ class Folder:
     def __init__(self, config: dict[str, Any]) -> None:
         self.path = Path(config["output_dir"]) / config["run_name"]
         self.path.mkdir(parents=True)
-        Run(**config).save(self.path / SAVED)
+        Run.of(config).save(self.path / "config.yaml")
         (self.path / "metrics.jsonl").write_text('{"step": 0}\n')
 
 
@@ -201,23 +201,26 @@ def test_a_run_has_a_folder_of_its_own_below_output_dir(name: str, config: dict[
     assert problem.startswith(f'run_name="{name}" is no name for a folder below output_dir=')
 
 
-def test_a_run_of_before_there_were_orders_goes_on_as_shuffled(config: dict[str, Any]) -> None:
-    folder = Folder(config)
-    saved = yaml.safe_load((folder.path / SAVED).read_text())
-    del saved["order"]
-    (folder.path / SAVED).write_text(yaml.safe_dump(saved))
+def test_a_run_of_format_1_is_refused_with_the_commit_that_can_resume_it(
+    config: dict[str, Any],
+) -> None:
+    saved = Folder(config).path / "config.yaml"
     check(changed(config, {"resume": True}))
-
-    sequential = {"resume": True, "order": chosen("order", "sequential")}
-    problem = only_problem(changed(config, sequential))
-    assert "order._target_ was rl.rollouts.example_order.ShuffledOrder and is " in problem
+    content = yaml.safe_load(saved.read_text())
+    assert content.pop("format") == 2
+    saved.write_text(yaml.safe_dump(content))
+    problem = only_problem(changed(config, {"resume": True}))
+    assert problem == (
+        f"{saved} is of format 1, which this version cannot resume: use commit 4df5c0c, or start "
+        "a new run"
+    )
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"max_steps: [", b"[1]", b"\x80"])
 def test_a_run_whose_configuration_is_damaged_is_named(
     content: bytes, config: dict[str, Any]
 ) -> None:
-    saved = Folder(config).path / SAVED
+    saved = Folder(config).path / "config.yaml"
     saved.write_bytes(content)
     problem = only_problem(changed(config, {"resume": True}))
     assert problem.startswith(f"{saved} is damaged")

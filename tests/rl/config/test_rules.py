@@ -4,9 +4,17 @@ from typing import Any
 
 import pytest
 
-from rl.config.check import check
+from rl.config.limits import range_problems
 from rl.config.schema import ConfigError
-from tests.support.composing import Changes, changed, chosen, only_problem
+from rl.config.transport import VLLM_RANKS, obstacle
+from tests.support.composing import (
+    Changes,
+    changed,
+    check_all,
+    chosen,
+    composed,
+    only_problem,
+)
 
 NONE = chosen("advantage", "none")
 SFT = {
@@ -29,12 +37,12 @@ def lora(**knobs: Any) -> Changes:
     return {"adapter": {**chosen("adapter", "lora"), **knobs}}
 
 
-SYNC_ADAPTER = {"sync.transport": "adapter"}
+SYNC_ADAPTER = {"sync": chosen("sync", "auto") | chosen("sync", "adapter")}
 
 REFUSED: dict[str, tuple[Changes, str]] = {
     "batch_size": (
         {"batch_size": 250},
-        "batch_size=250 is no multiple of group_size=16: use batch_size=240 or 256, or another "
+        "batch_size=250 is not a multiple of group_size=16: use batch_size=240 or 256, or another "
         "group_size",
     ),
     "batch below a group": ({"batch_size": 8}, "use batch_size=16, or another group_size"),
@@ -74,7 +82,7 @@ REFUSED: dict[str, tuple[Changes, str]] = {
     ),
     "prompts that only the server measures": (
         {"sampler.max_prompt_len": 200, "client": chosen("client", "tokens")},
-        "cannot be kept with rl.sampling.tokens_chat.TokensClient, for only the server knows",
+        "cannot be kept with rl.sampling.tokens_chat.TokensClient, because only the server",
     ),
     "prompts of a library's own": (
         {"sampler.max_prompt_len": 200, "env": {**chosen("env", "verifiers"), "id": "x"}},
@@ -111,7 +119,7 @@ REFUSED: dict[str, tuple[Changes, str]] = {
     ),
     "dual clip": (
         {"loss": {**chosen("loss", "ppo_clip"), "dual_clip": 0.5}},
-        "loss.dual_clip=0.5 is a ratio and must exceed 1",
+        "loss.dual_clip=0.5, but it must be > 1",
     ),
     "imitating oneself": ({"loss": SFT["loss"]}, "add sampler=demonstrations, or choose another"),
     "rewarding demonstrations": ({"sampler": SFT["sampler"]}, "add loss=sft, or choose"),
@@ -146,8 +154,8 @@ REFUSED: dict[str, tuple[Changes, str]] = {
         {"sampler.rollout_timeout": 700.0},
         "one slow rollout (sampler.rollout_timeout=700.0 s) would stop the run",
     ),
-    "no time": ({"max_time": "3x"}, "max_time=3x is no time: write 3h30m, 90m, a number of"),
-    "time that is over": ({"max_time": 0}, "max_time=0 is no time: write 3h30m, 90m"),
+    "no time": ({"max_time": "3x"}, "max_time=3x is not a time: write 3h30m, 90m, a number of"),
+    "time that is over": ({"max_time": 0}, "max_time=0 is not a time: write 3h30m, 90m"),
     "nothing is rewarded": (
         {"env.reward_weights": {"exact": 0.0}},
         "env.reward_weights={'exact': 0.0} makes every reward 0: give one a weight",
@@ -208,7 +216,7 @@ def test_a_senseless_combination_is_refused_in_one_sentence(
 
 @pytest.mark.parametrize("name", ALLOWED)
 def test_a_combination_that_makes_sense_is_allowed(name: str, config: dict[str, Any]) -> None:
-    check(changed(config, ALLOWED[name]))
+    check_all(changed(config, ALLOWED[name]))
 
 
 RATIO_LOSSES = ("cispo", "ppo_clip", "grpo", "gspo", "masked_is", "dppo", "sapo")
@@ -238,22 +246,56 @@ def test_learning_from_truncated_sampling_needs_a_yes(
     if loss == "distill":
         changes["reference"] = {**chosen("reference", "model"), "path": "a/b", "dtype": "float32"}
     with pytest.raises(ConfigError) as caught:
-        check(changed(config, changes))
+        check_all(changed(config, changes))
     (problem,) = caught.value.problems
     what = "every ratio in" if loss in RATIO_LOSSES else chosen("loss", loss)["_target_"]
     assert problem.startswith(f"sampler.{knob}={value} changes what is sampled, so {what}")
     assert problem.endswith("accept that with sampler.allow_biased_ratio=true")
-    check(changed(config, {**changes, "sampler.allow_biased_ratio": True}))
+    check_all(changed(config, {**changes, "sampler.allow_biased_ratio": True}))
 
 
 def test_a_problem_names_the_choices_that_the_user_typed(config: dict[str, Any]) -> None:
     config = changed(config, {"loss": chosen("loss", "sft")})
     choices = {"loss": "sft", "sampler": "async", "hydra/output": "x", "env@env.envs.a": "b"}
-    with pytest.raises(ConfigError, match=r"^- loss=sft imitates whatever it is given"):
-        check(config, choices=choices)
+    with pytest.raises(ConfigError, match=r"^- loss=sft imitates its tokens"):
+        check_all(config, choices=choices)
     config["buffer"]["sise"] = 3
     with pytest.raises(ConfigError, match=r"buffer\.sise is no key of buffer=fifo"):
-        check(config, choices={"buffer": "fifo"})
+        check_all(config, choices={"buffer": "fifo"})
     config["buffer"] = {"_target_": "rl.rollouts.buffer.Fifobuffer"}
     with pytest.raises(ConfigError, match=r"buffer\._target_ is rl\.rollouts\.buffer\.Fifobuffer"):
-        check(config, choices={"buffer": "fifo"})
+        check_all(config, choices={"buffer": "fifo"})
+
+
+def test_the_default_is_one_step_off_policy_from_the_policys_own_distribution(config):
+    sampler = config["sampler"]
+    assert (sampler["max_staleness"], sampler["temperature"]) == (1, 1.0)
+    assert (sampler["top_p"], sampler["top_k"], sampler["min_p"]) == (1.0, -1, 0.0)
+
+
+def test_a_turn_as_long_as_the_row_leaves_no_room_and_one_token_less_does(config):
+    longest = config["max_seq_len"]
+    full = changed(config, {"sampler.max_tokens": longest})
+    assert "leaves no room for the prompt" in only_problem(full)
+    check_all(changed(config, {"sampler.max_tokens": longest - 1}))
+
+
+@pytest.mark.parametrize(("dual", "refused"), [(1.0, True), (1.01, False), (None, False)])
+def test_a_dual_clip_must_exceed_one(dual, refused):
+    config = changed(composed("loss=ppo_clip", "output_dir=nowhere"), {"loss.dual_clip": dual})
+    if refused:
+        assert "must be > 1" in only_problem(config)
+    else:
+        check_all(config)
+
+
+@pytest.mark.parametrize(("top_p", "problems"), [(0.0, 1), (0.01, 0), (1.0, 0), (1.01, 1)])
+def test_both_ends_of_a_range_count(top_p, problems):
+    assert len(list(range_problems({**chosen("sampler", "async"), "top_p": top_p}, ""))) == problems
+
+
+def test_the_largest_rank_that_vllm_takes_is_taken():
+    node = {"_target_": "rl.model.lora.LoRA", "modules_to_save": [], "rank": VLLM_RANKS[-1]}
+    model = {"_target_": "rl.model.pretrained.PretrainedModel"}
+    assert obstacle(node, model) is None
+    assert "at most" in (obstacle({**node, "rank": VLLM_RANKS[-1] + 1}, model) or "")

@@ -121,7 +121,7 @@ def test_a_typo_in_any_knob_of_any_node_is_refused_with_the_name_that_was_meant(
     config: dict[str, Any],
 ) -> None:
     for path, node in nodes(config):
-        for knob in node.keys() & read(node["_target_"]).knobs.keys():
+        for knob in node.keys() & read(node["_target_"]).options.keys():
             typo = f"{knob}{knob[-1]}"
             node[typo] = node.pop(knob)
             with pytest.raises(ConfigError) as caught:
@@ -201,7 +201,7 @@ def test_other_free_form_keys_pass_untouched(config: dict[str, Any]) -> None:
 
 
 def test_a_run_survives_being_saved(config: dict[str, Any], tmp_path: Path) -> None:
-    run = Run(**config)
+    run = Run.of(config)
     run.save(tmp_path / "config.yaml")
     assert Run.load(tmp_path / "config.yaml") == run
     assert run.folder == tmp_path / "outputs" / "here"
@@ -212,5 +212,5 @@ def test_build_gives_the_callable_with_its_knobs_and_nothing_else(config: dict[s
     made = build(config["advantage"] | {"_target_": "losses.advantages.group_zscore", "epsilon": 1})
     assert made.keywords == {"epsilon": 1.0}
     assert made([1.0, 1.0]) == [0.0, 0.0]
-    with pytest.raises(ConfigError, match=r"losses\.advantages.none\.epsilon is not a knob"):
+    with pytest.raises(ConfigError, match=r"losses\.advantages.none\.epsilon is not an option"):
         build({"_target_": "losses.advantages.none", "epsilon": 1})

@@ -83,8 +83,8 @@ def test_knobs_are_read_without_importing_the_module(
     target: str, required: list[str], optional: list[str], positional: list[str]
 ) -> None:
     signature = read(target)
-    assert sorted(k for k, knob in signature.knobs.items() if knob.required) == required
-    assert sorted(k for k, knob in signature.knobs.items() if not knob.required) == optional
+    assert sorted(k for k, knob in signature.options.items() if knob.required) == required
+    assert sorted(k for k, knob in signature.options.items() if not knob.required) == optional
     assert list(signature.positional) == positional
     assert "knobs_base" not in sys.modules
 
@@ -113,7 +113,7 @@ def shipped_targets() -> list[str]:
     conf = Path(__file__).parents[3] / "conf"
     lines = [line for path in conf.rglob("*.yaml") for line in path.read_text().splitlines()]
     found = {line.split()[-1] for line in lines if line.strip().startswith("_target_:")}
-    return sorted(target for target in found if not target.startswith("rl.cli.launch"))
+    return sorted(target for target in found if not target.startswith("lab.cli.launch"))
 
 
 @pytest.mark.parametrize("target", shipped_targets())
@@ -126,12 +126,12 @@ def test_reading_a_shipped_target_finds_what_importing_it_finds(target: str) -> 
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY
     }
     signature = read(target)
-    own = {key: knob for key, knob in signature.knobs.items() if key not in signature.configured}
+    own = {key: knob for key, knob in signature.options.items() if key not in signature.configured}
     assert {key: knob.required for key, knob in own.items()} == knobs
     if signature.configured:
         later = inspect.signature(getattr(import_module(module), name).configure).parameters
         assert signature.configured <= later.keys()
-        assert not any(signature.knobs[key].required for key in signature.configured)
+        assert not any(signature.options[key].required for key in signature.configured)
 
 
 def test_what_the_code_supplies_may_not_be_in_yaml(config: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from envs.episode import Example
 from rl.evaluation.periodic import Evaluator, NoEvaluation, PeriodicEvaluation
 from rl.inference.live_version import LiveVersion
-from rl.run.folder import RunFolder
+from rl.runtime.folder import RunFolder
 from rl.sampling.player import Player
 from rl.sampling.renderer_chat import RendererChat
 from tests.support.scripted import SAMPLER, ScriptedClient, ScriptedEnv, tiny_renderer
@@ -199,5 +199,5 @@ def test_no_evaluation_is_never_due():
 def test_rollouts_of_an_evaluation_are_those_of_training(tmp_path):
     trainer = Trainer(tmp_path, ScriptedClient("good"), every=1, last=1)
     (rollout,) = run_virtually(trainer.evaluator._pinned(3).play_group(0, HELD_OUT[0], 1))
-    (row,) = rollout.sequences
+    (row,) = rollout.rows
     assert np.array_equal(np.unique(row.token_versions), [-1, 3])

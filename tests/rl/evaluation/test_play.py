@@ -110,7 +110,7 @@ def test_every_example_is_played_and_no_more_at_once_than_allowed():
 def rollout(reward: float | None, **known) -> Rollout:
     facts = {"rewards": {} if reward is None else {"good": reward}, "generation_time": 0.0}
     facts |= {"messages": [{"role": "assistant", "content": "x"}], "stop_reason": StopReason.STOP}
-    return Rollout(**{"sequences": (), "reward": reward, "turns": 1, **facts, **known})
+    return Rollout(**{"rows": (), "reward": reward, "turns": 1, **facts, **known})
 
 
 def played(env: str, *rollouts: Rollout) -> Played:

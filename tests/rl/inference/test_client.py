@@ -112,7 +112,7 @@ async def test_a_completion_is_cut_off_where_a_limit_ended_it_and_only_there(tmp
     "fault",
     [Status(status=500, times=2), Status(status=429), CutShort(times=2), Abort(), Abort(times=3)],
 )
-async def test_what_may_pass_is_tried_again_and_counted(fault, tmp_path):
+async def test_a_passing_failure_is_retried_and_counted(fault, tmp_path):
     async with serving(tmp_path, fault) as vllm, vllm.client() as client:
         completions = await ask(client, n=2)
     assert [c.token_ids[-1] for c in completions] == [IM_END] * 2  # whole ones
@@ -129,16 +129,14 @@ async def test_what_may_pass_is_tried_again_and_counted(fault, tmp_path):
         (Abort(times=99), 3, r"vLLM ended a completion with finish_reason=abort"),
     ],
 )
-async def test_what_does_not_pass_costs_one_request_and_says_why(
-    fault, retried, sentence, tmp_path
-):
+async def test_a_lasting_failure_costs_one_request_and_says_why(fault, retried, sentence, tmp_path):
     async with serving(tmp_path, fault) as vllm, vllm.client(timeout=0.2) as client:
         with pytest.raises(RequestFailed, match=sentence):
             await ask(client)
     assert vllm.tally == RequestTally(num_retried=retried, num_failed_in_a_row=1)
 
 
-async def test_many_failures_in_a_row_end_it_and_one_answer_between_them_does_not(tmp_path):
+async def test_many_failures_in_a_row_end_the_run_unless_an_answer_comes_between(tmp_path):
     faults = Status(status=404, times=31), Status(status=404, at=32, times=32)
     async with serving(tmp_path, *faults) as vllm, vllm.client() as client:
         for answered in (True, False):
@@ -177,7 +175,7 @@ import asyncio, json, resource, sys
 from pathlib import Path
 soft, hard = int(sys.argv[2]), int(sys.argv[3])
 from rl.inference.client import RequestTally, VLLMClient
-from rl.run.open_files import raise_open_files
+from rl.runtime.devices import raise_open_files
 from tests.support.replicas import router_to
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 raise_open_files()

@@ -1,4 +1,4 @@
-"""Servers that somebody else started: where they are, and why one cannot be used."""
+"""External servers: their addresses, and why one cannot be used."""
 
 import asyncio
 import json
@@ -14,20 +14,20 @@ from aiohttp import web
 from rl.cluster.host import Demand
 from rl.cluster.local import LocalCluster
 from rl.config.schema import Run
-from rl.inference.external import ExternalServers, address_of, unfit
+from rl.inference.external import ExternalServers, address_of, why_unusable
 from rl.inference.key_guard import GUARD, KEY_FILE, KeyGuard
-from rl.inference.replica import names_of, started_replicas
+from rl.inference.replica import started_replicas
 from rl.inference.serve_external import process
 from rl.placement.placement import placement
-from rl.run.address import Address
-from rl.run.child import Reaper
-from rl.run.devices import Host
-from rl.run.endpoint import Endpoint
-from rl.run.folder import RunFolder
-from rl.run.status import read_statuses
+from rl.runtime.child import Reaper
+from rl.runtime.devices import Host
+from rl.runtime.endpoint import Endpoint
+from rl.runtime.folder import RunFolder
+from rl.runtime.network import Address
+from rl.runtime.status import read_statuses
 from rl.supervisor import replicas
 from rl.supervisor.children import Children
-from tests.support.composing import changed, composed
+from tests.support.composing import composed
 from tests.support.replicas import replica_at
 from tests.support.scripted import tiny_model
 from tests.support.scripted_vllm import Engine, asking_for
@@ -50,53 +50,51 @@ def test_each_url_is_a_replica_with_the_key_of_the_variable(monkeypatch):
     assert "secret" not in repr(first)
 
 
-def test_servers_that_ask_for_no_key_are_not_told_that_of_the_run(tmp_path):
-    """Which one over several hosts has for its own parts."""
+def test_external_servers_do_not_get_the_key_of_the_run(tmp_path):
     folder = RunFolder(tmp_path)
     folder.private.make()
     folder.private.make_key()
     Endpoint(Address(host="a", port=1), 0, 0).write(folder, "inference")
-    node = {"urls": ["http://a:1"], "api_key_variable": None}
-    assert [replica.headers for replica in started_replicas(folder, node)] == [{}]
-    ours = {"replicas": 1}
+    urls = "inference.urls=[http://a:1]"
+    theirs = Run.of(composed("run_name=r", "inference=external", urls)).inference
+    assert [replica.headers for replica in started_replicas(folder, theirs)] == [{}]
+    ours = Run.of(composed("run_name=r")).inference
     assert started_replicas(folder, ours)[0].key == folder.private.read_key() is not None
 
 
 @pytest.mark.parametrize("url", ["a:1", "https://a:1", "http://a", "http://a:1/v1", "unix:s", ""])
-def test_what_is_no_url_of_a_server_is_refused(url):
+def test_a_wrong_url_of_a_server_is_refused(url):
     with pytest.raises(ValueError, match=r"inference\.urls: .*write http://host:port"):
         address_of(url)
 
 
 @pytest.mark.parametrize("urls", [[], ["http://a:1", "http://a:1/"]])
-def test_no_server_and_one_twice_are_refused(urls):
+def test_an_empty_or_repeated_list_of_servers_is_refused(urls):
     with pytest.raises(ValueError, match="one server or more, each of them once"):
         external(*urls)
 
 
-def test_a_key_that_is_not_there_is_refused_before_anything_starts(monkeypatch):
+def test_a_missing_key_is_refused_before_anything_starts(monkeypatch):
     monkeypatch.delenv("MY_KEY", raising=False)
     with pytest.raises(ValueError, match="api_key_variable=MY_KEY is not set: export it"):
         external("http://a:1", variable="MY_KEY")
 
 
-def test_the_other_parts_know_them_by_the_same_configuration(tmp_path, monkeypatch):
+def test_the_other_processes_know_the_servers_without_the_variable(tmp_path, monkeypatch):
     folder = RunFolder(tmp_path)
-    config = composed(
-        f"output_dir={tmp_path}", "inference=external", "inference.urls=[http://a:1,http://b:1]"
-    )
-    config = changed(config, {"inference.api_key_variable": "MY_KEY"})
+    overrides = ["inference=external", "inference.urls=[http://a:1,http://b:1]"]
+    run = Run.of(composed(f"output_dir={tmp_path}", *overrides))
+    run = run.changed({"inference.api_key_variable": "MY_KEY"})
     monkeypatch.setenv("MY_KEY", "secret")
     folder.private.make()
-    plan = placement(config, [Host()])
+    plan = placement(run, [Host()])
     with Reaper() as reaper, LocalCluster().hosts(folder, reaper, Demand(0, 1, 1)) as hosts:
-        Children(Run(**config), folder, reaper, plan, hosts)
+        Children(run, folder, reaper, plan, hosts)
     monkeypatch.delenv("MY_KEY")  # as on the hosts of a cluster
     assert folder.private.servers_key.stat().st_mode & 0o77 == 0
-    node = config["inference"]
-    assert names_of(node) == ["inference0", "inference1"]
+    assert run.inference.names == ["inference0", "inference1"]
     Endpoint(Address(host="b", port=1), 2).write(folder, "inference1")
-    (replica,) = started_replicas(folder, node)
+    (replica,) = started_replicas(folder, run.inference)
     assert (replica.name, replica.incarnation, replica.key) == ("inference1", 2, "secret")
 
 
@@ -149,28 +147,28 @@ def vllm(model: Path, **routes: str) -> web.Application:
         ({"tokenize": json.dumps({"tokens": [1, 2]})}, "has another tokenizer than"),
     ],
 )  # fmt: skip
-def test_a_server_that_cannot_be_used_is_told_by_what_it_answers(routes, sentence, tmp_path):
+def test_the_answers_of_a_server_show_whether_it_can_be_used(routes, sentence, tmp_path):
     model = tiny_model(tmp_path)
     with served(tmp_path / "s", vllm(model, **routes)):
-        problem = unfit(replica_at(tmp_path / "s"), model, 64)
+        problem = why_unusable(replica_at(tmp_path / "s"), model, 64)
     assert (problem is None) if sentence is None else (sentence in str(problem))
 
 
-def test_one_that_wants_another_key_says_which_knob_has_it(tmp_path):
+def test_a_refused_key_is_reported_with_its_option(tmp_path):
     model = tiny_model(tmp_path)
     app = vllm(model)
     app.middlewares.append(asking_for("theirs"))
     with served(tmp_path / "s", app):
-        problem = unfit(replica_at(tmp_path / "s"), model, 64)
+        problem = why_unusable(replica_at(tmp_path / "s"), model, 64)
     assert problem == (
         "refuses the key: set inference.api_key_variable to the variable that holds its key"
     )
 
 
-def test_one_started_by_hand_is_the_same_vllm_behind_the_guard(tmp_path):
+def test_a_server_started_by_hand_is_the_same_vllm_behind_the_guard(tmp_path):
     folder = RunFolder(tmp_path / "r")
     folder.path.mkdir()
-    Run(**composed(f"output_dir={tmp_path}", "run_name=r")).save(folder.config)
+    Run.of(composed(f"output_dir={tmp_path}", "run_name=r")).save(folder.config)
     folder.set_model(tiny_model(tmp_path))
     command, env = process(folder, Address(host="10.0.0.7", port=8000))
     flags = dict(pairwise(command))
@@ -196,7 +194,7 @@ RIGHT, WRONG = (b"authorization", b"Bearer right"), (b"authorization", b"Bearer 
         ("lifespan", None, 200),
     ],
 )
-async def test_the_guard_lets_through_what_has_the_key_and_nothing_else(
+async def test_the_guard_passes_only_requests_with_the_key(
     kind, headers, status, tmp_path, monkeypatch
 ):
     (tmp_path / "key").write_text("right")
@@ -215,9 +213,7 @@ async def test_the_guard_lets_through_what_has_the_key_and_nothing_else(
     assert len(sent) == (2 if status == 401 else 1)
 
 
-def test_one_that_goes_away_is_asked_no_more_and_comes_back_as_another_incarnation(
-    tmp_path, monkeypatch
-):
+def test_an_external_server_may_come_back_as_another_incarnation(tmp_path, monkeypatch):
     monkeypatch.setattr(replicas, "_HEALTH_EVERY_S", 0.0)
     folder, model = RunFolder(tmp_path / "r"), tiny_model(tmp_path)
     folder.path.mkdir()
@@ -229,7 +225,7 @@ def test_one_that_goes_away_is_asked_no_more_and_comes_back_as_another_incarnati
         startup_timeout=60.0,
         wait_timeout=60.0,
         num_steps=lambda: 0,
-        unfit=lambda replica: unfit(replica, model, 64),
+        why_unusable=lambda replica: why_unusable(replica, model, 64),
     )
     watched.start()
 

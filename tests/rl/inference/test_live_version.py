@@ -6,7 +6,7 @@ from rl.inference.live_version import LiveVersion
 from tests.support.virtual_time import run_virtually
 
 
-def test_before_the_first_push_nothing_is_live_and_whoever_needs_it_waits():
+def test_a_task_waits_for_the_first_live_version():
     version = LiveVersion()
     assert version.number == -1
 
@@ -18,5 +18,5 @@ def test_before_the_first_push_nothing_is_live_and_whoever_needs_it_waits():
     assert version.number == 3
 
 
-def test_a_version_that_is_live_from_the_start_is_waited_for_by_nobody():
+def test_a_version_that_is_live_from_the_start_needs_no_wait():
     assert run_virtually(LiveVersion(0).first()) == 0

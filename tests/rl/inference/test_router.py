@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from rl.inference.replica import Replica, replica_names
+from rl.config.nodes import replica_names
+from rl.inference.replica import Replica
 from rl.inference.router import Router
-from rl.run.address import Address
+from rl.runtime.network import Address
 
 
 def replica(number: int, incarnation: int = 0) -> Replica:
@@ -15,7 +16,7 @@ def replica(number: int, incarnation: int = 0) -> Replica:
 
 
 def numbers(router: Router) -> list[tuple[int, int]]:
-    """Number and incarnation of whoever may be asked."""
+    """Number and incarnation of the replicas that may be asked."""
     replicas = [route.replica for route in router.routes]
     return [(int(one.name.removeprefix("inference")), one.incarnation) for one in replicas]
 
@@ -37,7 +38,7 @@ def test_a_new_group_goes_to_the_one_with_the_fewest(groups, flying, chosen):
         assert group.route() is router.routes[chosen]
 
 
-def test_a_group_stays_where_it_is_whoever_becomes_idle_meanwhile():
+def test_a_group_stays_with_its_replica_when_others_become_idle():
     router = Router.to(replica(0), replica(1))
     with ExitStack() as stack:
         groups = [stack.enter_context(router.group()) for _ in range(5)]
@@ -50,7 +51,7 @@ def test_a_group_stays_where_it_is_whoever_becomes_idle_meanwhile():
     assert [route.num_groups for route in router.routes] == [0, 0]
 
 
-def test_groups_of_one_that_is_lost_choose_again_among_the_others():
+def test_groups_of_a_lost_replica_choose_again_among_the_others():
     lost = []
     router = Router(lambda one, why: lost.append((one.name, why)))
     router.serve(map(replica, range(3)))
@@ -60,7 +61,7 @@ def test_groups_of_one_that_is_lost_choose_again_among_the_others():
         for group in groups:
             group.route()
         assert router.lose(first, "it ended")
-        assert router.lose(first, "somebody else's request says so, too")
+        assert router.lose(first, "another request failed, too")
         assert lost == [("inference0", "it ended")]
         assert [g.route().replica.name for g in groups] == [
             *("inference1", "inference1", "inference2"),
@@ -70,24 +71,24 @@ def test_groups_of_one_that_is_lost_choose_again_among_the_others():
     assert [route.num_groups for route in router.routes] == [0, 0]
 
 
-def test_the_last_one_is_not_lost_for_there_is_nobody_else_to_ask():
+def test_the_last_replica_is_never_lost():
     router = Router.to(replica(0), replica(1))
     assert router.lose(router.routes[0], "")
     assert not router.lose(router.routes[0], "")
     assert numbers(router) == [(1, 0)]
 
 
-def test_one_that_was_lost_comes_back_as_another_incarnation_and_not_before():
+def test_a_lost_replica_comes_back_only_as_another_incarnation():
     router = Router.to(replica(0), replica(1))
     router.lose(router.routes[0], "")
-    router.serve([replica(0), replica(1)])  # whoever publishes has not noticed yet
+    router.serve([replica(0), replica(1)])  # the trainer has not noticed yet
     assert numbers(router) == [(1, 0)]
     router.serve([replica(1)])
     router.serve([replica(1), replica(0, incarnation=1)])
     assert numbers(router) == [(1, 0), (0, 1)]
 
 
-def test_whoever_has_not_the_newest_weights_is_asked_no_more():
+def test_a_replica_without_the_newest_weights_is_asked_no_more():
     router = Router.to(replica(0), replica(1))
     before = router.routes[0]
     router.serve([replica(1), replica(0, incarnation=1)])
@@ -109,7 +110,7 @@ def test_the_only_vllm_of_a_run_has_no_number():
     assert replica_names(3) == ["inference0", "inference1", "inference2"]
 
 
-def test_where_nobody_has_the_weights_those_who_had_the_last_ones_are_still_asked():
+def test_replicas_with_the_last_weights_are_asked_while_none_has_newer_ones():
     router = Router.to(replica(0), replica(1))
     router.serve([])
     assert numbers(router) == [(0, 0), (1, 0)]

@@ -3,16 +3,27 @@
 import json
 import time
 from contextlib import ExitStack, suppress
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from rl.config.transport import VLLM_RANKS
 from rl.inference.routes import VLLMRoutes, healthy, wait_until_healthy
-from rl.inference.server import VLLMServer, has_gpu, only_replica, serving, vllm_process
+from rl.inference.server import (
+    ServedPolicy,
+    VLLMServer,
+    adapter_limits,
+    has_gpu,
+    only_replica,
+    serving,
+    vllm_process,
+)
 from rl.model.shape import shape_of
-from rl.run.address import Address
-from rl.run.failure import RunFailed
-from rl.run.folder import RunFolder
+from rl.runtime.failure import RunFailed
+from rl.runtime.folder import RunFolder
+from rl.runtime.network import Address
 from rl.sampling.renderer_chat import render
 from tests.support.replicas import replica_at
 from tests.support.scripted import tiny_model, tiny_renderer
@@ -27,6 +38,8 @@ ONE = {
     "cpu_kv_cache_gib": 1,
 }
 
+POLICY = ServedPolicy(dtype="float32", max_seq_len=256, seed=0)
+
 
 def server(folder: Path, *faults: dict, startup_timeout: float = 30.0) -> ScriptedVLLM:
     (folder / "faults.json").write_text(json.dumps(faults))
@@ -39,10 +52,10 @@ def served(folder: Path, *faults: dict, startup_timeout: float = 30.0):
     run_folder.path.mkdir()
     run_folder.set_model(tiny_model(folder))
     vllm = server(folder, *faults, startup_timeout=startup_timeout)
-    return serving(vllm, run_folder, dtype="float32", max_seq_len=256, seed=0, adapter=None)
+    return serving(vllm, run_folder, POLICY)
 
 
-def test_it_serves_as_long_as_the_block_lasts_and_leaves_no_socket(tmp_path):
+def test_vllm_serves_while_the_block_runs_and_leaves_no_socket(tmp_path):
     vllm_here = only_replica(RunFolder(tmp_path / "run"))
     with served(tmp_path) as vllm:
         assert healthy(vllm_here)
@@ -56,14 +69,14 @@ def test_it_serves_as_long_as_the_block_lasts_and_leaves_no_socket(tmp_path):
     assert not (tmp_path / "run" / "sockets").exists()
 
 
-def test_one_that_ends_in_mid_block_is_the_reason_whatever_the_block_raised(tmp_path):
+def test_the_end_of_vllm_is_reported_instead_of_the_error_of_the_block(tmp_path):
     fault = {"fault": "Exit", "path": "/update_weight_version", "status": 3}
     ended = r"vLLM ended with status 3\. The end of .*inference\.log"
     with pytest.raises(RunFailed, match=ended), served(tmp_path, fault) as vllm:
         vllm.set_version(3)
 
 
-def test_one_that_ended_is_reported_even_where_the_block_noticed_nothing(tmp_path):
+def test_the_end_of_vllm_is_reported_even_if_the_block_succeeds(tmp_path):
     fault = {"fault": "Exit", "path": "/resume", "status": 3}
     with ExitStack() as stack:
         vllm = stack.enter_context(served(tmp_path, fault))
@@ -74,27 +87,25 @@ def test_one_that_ended_is_reported_even_where_the_block_noticed_nothing(tmp_pat
             stack.close()
 
 
-def test_an_error_of_the_block_is_its_own_where_vllm_lives(tmp_path):
+def test_an_error_of_the_block_passes_while_vllm_runs(tmp_path):
     with pytest.raises(KeyError, match="mine"), served(tmp_path):
         raise KeyError("mine")
 
 
-def test_one_that_cannot_start_is_quoted(tmp_path):
+def test_a_failed_start_quotes_the_log(tmp_path):
     run_folder = RunFolder(tmp_path / "run")
     run_folder.path.mkdir()
     run_folder.set_model(tmp_path / "nowhere")
     began = time.monotonic()
     with (
         pytest.raises(RunFailed, match=r"ended with status 1\. (?s:.*)No such file"),
-        serving(
-            server(tmp_path), run_folder, dtype="float32", max_seq_len=256, seed=0, adapter=None
-        ),
+        serving(server(tmp_path), run_folder, POLICY),
     ):
         pass
     assert time.monotonic() - began < 25  # not the whole deadline
 
 
-def test_one_that_does_not_listen_is_waited_for_no_longer_than_the_deadline(tmp_path):
+def test_waiting_for_vllm_ends_at_the_deadline(tmp_path):
     late = r"did not answer within inference\.startup_timeout=0\.1 s; see logs/inference\.log"
     with pytest.raises(RunFailed, match=late):
         wait_until_healthy(replica_at(tmp_path / "vllm.sock"), 0.1)
@@ -108,7 +119,7 @@ def test_one_that_does_not_listen_is_waited_for_no_longer_than_the_deadline(tmp_
         ({"fault": "CutShort"}, r"out of reach for `resume` \(RemoteProtocolError: .*; see logs/"),
     ],
 )
-def test_what_vllm_does_wrong_is_a_sentence_with_phase_deadline_and_log(fault, sentence, tmp_path):
+def test_a_failed_route_is_reported_with_phase_deadline_and_log(fault, sentence, tmp_path):
     with served(tmp_path, {**fault, "path": "/resume"}):
         replica = only_replica(RunFolder(tmp_path / "run"))
         with VLLMRoutes(replica, timeout=0.2, limit="my.knob") as vllm:
@@ -117,28 +128,28 @@ def test_what_vllm_does_wrong_is_a_sentence_with_phase_deadline_and_log(fault, s
             vllm.resume()
 
 
-def test_vllm_is_told_the_seed_of_the_run(tmp_path):
-    vllm = VLLMServer(**ONE, args={"max_num_seqs": 4})
-    for seed in (0, 3):
-        command = vllm.command(
-            tmp_path,
-            Address(path=tmp_path / "s"),
-            dtype="float32",
-            max_seq_len=256,
-            seed=seed,
-            adapter=None,
-        )
-        assert command[command.index("--seed") + 1] == str(seed)
-        assert command[-2:] == ["--max-num-seqs", "4"]
+def flags(folder: Path, policy: ServedPolicy, **args) -> dict[str, str]:
+    server = VLLMServer(**ONE, args=args)
+    return dict(pairwise(server.command(folder, Address(path=folder / "s"), **vars(policy))))
 
 
-def test_vllm_is_told_the_dtype_of_the_output_head_where_it_is_another(tmp_path):
-    vllm = VLLMServer(**ONE, args={})
-    common = {"dtype": "bfloat16", "max_seq_len": 256, "seed": 0, "adapter": None}
-    plain = vllm.command(tmp_path, Address(path=tmp_path / "s"), **common)
-    other = vllm.command(tmp_path, Address(path=tmp_path / "s"), **common, head_dtype="float32")
-    assert "--hf-overrides" not in plain
-    assert other[other.index("--hf-overrides") + 1] == '{"head_dtype": "float32"}'
+def test_vllm_is_told_what_it_must_know_of_the_policy(tmp_path):
+    told = flags(tiny_model(tmp_path), replace(POLICY, seed=3), max_num_seqs=64)
+    # Logprobs are those of the distribution that was sampled, so they come after the temperature.
+    assert told["--logprobs-mode"] == "processed_logprobs"
+    assert (told["--seed"], told["--max-model-len"]) == ("3", "256")
+    assert told["--max-num-seqs"] == "64"
+    assert told["--load-format"] == "dummy"  # the folder holds no weights
+    assert "--hf-overrides" not in told
+    told = flags(tmp_path, replace(POLICY, dtype="bfloat16", head_dtype="float32"))
+    assert told["--hf-overrides"] == '{"head_dtype": "float32"}'
+
+
+@pytest.mark.parametrize(("rank", "limit"), [(1, 1), (2, 8), (8, 8), (9, 16), (512, 512)])
+def test_the_limits_of_an_adapter_are_the_smallest_that_fit(rank, limit, tmp_path):
+    assert limit in VLLM_RANKS
+    kept = adapter_limits(rank, ["model.q_proj", "v_proj"], tmp_path)
+    assert (kept.rank, kept.layers) == (limit, ["q_proj", "v_proj"])
 
 
 @pytest.mark.parametrize(
@@ -165,8 +176,8 @@ def environment(folder: Path, place=None, *, max_seq_len=256, **knobs):
     run_folder = RunFolder(folder)
     run_folder.set_model(tiny_model(folder))
     server = VLLMServer(**{**ONE, "args": {}, **knobs})
-    common = {"dtype": "float32", "max_seq_len": max_seq_len, "seed": 0, "adapter": None}
-    return vllm_process(server, run_folder, only_replica(run_folder), place=place, **common)[1]
+    policy = replace(POLICY, max_seq_len=max_seq_len)
+    return vllm_process(server, run_folder, only_replica(run_folder), policy, place)[1]
 
 
 def test_threads_follow_the_place_and_not_the_machine_that_starts_it(tmp_path, monkeypatch):
@@ -178,7 +189,7 @@ def test_threads_follow_the_place_and_not_the_machine_that_starts_it(tmp_path, m
     assert int(environment(tmp_path)["OMP_NUM_THREADS"]) >= 1  # all of this one
 
 
-def test_the_cache_on_a_cpu_holds_a_row_unless_somebody_says_its_size(tmp_path):
+def test_the_cache_on_a_cpu_holds_a_row_by_default(tmp_path):
     size = {"cpu_kv_cache_gib": None}
     assert environment(tmp_path, **size)["VLLM_CPU_KVCACHE_SPACE"] == "1"
     sizes = shape_of(tiny_model(tmp_path))

@@ -1,105 +1,352 @@
-"""The critic under DeepSpeed, compared with plain torch (critic_worker.py measures)."""
+"""The critic: its module, and its steps under DeepSpeed compared with plain torch."""
+
+import functools
+import math
+from dataclasses import replace
+from functools import partial
 
 import pytest
+import torch
 
-from tests.support.critic_worker import GRADIENTS, KEPT, SUMS, WAYS
-from tests.support.ranks import measurements
-
-ways = pytest.mark.parametrize(
-    ("ranks", "mode", "way"),
-    [(ranks, mode, way) for ranks in (1, 2) for mode in GRADIENTS[ranks] for way in WAYS],
+from losses.aggregation import token_mean
+from losses.gae import gae
+from losses.squared_error import squared_error
+from rl.dry_call.learn import completed
+from rl.learner import critic as critic_module
+from rl.learner.critic import CriticSetting, ValueModel, ValueModule
+from rl.learner.deepspeed_engine import whole
+from rl.learner.learner import Learner
+from rl.learner.objective import Batch
+from rl.learner.weight_gradients import keep_weight_gradients
+from rl.model.loading import load_model
+from rl.model.lora import LoRA
+from rl.rollouts.plan import plan_batch
+from rl.runtime.folder import RunFolder
+from tests.support.composing import composed
+from tests.support.forked_groups import forked_groups, plain_credit
+from tests.support.policy_setup import (
+    BUDGETS,
+    PlainSteps,
+    Setup,
+    StandingStill,
+    all_same,
+    deepspeed_config,
+    with_layers,
 )
-kept = pytest.mark.parametrize(
-    ("ranks", "dtype", "mode", "adapter"),
-    [(ranks, *case) for ranks in (1, 2) for case in KEPT[ranks]],
+from tests.support.ranks import on_ranks, per_world
+from tests.support.tiny_policy import exact_model, model_folder, relative_error
+
+GAMMA, GAE_LAMBDA, RATE = 0.9, 0.8, 0.01
+CASES = (  # over, split, updates, clip
+    ("tokens", "one", 1, None),
+    ("turns", "several", 1, None),
+    ("tokens", "rows", 1, None),
+    ("tokens", "several", 3, 0.1),
 )
 
 
-def measured(ranks):
-    return measurements(ranks, "tests.support.critic_worker")
+class Twin:
+    """The value model in float64, a row at a time."""
+
+    def __init__(self, model):
+        self.body, width = model.base_model, model.config.hidden_size
+        self.head = {
+            "weight": torch.zeros(1, width, dtype=torch.float64, requires_grad=True),
+            "bias": torch.zeros(1, dtype=torch.float64, requires_grad=True),
+        }
+        self.parameters = {f"body.{name}": p for name, p in self.body.named_parameters()}
+        self.parameters |= {f"head.{name}": p for name, p in self.head.items()}
+
+    @torch.no_grad()
+    def load(self, weights):
+        for name, parameter in self.parameters.items():
+            parameter.copy_(weights[name])
+
+    def values(self, row):
+        ids = torch.tensor(row.token_ids, dtype=torch.int64)
+        hidden = self.body(input_ids=ids[None], use_cache=False).last_hidden_state[0, :-1]
+        before = hidden[torch.tensor(row.completion_mask)[1:]]
+        return before @ self.head["weight"][0] + self.head["bias"]
 
 
-@ways
-def test_advantages_are_those_of_whole_rollouts_wherever_their_rows_lie(ranks, mode, way):
-    assert measured(ranks)[f"gradient {mode}"][way]["advantages"] < 1e-5
+class Critics(Setup):
+    """Critics of any dtype and stage, on batches of forked rollouts with several turns."""
+
+    def __init__(self, folder, ranks):
+        super().__init__(folder, ranks)
+        self.groups = [forked_groups(seed) for seed in range(2)]
+
+    def critic(self, dtype, mode, optim, seed=0, *, adapter=False):
+        def load():
+            model = self.model(dtype, 0 if adapter else seed)  # a base comes from files
+            with_layers(model, mode)
+            knobs = {"rank": 4, "alpha": 8.0, "target_modules": "all-linear", "rslora": False}
+            if adapter:
+                LoRA(**knobs, dropout=0.0, modules_to_save=[]).attach(model, seed, "base")
+            return model.train()
+
+        config = deepspeed_config(mode)
+        setting = CriticSetting(load, self.ranks, config, max_steps=10, max_grad_norm=1e9)
+        return ValueModel(
+            estimator=partial(gae, gamma=GAMMA, gae_lambda=GAE_LAMBDA),
+            loss=partial(squared_error, clip=None),
+            optim=optim,
+            over="tokens",
+            whiten=False,
+            head_start=0,
+        ).start(setting)
+
+    def shares(self, groups, split):
+        """Return this rank's batch, and its micro-batches as tensors."""
+        batch = plan_batch(
+            groups,
+            token_mean,
+            step=0,
+            ranks=self.ranks.world,
+            tokens_per_micro_batch=BUDGETS[split],
+            metrics={},
+        )[self.ranks.rank]
+        return batch, [Batch.of(micro, self.ranks.device, 0) for micro in batch.micro_batches]
+
+    def credited(self, critic, groups, split="several"):
+        batch, batches = self.shares(groups, split)
+        return critic.credit(batch, batches, [])[0]
+
+    def weights(self, critic):
+        """Return a copy of what is trained; every rank gathers it."""
+        weights = {}
+        for name, parameter in critic._engine.module.named_parameters():
+            if parameter.requires_grad:
+                with whole(critic._engine, [parameter]):
+                    weights[name] = parameter.detach().clone()
+        return weights
+
+    def largest_value(self, critic):
+        values = critic.values(self.shares(self.groups[0], "several")[1])
+        return max(float(each.abs().max()) for each in values if len(each))
 
 
-@ways
-def test_a_step_is_that_of_plain_torch_on_the_whole_batch(ranks, mode, way):
-    found = measured(ranks)[f"gradient {mode}"][way]
-    assert found["error"] < 1e-5
-    for name in ("losses", "norms"):
-        expected, reported = found[name]
-        assert expected > 0.01
-        assert reported == pytest.approx(expected, rel=1e-5)
-    if way == "clipped":
-        assert 0.1 < found["clipped"] < 0.9
+@functools.cache
+def critics(setup):
+    return Critics(setup.new_folder(), setup.ranks)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_before_the_first_step_every_value_is_zero(ranks):
-    assert {measured(ranks)[f"gradient {mode}"]["first values"] for mode in GRADIENTS[ranks]} == {0}
-
-
-@kept
-def test_a_loaded_critic_goes_on_as_if_nothing_had_happened(ranks, dtype, mode, adapter):
-    found = measured(ranks)[f"{dtype} {mode}"]
-    assert (found["loaded"], found["next"], found["values"]) == (True, True, True)
-    assert "deepspeed" in found["files"]
-
-
-@kept
-def test_beside_an_adapter_the_critic_trains_an_adapter_and_its_head(ranks, dtype, mode, adapter):
-    found = measured(ranks)[f"{dtype} {mode}"]
-    assert found["trained"] == ["body", "head"]
-    assert found["adapter alone"] == adapter
-
-
-@kept
-def test_a_return_that_is_not_finite_changes_nothing(ranks, dtype, mode, adapter):
-    found = measured(ranks)[f"{dtype} {mode}"]
-    assert (found["skipped"], found["unchanged"]) == (1, True)
-
-
-@kept
-def test_a_batch_without_a_state_is_no_step(ranks, dtype, mode, adapter):
-    found = measured(ranks)[f"{dtype} {mode}"]
-    assert found["nothing"] == {"untrained": {}, "empty": {}}
-    assert found["still unchanged"]
-
-
-@pytest.mark.parametrize(
-    ("ranks", "mode"), [(ranks, mode) for ranks in (1, 2) for mode in SUMS[ranks]]
+@per_world(
+    "mode",
+    {
+        1: ("zero0", "zero1", "zero2 compiled", "zero3 checkpointing"),
+        2: ("zero0", "zero1", "zero2", "zero3 scattered checkpointing"),
+    },
 )
-def test_gradients_of_many_bfloat16_micro_batches_lose_nothing_in_their_sum(ranks, mode):
-    found = measured(ranks)[f"sums {mode}"]
-    assert found["micro_batches"] > 30
-    assert found["error"] < 1e-5
+@on_ranks
+def test_advantages_and_steps_are_those_of_plain_torch_on_the_whole_batch(setup, mode):
+    setup = critics(setup)
+    critic = setup.critic("float32", mode, PlainSteps(RATE))
+    twin, groups, knobs = (
+        Twin(exact_model(setup.sources["float32"])),
+        setup.groups[0],
+        critic._knobs,
+    )
+    assert setup.largest_value(critic) == 0  # before the first step every value is zero
+    critic.update(0, setup.credited(critic, setup.groups[1]), 1)  # a head that is not zero
+    for over, split, updates, clip in CASES:
+        critic._knobs = replace(knobs, over=over, loss=partial(squared_error, clip=clip))
+        before = setup.weights(critic)
+        twin.load(before)
+        batch, batches = setup.shares(groups, split)
+        penalties = [0.1 * b.token_ids[b.mask].double().cos() for b in batches]
+        credited, _ = critic.credit(batch, batches, penalties)
+        with torch.no_grad():
+            expected = plain_credit(
+                *(groups, lambda row: twin.values(row).tolist(), penalty_of),
+                gamma=GAMMA,
+                gae_lambda=GAE_LAMBDA,
+                over=over,
+            )
+        longest = max(abs(advantage) for advantage, *_ in expected.values())
+        for b in credited:
+            places = zip(b.rollout_ids.tolist(), b.positions.tolist(), strict=True)
+            wanted = torch.tensor([expected.get(p, (0.0,))[0] for p in places])
+            torch.testing.assert_close(b.advantages.cpu(), wanted, rtol=0, atol=1e-5 * longest)
+
+        stats, after = critic.update(0, credited, updates), setup.weights(critic)
+        values, norms = plain_steps(twin, groups, expected, updates, clip)
+        update = {name: after[name].double() - before[name].double() for name in after}
+        wanted = {n: p.detach() - before[n].double() for n, p in twin.parameters.items()}
+        assert relative_error(update, wanted) < 1e-5
+        for name, numbers in (("value_loss", values), ("critic_grad_norm", norms)):
+            mean = sum(numbers) / updates
+            assert mean > 0.01
+            assert stats[f"train/{name}"] == pytest.approx(mean, rel=1e-5)
+        if clip is not None:
+            assert 0.1 < stats["train/value_clip_fraction"] < 0.9
 
 
-def test_a_head_start_holds_the_policy_still_while_the_critic_learns():
-    found = measured(1)["learner"]
-    assert found["stood"]
-    assert found["moved"]
-    empty, value_loss = found["alone"]
-    assert empty == 1
-    assert value_loss > 0
+def penalty_of(row):
+    return (0.1 * torch.tensor(row.token_ids)[row.completion_mask].double().cos()).tolist()
 
 
-def test_a_resumed_run_with_a_critic_takes_the_same_step():
-    assert measured(1)["learner"]["different"] == []
+def plain_steps(twin, groups, expected, updates, clip):
+    """Take plain steps with the twin; return the losses and lengths of the gradient."""
+    rows = [row for group in groups for r in group.rollouts for row in r.rows]
+    with torch.no_grad():
+        old = [twin.values(row) for row in rows]
+    values, norms = [], []
+    for _ in range(updates):
+        value = plain_loss(twin, groups, expected, old, clip)
+        value.backward()
+        gradients = {name: p.grad.clone() for name, p in twin.parameters.items()}
+        norms.append(float(sum(g.square().sum() for g in gradients.values())) ** 0.5)
+        values.append(float(value.detach()))
+        with torch.no_grad():
+            for name, parameter in twin.parameters.items():
+                parameter -= RATE * gradients[name]
+                parameter.grad = None
+    return values, norms
+
+
+def plain_loss(twin, groups, expected, old_values, clip):
+    """Return the mean over the states of the whole batch, one state after the other."""
+    losses, rows = [], iter(old_values)
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    for i, rollout in enumerate(rollouts):
+        position = 0
+        for row in rollout.rows:
+            for value, old in zip(twin.values(row), next(rows), strict=True):
+                _, target, first = expected.get((i, position), (0.0, 0.0, False))
+                error = (value - target) ** 2
+                if clip is not None:
+                    near = old + (value - old).clamp(-clip, clip)
+                    error = torch.maximum(error, (near - target) ** 2)
+                losses += [error / 2] if first else []
+                position += 1
+    return torch.stack(losses).mean()
+
+
+@per_world(
+    "dtype, mode, adapter",
+    {
+        1: (("float32", "zero0", False), ("bfloat16", "zero0", True)),
+        2: (
+            *(("float32", "zero2", False), ("float32", "zero3 scattered", False)),
+            *(("bfloat16", "zero1", False), ("bfloat16", "zero3", True)),
+        ),
+    },
+)
+@on_ranks
+def test_a_loaded_critic_skips_bad_batches_and_takes_the_same_next_step(
+    setup, dtype, mode, adapter
+):
+    setup = critics(setup)
+    critic, folder = setup.critic(dtype, mode, setup.adamw(), adapter=adapter), setup.new_folder()
+    for groups in setup.groups:
+        critic.update(0, setup.credited(critic, groups), 1)
+    middle = setup.weights(critic)
+    assert {name.partition(".")[0] for name in middle} == {"body", "head"}
+    assert all("lora_" in name or "head." in name for name in middle) == adapter
+    critic.save(folder)
+    stats = critic.update(2, setup.credited(critic, setup.groups[0]), 2)
+    end, value = setup.weights(critic), setup.largest_value(critic)
+
+    other = setup.critic(dtype, mode, setup.adamw(), seed=1, adapter=adapter)
+    assert not all_same(setup.weights(other), middle)
+    other.load(folder)
+    assert all_same(setup.weights(other), middle)
+    # A return that is not finite, on the last rank alone, changes nothing on any rank.
+    credited = setup.credited(other, setup.groups[0])
+    if setup.ranks.rank == setup.ranks.world - 1:
+        targets = credited[0].value_targets
+        broken = replace(targets, returns=targets.returns + math.inf)
+        credited[0] = replace(credited[0], value_targets=broken)
+    assert other.update(2, credited, 1)["train/critic_skipped"] == 1
+    # A batch without a state is no step.
+    untrained = [
+        replace(group, credits=tuple(replace(c, trains=False) for c in group.credits))
+        for group in setup.groups[0]
+    ]
+    for groups in (untrained, []):
+        assert other.update(2, setup.credited(other, groups), 1) == {}
+    assert all_same(setup.weights(other), middle)
+    assert other.update(2, setup.credited(other, setup.groups[0]), 2) == stats
+    assert all_same(setup.weights(other), end)
+    assert setup.largest_value(other) == value > 0
+
+
+@per_world("mode", {1: ("zero0", "zero3"), 2: ("zero0", "zero2")})
+@on_ranks
+def test_gradients_of_many_bfloat16_micro_batches_lose_nothing_in_their_sum(setup, mode):
+    class Drawn(ValueModule):
+        """With a head that lets gradients through to the body."""
+
+        def __init__(self, model):
+            super().__init__(model)
+            torch.nn.init.normal_(self.head.weight, generator=torch.Generator().manual_seed(0))
+
+    setup, optim = critics(setup), StandingStill()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(critic_module, "ValueModule", Drawn)
+        critic = setup.critic("bfloat16", mode, optim)
+    credited = setup.credited(critic, forked_groups(2, num_groups=8), "rows")
+    assert len(credited) * setup.ranks.world > 30
+    critic.update(0, credited, 1)
+    together, total = optim.made.gradient, torch.zeros_like(optim.made.gradient)
+    for batch in credited:
+        if critic.update(0, [batch], 1):
+            total += optim.made.gradient
+    assert setup.difference(together, total) < 1e-5
 
 
 OWN = {
     *("value_loss", "value_mean", "return_mean", "explained_variance"),
     *("critic_grad_norm", "critic_skipped", "critic_learning_rate"),
 }
+REFERENCE = {"train/kl_beta", "train/kl_divergence", "train/kl_penalty", "train/correction"}
 
 
-def test_without_a_critic_none_is_loaded_and_no_metric_is_its_own():
-    found = measured(1)["learner"]
-    assert found["bare"]
-    own = {f"train/{name}" for name in OWN}
-    assert own <= set(found["metrics"])
-    reference = {"train/kl_beta", "train/kl_divergence", "train/kl_penalty", "train/correction"}
-    assert set(found["metrics"]) - set(found["none"]) - reference == own
+@per_world("how", {1: ["all of it"]})
+@on_ranks
+def test_a_learner_with_a_critic_gives_it_a_head_start_and_resumes_it(setup, how):
+    setup = critics(setup)
+    run_folder = RunFolder(setup.new_folder())
+    run_folder.set_model(setup.sources["float32"])
+
+    def start(*overrides):
+        common = ("model.dtype=float32", "optim.learning_rate=1e-3")
+        return Learner(completed(composed(*common, *overrides)), run_folder, setup.ranks)
+
+    batch, _ = setup.shares(setup.groups[0], "several")
+    bare = start("loss=ppo", "critic=none")
+    assert bare._critic is None
+    without = set(bare.update(batch))
+    ppo = ("loss=ppo", "critic.head_start=1", "kl=k1", "updates_per_batch=2")
+    one = start(*ppo)
+    before = setup.everywhere(one.policy)
+    first = one.update(batch)
+    assert all_same(setup.everywhere(one.policy), before)
+    assert first["train/empty"] == 1
+    assert first["train/value_loss"] > 0
+    one.update(replace(batch, step=1))
+    assert not all_same(setup.everywhere(one.policy), before)
+    one.save(run_folder.path)
+    expected = one.update(replace(batch, step=2))
+    other = start(*ppo)
+    other.load(run_folder.path)
+    assert other.update(replace(batch, step=2)) == expected
+    assert set(expected) - without - REFERENCE == {f"train/{name}" for name in OWN}
+
+
+def test_in_bfloat16_the_gradient_of_the_head_is_the_sum_before_it_is_rounded(tmp_path):
+    model = load_model(model_folder(tmp_path, "bfloat16"), torch.bfloat16, 0)
+    module = ValueModule(model)
+    keep_weight_gradients(module)
+    for parameter in module.parameters():
+        parameter.grad_dtype = torch.float32
+    token_ids = torch.arange(120).reshape(8, 15) % 40
+    mask = torch.ones_like(token_ids, dtype=torch.bool)
+    mask[:, 0] = False
+    slopes = torch.randn(8 * 14, generator=torch.Generator().manual_seed(0))
+    (module(token_ids, mask) * slopes).sum().backward()
+    hidden = module.body(input_ids=token_ids).last_hidden_state[:, :-1].flatten(0, 1)
+    expected = (slopes.double() @ hidden.double())[None]
+    torch.testing.assert_close(module.head.weight.grad.double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(module.head.bias.grad, slopes.sum()[None], rtol=1e-5, atol=1e-5)

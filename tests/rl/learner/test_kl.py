@@ -1,4 +1,4 @@
-"""How beta follows the divergence, and advantages of rewards less the divergence, by hand."""
+"""How beta follows the divergence, and advantages of rewards minus the divergence, by hand."""
 
 import math
 from functools import partial
@@ -15,7 +15,7 @@ from losses.kl import k1
 from rl.learner.kl import KLPenalty
 from rl.learner.preparation import Preparation, relative_penalties
 from rl.learner.rows import Scores
-from rl.records import Credit, Group, Rollout, Sequence
+from rl.records import Credit, Group, Rollout, TrainingRow
 from rl.rollouts.plan import plan_batch
 
 
@@ -41,21 +41,17 @@ def test_beta_follows_the_divergence_by_at_most_two_percent_a_step(kl, factor):
     assert penalty(0.04).next_beta(0.5, kl) == pytest.approx(0.5 * factor, rel=1e-12)
 
 
-def test_without_a_target_beta_stays():
-    assert penalty(None).next_beta(0.5, 100.0) == 0.5
-
-
-def test_a_divergence_that_is_no_number_leaves_beta_alone():
-    """Its step is skipped: nothing may change, and a beta of NaN would never come back."""
-    assert penalty(0.04).next_beta(0.5, math.nan) == 0.5
+@pytest.mark.parametrize(("target_kl", "kl"), [(None, 100.0), (0.04, math.nan)])
+def test_beta_stays_without_a_target_and_after_a_skipped_step(target_kl, kl):
+    assert penalty(target_kl).next_beta(0.5, kl) == 0.5
 
 
 @pytest.mark.parametrize(("beta", "acts"), [(0.0, False), (1e-6, True)])
-def test_there_is_a_penalty_where_beta_is_above_zero(beta, acts):
+def test_there_is_a_penalty_if_beta_is_above_zero(beta, acts):
     assert penalty(None, beta).acts == acts
 
 
-# Two rollouts; all right, one masked and one that nobody could score; one alone.
+# Two rollouts; all right, one masked and one without a score; one alone.
 LOST = np.array([0.5, 0.0, 0.005, -0.003, 0.0, 100.0, 3.0])
 COUNTS = np.array([True, True, True, True, False, False, True])
 GROUP_IDS = np.array([0, 0, 1, 1, 1, 1, 2], np.int32)
@@ -69,9 +65,7 @@ GROUP_IDS = np.array([0, 0, 1, 1, 1, 1, 2], np.int32)
     ],
     ids=["compared", "without a baseline"],
 )
-def test_an_advantage_loses_its_penalty_less_the_mean_of_those_that_were_measured(
-    group_ids, expected
-):
+def test_an_advantage_loses_its_penalty_minus_the_mean_of_the_scored_rollouts(group_ids, expected):
     assert relative_penalties(LOST, COUNTS, group_ids) == pytest.approx(expected, abs=1e-12)
 
 
@@ -101,7 +95,7 @@ class Nothing:
 def penalised(rewards, trains, divergences, advantage, monkeypatch):
     """Advantages by rollout, of one group whose rollouts have two tokens, at beta 0.5."""
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor: None)
-    row = Sequence(
+    row = TrainingRow(
         np.array([7, 8, 9], np.int32),
         np.array([False, True, True]),
         np.zeros(3, np.float32),
@@ -117,7 +111,8 @@ def penalised(rewards, trains, divergences, advantage, monkeypatch):
         [group], token_mean, step=0, ranks=1, tokens_per_micro_batch=99, metrics={}
     )
     policy = SameDivergences(divergences)
-    kl = KLPenalty(estimator=k1, beta=0.5, place="reward", target_kl=None)
+    # The present beta counts, not the first.
+    kl = KLPenalty(estimator=k1, beta=9.0, place="reward", target_kl=None)
     prepare = Preparation(
         policy, Nothing(), keeps_old=False, kl=kl, compared=advantage([1.0]) == [0.0]
     )

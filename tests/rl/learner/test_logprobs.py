@@ -116,36 +116,6 @@ def test_entropies_carry_the_gradient_of_plain_log_softmax_where_wanted(model, r
     torch.testing.assert_close(both, wanted, rtol=1e-12, atol=1e-12)
 
 
-def test_without_gradient_at_all_wanted_entropies_have_none(model, rows):
-    with torch.no_grad():
-        module = PolicyModule(model, chunk=4, entropy_gradient=True)
-        _, entropies = module(*stacked(rows), 1.0, entropies=True)
-    assert not entropies.requires_grad
-
-
-def test_the_order_of_rows_only_orders_the_result(model, rows):
-    order = [3, 1, 0, 2]
-    module = PolicyModule(model, chunk=3)
-    straight, _ = module(*stacked(rows), 1.0)
-    shuffled, _ = module(*stacked([rows[i] for i in order]), 1.0)
-    pieces = straight.split([int(chosen.sum()) for _, chosen in rows])
-    expected = torch.cat([pieces[i] for i in order])
-    torch.testing.assert_close(shuffled, expected, rtol=1e-12, atol=1e-12)
-
-
-def test_entropy_of_a_uniform_policy_is_log_v(folder):
-    model = tiny_policy.exact_model(folder)
-    with torch.no_grad():
-        model.get_output_embeddings().weight.zero_()
-    mask = torch.tensor([[False, True, True]])
-    logprobs, entropies = PolicyModule(model, chunk=2)(
-        torch.tensor([[1, 2, 3]]), mask, 0.5, entropies=True
-    )
-    uniform = torch.full((2,), VOCAB, dtype=torch.float64).log()
-    torch.testing.assert_close(entropies, uniform)
-    torch.testing.assert_close(logprobs, -uniform)
-
-
 def test_a_micro_batch_without_completion_tokens_has_a_gradient_of_zero_everywhere(model):
     logprobs, entropies = PolicyModule(model, chunk=4)(
         torch.zeros(1, 2, dtype=torch.int64),

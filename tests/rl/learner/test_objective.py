@@ -13,11 +13,12 @@ from losses.kl import k3
 from rl.config.build import build
 from rl.learner.kl import KLPenalty
 from rl.learner.logprobs import PolicyModule
-from rl.learner.objective import Batch, Objective
+from rl.learner.objective import Batch
 from rl.records import MicroBatch
-from rl.rollouts.plan import plan, weigh
+from rl.rollouts.plan import plan, weighted_rows
 from tests.support import tiny_policy
 from tests.support.composing import CONF, chosen, composed
+from tests.support.summed_objective import SummedObjective as Objective
 
 torch.set_num_threads(1)
 
@@ -106,14 +107,14 @@ def test_value_and_gradient_are_the_same_for_every_split_and_order(
 ):
     composed = how == "composed"
     objective = Objective(shipped(loss), **(COMPOSED if composed else {}))
-    rows = weigh(groups, AGGREGATIONS[weights])
+    rows = weighted_rows(groups, AGGREGATIONS[weights])
     extras = (everything, tiny_policy.fixed_old(rows)) if composed else (None, None)
     value, gradient = tiny_policy.reference(model, rows, shipped(loss), extras[0], old=extras[1])
     assert tiny_policy.flat(gradient).norm() > 0.01
     counts = set()
     for seed, (ranks, budget) in enumerate(SPLITS):
         shuffled = random.Random(seed).sample(groups, len(groups))
-        rows = weigh(shuffled, AGGREGATIONS[weights])
+        rows = weighted_rows(shuffled, AGGREGATIONS[weights])
         total, found, count = in_parts(
             model, rows, objective, old=composed, ranks=ranks, budget=budget
         )
@@ -124,7 +125,7 @@ def test_value_and_gradient_are_the_same_for_every_split_and_order(
 
 
 def test_numbers_outside_of_the_completion_reach_neither_value_nor_gradient(model, groups):
-    rows = weigh(groups, aggregation.token_mean)
+    rows = weighted_rows(groups, aggregation.token_mean)
     (share,) = plan(rows, step=0, ranks=1, tokens_per_micro_batch=10_000, metrics={})
     (micro,) = share.micro_batches
     outside = ~micro.completion_mask

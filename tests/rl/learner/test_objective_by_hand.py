@@ -11,8 +11,9 @@ from losses.correction import Correction
 from losses.kl import k1, k2, k3
 from losses.tokens import TokenLoss
 from rl.learner.kl import KLPenalty
-from rl.learner.objective import Batch, Objective
+from rl.learner.objective import Batch
 from rl.records import MicroBatch
+from tests.support.summed_objective import SummedObjective as Objective
 
 ROWS = MicroBatch(
     token_ids=np.array([[1, 2, 3], [4, 5, 0]], np.int32),

@@ -1,4 +1,4 @@
-"""What the record says of single tokens: slopes by hand, and under any split, in float64."""
+"""What the record says of single tokens: grads by hand, and under any split, in float64."""
 
 import dataclasses
 import math
@@ -13,12 +13,13 @@ from losses.kl import k1, k3
 from losses.tokens import TokenLoss, log_ratio, mean_per_sequence
 from rl.config.build import build
 from rl.learner.kl import KLPenalty
-from rl.learner.objective import Batch, Objective
+from rl.learner.objective import Batch
 from rl.learner.observation import observation
 from rl.records import MicroBatch
-from rl.rollouts.plan import plan, weigh
+from rl.rollouts.plan import plan, weighted_rows
 from tests.support.composing import chosen
 from tests.support.forked_groups import forked_groups
+from tests.support.summed_objective import SummedObjective as Objective
 from tests.support.tiny_policy import filled
 
 # Rows of two tokens and one; ratios 1.1, 1.5 and 1.5, clipped at 1.2 where they are to rise.
@@ -42,8 +43,8 @@ def observed(batch, objective, logprobs, entropies, beta=0.0, *candidates):
     """What the policy shows an observer of one micro-batch, given the module's outputs."""
     outputs = [each.clone().requires_grad_() for each in (logprobs, entropies, *candidates)]
     loss, metrics = objective.per_token(batch, *outputs[:2], beta, *outputs[2:])
-    slopes = torch.autograd.grad(batch.weighted_sum(loss), outputs, materialize_grads=True)
-    return observation(batch, outputs[0], loss, slopes, metrics)
+    grads = torch.autograd.grad(batch.weighted_sum(loss), outputs, materialize_grads=True)
+    return observation(batch, outputs[0], loss, grads, metrics)
 
 
 def by_hand(objective, **anchors):
@@ -55,20 +56,20 @@ def clip():
     return build(chosen("loss", "grpo"))
 
 
-def test_the_slopes_of_three_tokens_by_hand():
+def test_the_gradients_of_three_tokens_by_hand():
     found = by_hand(Objective(clip()))
     # -weight * advantage * ratio; the second is clipped, the third is not, for it is to fall.
-    torch.testing.assert_close(found["slope"], torch.tensor([-1.1, 0.0, 1.5]).double())
+    torch.testing.assert_close(found["grad"], torch.tensor([-1.1, 0.0, 1.5]).double())
     torch.testing.assert_close(found["pi"], MU + RATIOS.log())
     assert found["kept"].tolist() == [True, True, True]
     assert found["metric_clip_fraction"].tolist() == [0.0, 1.0, 0.0]
-    assert found.keys().isdisjoint({"old", "ref", "correction", "candidate_slope"})
+    assert found.keys().isdisjoint({"old", "ref", "correction", "candidate_grad"})
 
 
-def test_a_slope_is_that_of_the_whole_objective_penalty_and_bonus_included():
+def test_a_grad_is_that_of_the_whole_objective_penalty_and_bonus_included():
     kl = KLPenalty(estimator=k1, beta=0.1, place="loss", target_kl=None)
     found = by_hand(Objective(clip(), kl=kl, entropy_bonus=0.01), ref_logprobs=MU)
-    torch.testing.assert_close(found["slope"], torch.tensor([-1.05, 0.05, 1.525]).double())
+    torch.testing.assert_close(found["grad"], torch.tensor([-1.05, 0.05, 1.525]).double())
     terms = -torch.tensor([2.0, 2.0, -4.0]).double() * torch.tensor([1.1, 1.2, 1.5]).double()
     torch.testing.assert_close(found["loss"], terms + 0.1 * RATIOS.log() - 0.01)
     assert found["ref"].tolist() == MU.tolist()
@@ -79,19 +80,19 @@ def test_a_token_that_a_correction_stopped_was_not_kept():
         return Correction(torch.tensor([1.0, 2.0, 0.0]).double(), {})
 
     found = by_hand(Objective(clip(), stop_the_third), old_logprobs=MU)
-    torch.testing.assert_close(found["slope"], torch.tensor([-1.1, 0.0, 0.0]).double())
+    torch.testing.assert_close(found["grad"], torch.tensor([-1.1, 0.0, 0.0]).double())
     assert found["kept"].tolist() == [True, True, False]
     assert found["correction"].tolist() == [1.0, 2.0, 0.0]
     assert found["old"].tolist() == MU.tolist()
 
 
-def test_where_distributions_are_compared_the_candidates_have_the_slope():
+def test_where_distributions_are_compared_the_candidates_have_the_gradient():
     batch = filled(Batch.of(ROWS, torch.device("cpu"), 7), old=False)
     pi = torch.full((3, 2), 0.25).double().log()
     objective = Objective(build(chosen("loss", "forward_kl_topk")))
     found = observed(batch, objective, MU, torch.ones(3).double(), 0.0, pi)
-    assert found["slope"].tolist() == [0.0, 0.0, 0.0]
-    assert (found["candidate_slope"] > 0).all()
+    assert found["grad"].tolist() == [0.0, 0.0, 0.0]
+    assert (found["candidate_grad"] > 0).all()
 
 
 def test_what_a_loss_measures_of_a_whole_micro_batch_is_left_out():
@@ -125,22 +126,22 @@ def numbers(batch):
     return batch.rollout_logprobs.double() + 0.4 * torch.sin(ids), 1 + torch.cos(ids)
 
 
-def all_slopes(rows, objective, ranks, budget):
-    """The slopes of every row, by its rollout and number."""
-    slopes = {}
+def all_grads(rows, objective, ranks, budget):
+    """The grads of every row, by its rollout and number."""
+    grads = {}
     for share in plan(rows, step=0, ranks=ranks, tokens_per_micro_batch=budget, metrics={}):
         for micro in share.micro_batches:
             batch = filled(Batch.of(micro, torch.device("cpu"), 0), old=True)
-            found = observed(batch, objective, *numbers(batch), 0.3)["slope"]
+            found = observed(batch, objective, *numbers(batch), 0.3)["grad"]
             for i, key in enumerate(zip(micro.rollout_ids, micro.row_numbers, strict=True)):
-                slopes[tuple(map(int, key))] = found[batch.sequence_ids == i]
-    return slopes
+                grads[tuple(map(int, key))] = found[batch.sequence_ids == i]
+    return grads
 
 
 @pytest.mark.parametrize("loss", ["grpo", "gspo", "cispo", focal])
-def test_a_slope_is_autograd_s_of_the_whole_objective_under_any_split(loss):
+def test_a_grad_is_autograd_s_of_the_whole_objective_under_any_split(loss):
     objective = Objective(loss if callable(loss) else build(chosen("loss", loss)), **EVERYTHING)
-    rows = weigh(forked_groups(), token_mean)
+    rows = weighted_rows(forked_groups(), token_mean)
     # The whole: every row by itself, in one sum that is differentiated once.
     leaves, total = {}, torch.zeros((), dtype=torch.float64)
     for row in rows:
@@ -153,11 +154,11 @@ def test_a_slope_is_autograd_s_of_the_whole_objective_under_any_split(loss):
     assert sum(len(each) for each in expected.values()) > 50
     assert any(number > 0 for _, number in expected)  # forked
     for ranks, budget in ((1, 10_000), (1, 1), (2, 60), (3, 25)):
-        found = all_slopes(rows, objective, ranks, budget)
-        for key, slope in expected.items():
-            torch.testing.assert_close(found[key], slope, rtol=1e-12, atol=1e-15)
+        found = all_grads(rows, objective, ranks, budget)
+        for key, grad in expected.items():
+            torch.testing.assert_close(found[key], grad, rtol=1e-12, atol=1e-15)
 
 
 def test_a_loss_that_is_not_finite_is_recorded_as_it_is():
     found = by_hand(Objective(lambda t: TokenLoss(math.nan * t.logprobs, {})))
-    assert found["slope"].isnan().all()
+    assert found["grad"].isnan().all()

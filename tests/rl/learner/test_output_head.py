@@ -55,7 +55,7 @@ def test_two_words_by_hand():
     (of_weight,) = torch.autograd.grad(logprob, weight, retain_graph=True)
     torch.testing.assert_close(of_weight, torch.tensor([[-0.2], [0.2]]))  # +-(1 - 0.9) / 0.5
     (of_weight,) = torch.autograd.grad(entropy, weight)
-    # -p (log p + entropy) / 0.5; log 9 apart, so 0.1 * 0.9 * log 9 in one and less in the other.
+    # -p (log p + entropy) / 0.5; log 9 apart, so plus and minus 0.1 * 0.9 * log 9 / 0.5.
     slope = 0.09 * torch.tensor(9.0).log() / 0.5
     torch.testing.assert_close(of_weight, torch.stack([slope, -slope]).reshape(2, 1))
 
@@ -69,7 +69,7 @@ def test_what_needs_no_gradient_gets_none():
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
-def test_entropies_that_nobody_asked_for_are_not_computed():
+def test_entropies_are_computed_only_if_the_caller_asks():
     (hidden, weight, bias), targets = inputs()
     logprobs, entropies = head(hidden, weight, bias, targets, 3, entropies=False)
     assert entropies is None

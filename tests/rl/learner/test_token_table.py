@@ -135,7 +135,7 @@ def test_what_is_logged_is_of_the_states_alone(monkeypatch):
     returns = np.array([target for _, target, first in expected.values() if first])
     advantages = np.array([advantage for advantage, _, first in expected.values() if first])
     _, (metrics,) = credited(GROUPS, "turns", 1, 60, monkeypatch)
-    lost = sum(p for g, c in pairs() if c.trains for row in g.sequences for p in penalty_of(row))
+    lost = sum(p for g, c in pairs() if c.trains for row in g.rows for p in penalty_of(row))
     assert metrics == pytest.approx(
         {
             "train/return_mean": returns.mean(),

@@ -66,7 +66,7 @@ def test_a_file_that_was_cut_off_or_is_no_safetensors_is_named(damage, model):
     assert damaged_weights(model) == "model.safetensors"
 
 
-def test_the_fingerprint_is_that_of_weights_config_and_tokenizer_wherever_they_lie(model, tmp_path):
+def test_the_fingerprint_covers_weights_config_and_tokenizer_and_not_the_path(model, tmp_path):
     before = fingerprint(model)
     elsewhere = model.rename(tmp_path / "elsewhere")
     (elsewhere / "README.txt").write_text("x")

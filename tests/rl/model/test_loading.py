@@ -1,4 +1,4 @@
-"""Attention on a CPU: float32 inside, the same mask, and nobody who loads the model knows of it."""
+"""Attention on a CPU: float32 inside, the same mask, and no trace of it in a written model."""
 
 import json
 

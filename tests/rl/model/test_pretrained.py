@@ -1,6 +1,5 @@
 """PretrainedModel: a checked local folder, or one line that says what to do."""
 
-import dataclasses
 import json
 import socket
 import subprocess
@@ -37,10 +36,6 @@ def folder(tmp_path):
     (folder / "tokenizer.json").write_text("{}")
     (folder / "model.safetensors").write_bytes(b"\2" + bytes(7) + b"{}")
     return folder
-
-
-def test_its_fields_are_those_of_the_config_group():
-    assert [field.name for field in dataclasses.fields(PretrainedModel)] == list(KNOBS)
 
 
 def test_a_complete_local_folder_is_used_where_it_lies(folder, tmp_path, monkeypatch):

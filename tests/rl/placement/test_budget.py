@@ -4,15 +4,14 @@ import re
 
 import pytest
 
-from rl.config.schema import ConfigError
+from rl.config.schema import ConfigError, Run
 from rl.model.shape import GIB, Shape, shape
-from rl.placement.budget import memory_of_host, parts_of
+from rl.placement.budget import memory_of_host, process_memory
+from rl.placement.memory import trained_parameters
 from rl.placement.page import plan_page
 from rl.placement.placement import placement
-from rl.placement.settings import settled
-from rl.placement.sized import sized
-from rl.placement.trainer_memory import trained_parameters
-from rl.run.devices import Host
+from rl.runtime.devices import Host
+from rl.supervisor.resolve import placed
 from tests.support.composing import composed
 
 QWEN_4B = {
@@ -32,11 +31,9 @@ def gpus(count: int, gib: int, hosts: int = 1) -> list[Host]:
 
 
 def planned(hosts: list[Host], *overrides: str, sizes: Shape = SIZES):
-    """The configuration that is run, the parts and the page."""
-    config = composed("run_name=x", *overrides)
-    plan = placement(config, hosts)
-    config, page = sized(settled(config, plan), plan, hosts, sizes)
-    return config, parts_of(config, plan, sizes), page
+    """The run, the memory of its processes and the page."""
+    resolved, page = placed(Run.of(composed("run_name=x", *overrides)), hosts).for_model(sizes)
+    return resolved.run, process_memory(resolved.run, resolved.plan, sizes), page
 
 
 @pytest.mark.parametrize(
@@ -59,11 +56,11 @@ def test_a_config_with_other_keys_has_no_sizes_and_one_that_nests_them_has():
 
 
 def test_full_training_takes_eighteen_bytes_a_parameter_and_an_adapter_two():
-    (part,) = [p for p in planned(gpus(8, 800), "trainer.ranks=1")[1] if p.name == "trainer"]
-    states = sum(part.need.device[key] for key in ("weights", "gradients", "optimizer"))
+    (process,) = [p for p in planned(gpus(8, 800), "trainer.ranks=1")[1] if p.name == "trainer"]
+    states = sum(process.need.device[key] for key in ("weights", "gradients", "optimizer"))
     assert states == 18 * SIZES.parameters
-    config, parts, _ = planned(gpus(8, 80), "trainer.ranks=1", "adapter=lora")
-    trained = trained_parameters(config, SIZES)
+    run, parts, _ = planned(gpus(8, 80), "trainer.ranks=1", "adapter=lora")
+    trained = trained_parameters(run, SIZES)
     assert trained == 36 * 8 * (2 * (2560 + 4096) + 2 * (2560 + 1024) + 3 * (2560 + 9728))
     states = sum(parts[-1].need.device[key] for key in ("weights", "gradients", "optimizer"))
     assert states == 2 * SIZES.parameters + 16 * trained
@@ -79,27 +76,28 @@ def test_zero_shares_the_optimizer_among_ranks():
 
 
 def test_a_shared_gpu_leaves_to_vllm_what_the_trainer_does_not_need():
-    config, parts, _ = planned(gpus(1, 80), "adapter=lora", "trainer.tokens_per_micro_batch=4096")
+    run, parts, _ = planned(gpus(1, 80), "adapter=lora", "trainer.tokens_per_micro_batch=4096")
     taken = parts[-1].need.on_device / (80 * GIB)
-    assert config["inference"]["args"]["gpu_memory_utilization"] == round(1 - taken - 0.03, 2)
+    assert run.inference.args["gpu_memory_utilization"] == round(1 - taken - 0.03, 2)
     own, _, _ = planned(gpus(2, 80), "adapter=lora")
-    assert "gpu_memory_utilization" not in own["inference"]["args"]
+    assert own.inference.args == {}
     said, _, _ = planned(
         gpus(1, 80), "adapter=lora", "+inference.args.gpu_memory_utilization=0.3",
         "trainer.tokens_per_micro_batch=4096",
     )  # fmt: skip
-    assert said["inference"]["args"]["gpu_memory_utilization"] == 0.3
+    assert said.inference.args["gpu_memory_utilization"] == 0.3
 
 
 def test_what_does_not_fit_is_refused_with_the_arithmetic_and_a_remedy():
     sentence = (
         r"GPU 0 has 80\.0 GiB for vLLM and trainer, which need [\d.]+: "
         r"vLLM [\d.]+ = weights 7\.5 .*; "
-        r"trainer [\d.]+ = optimizer 45\.0 .* Use adapter=lora or deepspeed=zero3"
+        r"trainer [\d.]+ = optimizer 45\.0 .* Use trainer\.tokens_per_micro_batch=1024$"
     )
     with pytest.raises(ConfigError, match=sentence):
         planned(gpus(1, 80), "trainer.tokens_per_micro_batch=4096")
-    with pytest.raises(ConfigError, match=r"Use trainer\.gradient_checkpointing=true or a lower"):
+    planned(gpus(1, 80), "trainer.tokens_per_micro_batch=1024")  # is not refused
+    with pytest.raises(ConfigError, match=r"Use trainer\.gradient_checkpointing=true$"):
         planned(gpus(1, 24), "adapter=lora", "max_seq_len=8192")
     alone = ("adapter=lora", "trainer.tokens_per_micro_batch=4096")
     with pytest.raises(ConfigError, match=r"GPU 0 has 36\.0 GiB for vLLM and trainer"):
@@ -127,7 +125,7 @@ def cpu(gib: int) -> list[Host]:
               "trainer.tokens_per_micro_batch=256"], "trainer.gradient_checkpointing=true"),
     ],
 )  # fmt: skip
-def test_what_a_refusal_on_a_cpu_names_is_enough(gib, overrides, remedy):
+def test_the_suggested_changes_on_a_cpu_are_enough_and_necessary(gib, overrides, remedy):
     with pytest.raises(ConfigError) as refused:
         planned(cpu(gib), *overrides)
     named = str(refused.value).rpartition(" Use ")[2]
@@ -139,12 +137,12 @@ def test_what_a_refusal_on_a_cpu_names_is_enough(gib, overrides, remedy):
             planned(cpu(gib), *overrides, *rest)
 
 
-def test_where_nothing_is_enough_a_refusal_says_how_little_it_can_be():
-    with pytest.raises(ConfigError, match=r"Even trainer\..*adapter=lora takes 2\d\.\d: use a sm"):
+def test_a_refusal_says_when_all_changes_together_are_not_enough():
+    with pytest.raises(ConfigError, match=r"Even trainer\..*adapter=lora is not enough: use a sm"):
         planned(cpu(8))
 
 
-def test_where_nothing_can_be_changed_a_refusal_names_what_is_left():
+def test_a_refusal_without_possible_changes_suggests_a_smaller_model():
     least = ["adapter=lora", "trainer.gradient_checkpointing=true", "trainer.logprob_chunk=64"]
     least += ["trainer.tokens_per_micro_batch=128", "max_seq_len=128"]
     with pytest.raises(ConfigError, match=r"\. Use a smaller model, a lower max_seq_len"):
@@ -155,10 +153,10 @@ def test_the_cache_on_a_cpu_holds_at_least_one_row():
     host = [Host(cores=2, cpus=2, memory=512 * GIB)]
     lora = ("adapter=lora", "trainer.tokens_per_micro_batch=256", "max_seq_len=16384")
     longer = ("model.max_seq_len=16384", *lora)
-    assert planned(host, *longer)[0]["inference"]["cpu_kv_cache_gib"] == 3
+    assert planned(host, *longer)[0].inference.cpu_kv_cache_gib == 3
     with pytest.raises(ConfigError, match=r"cpu_kv_cache_gib=1, .* take 2\.2 GiB: raise it to 3"):
         planned(host, *longer, "inference.cpu_kv_cache_gib=1")
-    assert planned(host, "trainer.tokens_per_micro_batch=256")[0]["inference"] == {
+    assert planned(host, "trainer.tokens_per_micro_batch=256")[0].inference.plain() == {
         **composed("run_name=x")["inference"],
         "replicas": 1,
         "args": {"enforce_eager": True, "max_num_seqs": 256},
@@ -166,7 +164,7 @@ def test_the_cache_on_a_cpu_holds_at_least_one_row():
     }
 
 
-def test_the_page_fits_eighty_columns_and_says_who_has_what():
+def test_the_page_fits_eighty_columns_and_shows_every_process():
     _, parts, page = planned(
         gpus(8, 80, hosts=2), "adapter=lora", "trainer.ranks=9", "inference.replicas=2",
         "trainer.tokens_per_micro_batch=4096",
@@ -193,7 +191,7 @@ def test_a_plan_that_is_larger_than_the_machine_says_so_and_its_rows_add_up():
 
 def test_the_page_of_a_model_of_unknown_sizes_says_where_things_run():
     host = [Host(cores=4, cpus=8)]
-    page = plan_page(placement(composed("run_name=x"), host), None, host)
+    page = plan_page(placement(Run.of(composed("run_name=x")), host), None, host)
     assert [line.split() for line in page.splitlines()[1:]] == [
         ["vLLM", "3", "threads", "?"],
         ["trainer", "7", "threads", "?"],

@@ -2,29 +2,32 @@
 
 import pytest
 
-from rl.config.schema import ConfigError
+from rl.config.schema import ConfigError, Run
 from rl.placement.placement import Plan, placement
-from rl.run.devices import Host
+from rl.runtime.devices import Host
+from tests.support.composing import composed
 
-POLICY = "rl.sampling.sampler.PolicySampler"
-IMITATOR = "rl.sampling.demonstrations.DemonstrationSampler"
+RUN = Run.of(composed("run_name=x"))
+IMITATOR = {"_target_": "rl.sampling.demonstrations.DemonstrationSampler", "max_staleness": 1}
+KEYS = {
+    "replicas": "inference.replicas",
+    "group": "inference.tensor_parallel_size",
+    "sample": "inference.devices",
+    "ranks": "trainer.ranks",
+    "train": "trainer.devices",
+    "threads": "trainer.num_threads",
+}
 
 
-def plan(*sizes: int, sampler: str = POLICY, batch_size: int = 256, **said) -> Plan:
-    """The plan for hosts with so many GPUs; `replicas`, `group`, `ranks`, `sample`, `train`."""
-    inference = {
-        "_target_": "rl.inference.server.VLLMServer",
-        "replicas": said.get("replicas"),
-        "tensor_parallel_size": said.get("group", 1),
-        "devices": said.get("sample"),
-    }
-    trainer = {"ranks": said.get("ranks"), "devices": said.get("train"), "num_threads": None}
-    config = {"inference": inference, "trainer": trainer, "batch_size": batch_size}
-    hosts = [
-        Host(devices=tuple(said.get("names", "01234567")[:size]), cores=8, cpus=16)
-        for size in sizes
-    ]
-    return placement(config | {"sampler": {"_target_": sampler}}, hosts)
+def changed(settings) -> Run:
+    """A run with these settings, by their short names or by their keys."""
+    return RUN.changed({KEYS.get(name, name): value for name, value in settings.items()})
+
+
+def plan(*sizes: int, names: str = "01234567", **settings) -> Plan:
+    """The plan for hosts with so many GPUs."""
+    hosts = [Host(devices=tuple(names[:size]), cores=8, cpus=16) for size in sizes]
+    return placement(changed(settings), hosts)
 
 
 def drawn(plan: Plan) -> str:
@@ -79,22 +82,22 @@ def test_devices_are_shared_out(sizes, said, expected):
     [
         ((1,), {"ranks": 2}, "trainer.ranks=2, but there is 1 GPU for training.*trainer.ranks=1"),
         ((1,), {"group": 2}, "tensor_parallel_size=2 needs 2 GPUs.*use .*_size=1 trainer.ranks=1"),
-        ((1,), {"replicas": 2}, "replicas=2 .* room for 1 such replica: use .*replicas=1"),
+        ((1,), {"replicas": 2}, "replicas=2 .* enough for 1 such replica: use .*replicas=1"),
         ((2,), {"ranks": 2}, "trainer.ranks=2 leaves none of 2 GPUs to vLLM: use trainer.ranks=1"),
         ((2,), {"group": 2}, "_size=2 leaves none of 2 GPUs to training: use .*_size=1 trainer"),
         ((4,), {"replicas": 4}, "replicas=4 .*leaves none of 4 GPUs to training: use .*replicas=2"),
-        ((4,), {"ranks": 3, "group": 2}, "room for 0 such replicas: use trainer.ranks=2 inf"),
+        ((4,), {"ranks": 3, "group": 2}, "enough for 0 such replicas: use trainer.ranks=2 inf"),
         ((2, 2), {"group": 4}, "needs 4 GPUs, 4 at a time on one host.*use .*parallel_size=2"),
         ((8,), {"ranks": 7, "replicas": 2}, "replicas=2 .* needs 2 GPUs.*but there is 1 GPU for v"),
         ((2,), {"sample": [0, 1]}, "inference.devices names all 2 GPUs .*: name trainer.devices"),
-        ((2,), {"sample": [7]}, r"inference.devices=\[7\], .* no GPU 7 to be seen.*from \[0, 1\]"),
+        ((2,), {"sample": [7]}, r"inference.devices=\[7\], .* no GPU 7 is visible.*from \[0, 1\]"),
         ((2,), {"train": [0, 0]}, r"trainer.devices=\[0, 0\] names a GPU twice"),
         ((2,), {"train": []}, r"trainer.devices=\[\] leaves it no GPU: name some of \[0, 1\]"),
         ((4,), {"train": [0], "ranks": 2}, "trainer.ranks=2, but there is 1 GPU for training"),
-        ((0,), {"train": [0]}, r"trainer.devices=\[0\], but no GPU is to be seen here"),
+        ((0,), {"train": [0]}, r"trainer.devices=\[0\], but no GPU is visible here"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_what_would(sizes, said, sentence):
+def test_a_placement_that_does_not_fit_is_refused_with_one_that_does(sizes, said, sentence):
     with pytest.raises(ConfigError, match=sentence):
         plan(*sizes, **said)
 
@@ -107,7 +110,7 @@ def test_one_gpu_is_shared_and_a_gpu_in_both_lists_too():
     assert not any(plan(4).is_shared(place) for place in plan(4).inference)
 
 
-def test_devices_that_nobody_uses_are_known():
+def test_unused_devices_are_listed():
     assert plan(8, ranks=2, replicas=2).idle == tuple((0, name) for name in "4567")
     assert plan(8).idle == ()
 
@@ -127,16 +130,9 @@ def test_a_replica_sees_its_own_devices_alone():
     assert second.environment() == {"CUDA_VISIBLE_DEVICES": "6,7"}
 
 
-def on_cores(*cores: int, num_threads: int | None = None, **said) -> Plan:
+def on_cores(*cores: int, num_threads: int | None = None, **settings) -> Plan:
     hosts = [Host(cores=n, cpus=2 * n, num_threads=num_threads) for n in cores]
-    node = {"_target_": "rl.inference.server.VLLMServer", "tensor_parallel_size": 1}
-    config = {
-        "inference": node | {"replicas": said.get("replicas"), "devices": None},
-        "trainer": {"ranks": said.get("ranks"), "devices": None, "num_threads": said.get("said")},
-        "sampler": {"_target_": said.get("sampler", POLICY)},
-        "batch_size": 256,
-    }
-    return placement(config, hosts)
+    return placement(changed(settings), hosts)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +144,7 @@ def on_cores(*cores: int, num_threads: int | None = None, **said) -> Plan:
         ((8,), {"ranks": 2, "replicas": 2}, [3, 3], [7, 7]),
         ((2,), {"ranks": 8}, [1], [1] * 8),
         ((8,), {"num_threads": 5}, [5], [15]),
-        ((8,), {"said": 4}, [7], [4]),
+        ((8,), {"threads": 4}, [7], [4]),
         ((8,), {"sampler": IMITATOR}, [], [16]),
     ],
 )
@@ -159,7 +155,7 @@ def test_without_a_gpu_cores_are_shared_out(cores, said, inference, ranks):
     assert "CUDA_VISIBLE_DEVICES" not in made.ranks[0].environment()
 
 
-def test_without_a_gpu_parts_lie_on_different_hosts_where_there_are_several():
+def test_without_gpus_processes_are_spread_over_several_hosts():
     made = on_cores(4, 4, 4, ranks=2, replicas=3)
     assert [place.host for place in made.inference] == [2, 1, 0]
     assert [(place.host, place.local_rank) for place in made.ranks] == [(0, 0), (1, 0)]

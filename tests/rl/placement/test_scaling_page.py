@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from rl.config.schema import Run
 from rl.placement.placement import placement
-from rl.run.devices import Host
+from rl.runtime.devices import Host
 from tests.support.composing import composed
 
 PAGE = (Path(__file__).parents[3] / "docs" / "scaling.md").read_text()
@@ -20,7 +21,7 @@ def test_a_placement_is_what_the_page_says(row):
     names = tuple(map(str, range(int(gpus))))
     machines = [Host(devices=names, cores=16, cpus=32)] * int(hosts)
     overrides = [word for word in command.strip(" `").split() if not word.startswith("cluster=")]
-    plan = placement(composed("run_name=x", *overrides), machines)
+    plan = placement(Run.of(composed("run_name=x", *overrides)), machines)
     assert (len(plan.ranks), len(plan.inference)) == (int(ranks), int(replicas))
     assert {len(place.devices) for place in plan.inference} == {int(group)}
 

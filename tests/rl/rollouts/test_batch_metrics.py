@@ -7,14 +7,14 @@ import pytest
 
 from envs.episode import Example, StopReason
 from rl.evaluation.summary import Played, summarise
-from rl.records import Credit, Group, Rollout, Sequence
+from rl.records import Credit, Group, Rollout, TrainingRow
 from rl.rollouts.batch_metrics import batch_metrics
 
 
-def row(versions: list[int]) -> Sequence:
+def row(versions: list[int]) -> TrainingRow:
     values = np.array([-1, *versions], np.int32)
     logprobs = np.zeros(len(values), np.float32)
-    return Sequence(values, values >= 0, logprobs, values, values.clip(max=0))
+    return TrainingRow(values, values >= 0, logprobs, values, values.clip(max=0))
 
 
 def rollout(reward, versions=((3,),), stop=StopReason.STOP, turns=1, seconds=0.0, **rewards):
@@ -98,3 +98,9 @@ def test_a_batch_and_an_evaluation_of_the_same_rollouts_say_the_same():
     for name in shared:
         assert evaluated[name] == pytest.approx(batch[name.replace("eval/", "rollout/")]), name
     assert batch["rollout/zero_spread"] == 0.5
+
+
+def test_tokens_of_version_0_have_a_staleness_like_any_other():
+    metrics = batch_metrics([group(rollout(1.0, [[0, 1]]))], step=2)
+    assert metrics["staleness/max"] == 2
+    assert metrics["staleness/mean"] == 1.5

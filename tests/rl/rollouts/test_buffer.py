@@ -6,7 +6,8 @@ import pytest
 
 from envs.episode import Example, StopReason
 from rl.records import Credit, Group, Rollout
-from rl.rollouts.buffer import DifficultyBuffer, FifoBuffer
+from rl.rollouts.buffer import FifoBuffer
+from rl.rollouts.difficulty_buffer import DifficultyBuffer
 from tests.support.world import ROW
 
 
@@ -81,7 +82,7 @@ def test_a_group_with_nothing_to_score_is_rejected_by_reason():
 @pytest.mark.parametrize("buffer", [FifoBuffer(), difficulty_buffer(min_spread=0.0)])
 def test_a_group_without_a_token_to_train_on_is_rejected_by_reason(buffer):
     whole = group(0, 0)
-    empty = tuple(replace(rollout, sequences=()) for rollout in whole.rollouts)
+    empty = tuple(replace(rollout, rows=()) for rollout in whole.rollouts)
 
     assert not buffer.add(replace(whole, rollouts=empty))
     assert buffer.add(replace(whole, rollouts=(whole.rollouts[0], empty[1])))

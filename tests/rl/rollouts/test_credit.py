@@ -16,14 +16,13 @@ from envs.episode import Example, StopReason
 from losses.advantages import group_mean, group_zscore
 from losses.aggregation import constant_length, prompt_mean, sequence_mean, token_mean
 from rl.inference.client import RequestTally
-from rl.records import Credit, Group, Rollout, Sequence
+from rl.records import Credit, Group, Rollout, TrainingRow
 from rl.rollouts import truncation
 from rl.rollouts.credit import Crediting, RewardShaping
-from rl.rollouts.plan import plan, rewards_of, weigh
+from rl.rollouts.plan import batch_rewards, plan, weighted_rows
 from rl.rollouts.service import RolloutService
-from rl.rollouts.truncation import Standing
-from rl.run.folder import RunFolder
-from tests.support.composing import chosen
+from rl.runtime.folder import RunFolder
+from tests.support.composing import chosen, learned
 
 zscore = partial(group_zscore, epsilon=0.0)
 soft = partial(truncation.penalty, limit=10, start=0.5, weight=2.0)
@@ -40,11 +39,11 @@ def weights_of(weights):
     return lambda example: weights
 
 
-def row(length: int, prompt: int = 1, turn: int = 0) -> Sequence:
+def row(length: int, prompt: int = 1, turn: int = 0) -> TrainingRow:
     versions = np.array([-1] * prompt + [0] * length, np.int32)
     logprobs = np.zeros(len(versions), np.float32)
     turns = np.where(versions >= 0, turn, -1).astype(np.int32)
-    return Sequence(versions + 2, versions >= 0, logprobs, versions, turns)
+    return TrainingRow(versions + 2, versions >= 0, logprobs, versions, turns)
 
 
 def rollout(reward, stop=StopReason.STOP, lengths=(1,), **rewards: float) -> Rollout:
@@ -61,14 +60,15 @@ def group(index: int, rollouts, credits) -> Group:
 @pytest.mark.parametrize(
     ("mode", "cut_off"),
     [
-        ("keep", lambda reward: Standing(reward, trains=True)),
-        ("mask", lambda reward: Standing(reward, trains=False)),
-        ("zero_reward", lambda reward: Standing(None if reward is None else 0.0, trains=True)),
-        ("drop", lambda reward: Standing(None, trains=False)),
+        ("keep", lambda reward: Credit(reward, trains=True)),
+        ("mask", lambda reward: Credit(reward, trains=False)),
+        ("zero_reward", lambda reward: Credit(None if reward is None else 0.0, trains=True)),
+        ("mask_zero", lambda reward: Credit(None if reward is None else 0.0, trains=False)),
+        ("drop", lambda reward: Credit(None, trains=False)),
     ],
 )
-def test_truncation_acts_on_the_two_stop_reasons_in_mid_sentence(mode, cut_off, reward, stop):
-    expected = cut_off(reward) if stop in CUT else Standing(reward, trains=True)
+def test_truncation_changes_only_rollouts_that_a_token_limit_cut_off(mode, cut_off, reward, stop):
+    expected = cut_off(reward) if stop in CUT else Credit(reward, trains=True)
     assert getattr(truncation, mode)(rollout(reward, stop)) == expected
 
 
@@ -89,14 +89,14 @@ def test_the_soft_limit_goes_by_length_alone(lengths, reward, stop):
     found = soft(rollout(0.75, stop, lengths))
     assert found.reward == pytest.approx(reward, abs=1e-12)
     assert found.trains
-    assert soft(rollout(None, stop, lengths)) == Standing(None)
+    assert soft(rollout(None, stop, lengths)) == Credit(None)
 
 
 def test_each_turn_of_one_row_has_the_limit_for_itself():
     turns = np.array([-1] + [0] * 4 + [-1] * 2 + [1] * 6 + [-1, 2], np.int32)  # 4, 6 and 1 tokens
     numbers = np.zeros(len(turns), np.int32)
-    one = Sequence(numbers, turns >= 0, numbers.astype(np.float32), numbers, turns)
-    played = replace(rollout(0.75), sequences=(one,))
+    one = TrainingRow(numbers, turns >= 0, numbers.astype(np.float32), numbers, turns)
+    played = replace(rollout(0.75), rows=(one,))
     assert played.turn_lengths == [4, 6, 1]
     assert soft(played).reward == pytest.approx(0.75 - 2 * 0.2)
 
@@ -227,22 +227,23 @@ GROUPS = [
     ids=["token_mean", "sequence_mean", "constant_length", "prompt_mean"],
 )
 def test_what_does_not_train_has_no_row_and_leaves_the_denominators(aggregation, weights):
-    rows = weigh(GROUPS, aggregation)
-    assert [r.row.num_completion for r in rows] == [2, 4, 5]
+    rows = weighted_rows(GROUPS, aggregation)
+    assert [r.num_completion for r in rows] == [2, 4, 5]
     assert [r.rollout_id for r in rows] == [0, 2, 3]
-    assert [r.advantages for r in rows] == [0.5, 7.0, 0.0]
-    assert [r.token_weights for r in rows] == pytest.approx(weights, rel=1e-12)
+    assert [set(r.advantages[r.completion_mask]) for r in rows] == [{0.5}, {7.0}, {0.0}]
+    found = [set(r.token_weights[r.completion_mask]) for r in rows]
+    assert found == [{np.float32(weight)} for weight in weights]
 
 
 def test_a_batch_in_which_nothing_trains_is_a_step_without_tokens():
-    rows = weigh(GROUPS[2:], token_mean)
+    rows = weighted_rows(GROUPS[2:], token_mean)
     assert rows == []
     (share,) = plan(rows, step=0, ranks=1, tokens_per_micro_batch=9, metrics={})
     assert not any(micro.completion_mask.any() for micro in share.micro_batches)
 
 
 def test_the_trainer_gets_what_advantages_were_made_from_and_which_are_compared():
-    told = rewards_of(GROUPS)
+    told = batch_rewards(GROUPS)
     np.testing.assert_array_equal(
         told["rewards"], np.array([1, 0, 1.5, np.nan, np.nan], np.float32)
     )
@@ -252,13 +253,18 @@ def test_the_trainer_gets_what_advantages_were_made_from_and_which_are_compared(
 
 def test_the_rollouts_file_says_what_became_of_the_reward_and_whether_it_trained(tmp_path):
     run = SimpleNamespace(
-        aggregation=chosen("aggregation", "token_mean"), record=chosen("record", "none")
+        aggregation=chosen("aggregation", "token_mean"),
+        record=chosen("record", "none"),
+        learned=learned(),
     )
     dispatcher = SimpleNamespace(on_rejected=None)
     service = RolloutService(run, RunFolder(tmp_path), dispatcher, None, RequestTally())
     dispatcher.on_rejected(GROUPS[0])
     service._write(3, GROUPS[:2])
+    service._write(4, [])
+    assert RunFolder(tmp_path).rollouts_of(4).read_text() == ""  # each rejected group once
     lines = RunFolder(tmp_path).rollouts_of(3).read_text().splitlines()
+    assert {tuple(json.loads(line)["versions"]) for line in lines} == {(0,)}
     keys = ("group", "reward", "shaped_reward", "advantage", "tokens", "used")
     assert [tuple(json.loads(line)[key] for key in keys) for line in lines] == [
         (0, 1.0, 1.0, 0.5, 2, True),

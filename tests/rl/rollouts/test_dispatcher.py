@@ -12,14 +12,15 @@ import pytest
 from envs.episode import Example, StopReason
 from envs.protocol import Pool
 from rl.records import Rollout
-from rl.rollouts.buffer import DifficultyBuffer
+from rl.rollouts.difficulty_buffer import DifficultyBuffer
 from rl.rollouts.difficulty_order import DifficultyOrder
-from rl.rollouts.dispatcher import DispatcherState, RolloutsFailed
+from rl.rollouts.dispatcher import DispatcherState
 from rl.rollouts.example_order import ExampleOrder, ShuffledOrder
+from rl.rollouts.prospects import RolloutsFailed
 from rl.wire import NoMoreBatches
-from tests.support.orders import begun, shuffled
+from tests.support.orders import begun
 from tests.support.virtual_time import run_virtually
-from tests.support.world import EXAMPLES, GROUPS_PER_STEP, ROW, World
+from tests.support.world import GROUPS_PER_STEP, ROW, World
 
 
 @pytest.mark.parametrize("rejects", [0.0, 0.3])
@@ -124,34 +125,15 @@ def test_a_resumed_run_loses_no_example_and_trains_none_twice(seed, max_stalenes
         assert sorted(done) == sorted([*whole.trained, *whole.rejected])
 
 
-def test_what_was_interrupted_comes_first():
-    state = DispatcherState(next_index=9, pending=[4, 7])
-    world = World(0, 1, step=2, state=state)
-    again = world.dispatcher.checkpoint()  # interrupted again before it did anything
-    assert (again.next_index, again.pending) == (9, [4, 7])
-
-    assert list(world.run(3).started)[:3] == [4, 7, 9]
-
-
-def test_what_was_interrupted_plays_what_it_played_whatever_the_order_would_give_now():
+def test_interrupted_groups_come_first_at_their_old_places_whatever_the_order_gives_now():
     state = DispatcherState(next_index=9, pending=[4, 7], places=[(0, 8), (0, 3)])
     world = World(0, 1, step=2, state=msgspec.convert(asdict(state), DispatcherState))
     again = world.dispatcher.checkpoint()
-    assert (again.pending, again.places) == ([4, 7], [(0, 8), (0, 3)])
+    assert (again.next_index, again.pending, again.places) == (9, [4, 7], [(0, 8), (0, 3)])
 
-    world.run(3)
+    assert list(world.run(3).started)[:3] == [4, 7, 9]
     played = {group.index: group.example.id for batch in world.batches.values() for group in batch}
     assert (played[4], played[7]) == (8, 3)
-
-
-def test_a_checkpoint_of_before_orders_had_state_goes_on_as_shuffled():
-    old = {"next_index": 9, "pending": [4, 7], "extremes": [], "buffer": {}}
-    world = World(3, 1, step=2, state=msgspec.convert(old, DispatcherState)).run(3)
-
-    order = shuffled([Pool(1.0, EXAMPLES)], 3)
-    expected = {index: order.next(index)[1] for index in range(100)}
-    for batch in world.batches.values():
-        assert {group.index: group.example.id for group in batch}.items() <= expected.items()
 
 
 class Remembering(ExampleOrder):
@@ -362,7 +344,7 @@ def test_a_task_whose_groups_are_all_as_good_as_can_be_is_solved_and_not_a_failu
 def test_rewards_that_never_differed_prove_nothing_solved_unless_an_earlier_run_saw_others():
     for seen, solved in (([], False), ([0.0, 1.0], True), ([0.0, 2.0], False)):
         world = picky(graded(lambda index: (1.0, 1.0)))
-        world.dispatcher._reward_ranges = {"scripted": seen} if seen else {}
+        world.dispatcher._prospects.reward_ranges = {"scripted": seen} if seen else {}
         with pytest.raises(NoMoreBatches) as end:
             world.run(1)
         assert end.value.solved == solved

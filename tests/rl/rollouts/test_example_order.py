@@ -93,7 +93,7 @@ def test_a_resumed_order_goes_on_where_it_was(make, cut):
 def test_a_place_that_is_not_there_is_refused_with_the_sizes_of_the_pools(make):
     order = make(pools(3, 2))
     for place in ((0, 3), (1, 2), (2, 0), (0, -1), (-1, 0)):
-        with pytest.raises(ValueError, match=r"the pools hold \[3, 2\]: a resumed run needs the"):
+        with pytest.raises(ValueError, match=r"the pools have \[3, 2\] examples: a resumed run"):
             order.example(place)
 
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from envs.episode import Example, StopReason
 from losses.aggregation import constant_length, prompt_mean, sequence_mean, token_mean
-from rl.records import Credit, Group, Rollout, Sequence
-from rl.rollouts.plan import WeightedRow, plan, weigh
+from rl.records import Credit, Group, Rollout, TrainingRow, columns_of
+from rl.rollouts.plan import WeightedRow, plan, weighted_row, weighted_rows
 
 BUDGET = 32
 NEVER = 1000
@@ -20,11 +20,11 @@ idle = st.sampled_from([1, 2, 3, NEVER])
 splits = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 
 
-def row(number: int, length: int, prompt: int = 1) -> Sequence:
+def row(number: int, length: int, prompt: int = 1) -> TrainingRow:
     """A row that can be recognised: its first token is its number, the others are not zero."""
     versions = np.full(length, number % 3, np.int32)
     versions[:prompt] = -1
-    return Sequence(
+    return TrainingRow(
         token_ids=np.array([number + 1, *range(100, 99 + length)], np.int32),
         completion_mask=versions >= 0,
         rollout_logprobs=np.where(versions >= 0, -0.5 - np.arange(length), 0).astype(np.float32),
@@ -36,7 +36,12 @@ def row(number: int, length: int, prompt: int = 1) -> Sequence:
 def weighted(lengths: list[int], idle: int = NEVER) -> list[WeightedRow]:
     """Rows of which every `idle`-th has no advantage."""
     return [
-        WeightedRow(row(i, n), 0.0 if i % idle == idle - 1 else i + 0.25, 1 / (i + 1), i)
+        weighted_row(
+            row(i, n),
+            (0.0 if i % idle == idle - 1 else i + 0.25,),
+            (1 / (i + 1),),
+            rollout_id=i,
+        )
         for i, n in enumerate(lengths)
     ]
 
@@ -66,14 +71,9 @@ def test_every_row_is_in_exactly_one_micro_batch_of_one_rank_unchanged(lengths, 
             assert first not in found
             found[first] = True
             original = weighted(lengths, idle)[first]
-            n = original.length
-            assert micro.token_ids[i, :n].tolist() == original.row.token_ids.tolist()
-            assert micro.completion_mask[i, :n].tolist() == original.row.completion_mask.tolist()
-            assert micro.rollout_logprobs[i, :n].tolist() == original.row.rollout_logprobs.tolist()
-            assert micro.token_versions[i, :n].tolist() == original.row.token_versions.tolist()
-            assert micro.turns[i, :n].tolist() == original.row.turns.tolist()
-            assert set(micro.advantages[i, :n]) == {np.float32(original.advantages)}
-            assert set(micro.token_weights[i, :n]) == {np.float32(original.token_weights)}
+            for name in columns_of(WeightedRow):
+                values = getattr(micro, name)[i, : original.length]
+                assert values.tolist() == getattr(original, name).tolist(), name
     assert len(found) == len(lengths)
 
 
@@ -83,9 +83,8 @@ def test_padding_is_on_the_right_and_counts_nothing(lengths, ranks, idle):
     for micro in (m for batch in planned(lengths, ranks, idle) for m in batch.micro_batches):
         padding = micro.token_ids == 0
         assert (np.diff(padding.astype(int), axis=1) >= 0).all()
-        assert not micro.completion_mask[padding].any()
-        assert not micro.rollout_logprobs[padding].any()
-        assert (micro.token_versions[padding] == -1).all()
+        for name, column in columns_of(WeightedRow).items():
+            assert (getattr(micro, name)[padding] == column.fill).all(), name
         assert padding[:, -1].sum() < len(padding) or padding.all()
 
 
@@ -185,12 +184,12 @@ def test_token_weights_are_those_of_the_aggregation_over_the_whole_batch(groups,
         credits = tuple(Credit(0.0, (10.0 * g + i,)) for i in range(len(rollouts)))
         made.append(Group(g, Example(0, "e", []), 0, tuple(rollouts), credits))
 
-    rows = weigh(made, how)
+    rows = weighted_rows(made, how)
     batches = plan(rows, step=0, ranks=ranks, tokens_per_micro_batch=BUDGET, metrics={})
 
     weights = how([n for n, _ in units], [g for _, g in units])
     got = {
-        int(micro.token_ids[i, 0]) - 1: (weight[1], micro.advantages[i, 1] // 10)
+        int(micro.token_ids[i, 0]) - 1: (weight[2], micro.advantages[i, 2] // 10)
         for batch in batches
         for micro in batch.micro_batches
         for i, weight in enumerate(micro.token_weights)
@@ -219,5 +218,6 @@ def test_an_episode_counts_the_same_in_however_many_rows_it_came(how, forked, wh
         for rows in FORKED
     ]  # fmt: skip
     credits = (Credit(0.0, (1.0,)), Credit(0.0, (-1.0,)))
-    rows = weigh([Group(0, Example(0, "e", []), 0, tuple(rollouts), credits)], how)
-    assert [r.token_weights for r in rows] == pytest.approx([forked] * 6 + [whole], rel=1e-12)
+    rows = weighted_rows([Group(0, Example(0, "e", []), 0, tuple(rollouts), credits)], how)
+    expected = [np.float32(forked)] * 6 + [np.float32(whole)]
+    assert [r.token_weights[-1] for r in rows] == expected

@@ -11,22 +11,22 @@ import pytest
 from envs.episode import Example, StopReason
 from envs.messages import assistant
 from rl.inference.client import RequestTally
-from rl.records import Credit, Group, RankBatch, Rollout, Sequence
+from rl.records import Credit, Group, RankBatch, Rollout, TrainingRow
 from rl.rollouts.service import RolloutService
-from rl.run.endpoint import Endpoint
-from rl.run.failure import RunFailed, first_failure
-from rl.run.folder import RunFolder
-from rl.run.status import Status
+from rl.runtime.endpoint import Endpoint
+from rl.runtime.failure import RunFailed, first_failure
+from rl.runtime.folder import RunFolder
+from rl.runtime.status import Status
 from rl.trainer.rollouts_link import RolloutsLink
 from rl.wire import HEADER, Answer, Call, NoMoreBatches, pack, unpack
-from tests.support.composing import chosen
+from tests.support.composing import chosen, learned
 
 TOKEN_MEAN = {"_target_": "losses.aggregation.token_mean"}
 
 
 def group(*rewards: float) -> Group:
     """A group of rollouts of two tokens."""
-    row = Sequence(
+    row = TrainingRow(
         np.array([1, 2], np.int32),
         np.array([False, True]),
         np.zeros(2, np.float32),
@@ -63,7 +63,8 @@ def service(folder, groups, aggregation=TOKEN_MEAN, tally=None, record="none") -
     run = SimpleNamespace(
         aggregation=aggregation,
         record=chosen("record", record),
-        trainer={"ranks": 2, "tokens_per_micro_batch": 64, "wait_timeout": 5.0},
+        learned=learned(),
+        trainer=SimpleNamespace(ranks=2, tokens_per_micro_batch=64, wait_timeout=5.0),
     )
     run_folder = RunFolder(folder)
     dispatcher = Dispatcher(groups)

@@ -13,14 +13,14 @@ from envs.episode import Example, StopReason
 from losses.advantages import group_mean, none, turn_group_mean
 from losses.aggregation import token_mean, turn_mean
 from rl.learner.objective import Batch
-from rl.records import Group, Rollout, Sequence
+from rl.records import Group, Rollout, TrainingRow
 from rl.rollouts import truncation
 from rl.rollouts.batch_metrics import batch_metrics
 from rl.rollouts.credit import Crediting, RewardShaping
-from rl.rollouts.plan import plan_batch, rewards_of, weigh
+from rl.rollouts.plan import batch_rewards, plan_batch, weighted_rows
 from rl.rollouts.service import trained_line
-from rl.run.failure import RunFailed
-from rl.run.json_lines import json_line
+from rl.runtime.failure import RunFailed
+from rl.runtime.files import json_line
 
 EXAMPLE = Example(0, "e", [])
 SUMMED = RewardShaping(normalise_each=False, length_penalty=0.0)
@@ -33,7 +33,7 @@ def row(*turns):
     """A row whose tokens are of these turns; -1: somebody else's."""
     numbers = np.array(turns, np.int32)
     logprobs = np.zeros(len(numbers), np.float32)
-    return Sequence(numbers + 10, numbers >= 0, logprobs, numbers.clip(max=0), numbers)
+    return TrainingRow(numbers + 10, numbers >= 0, logprobs, numbers.clip(max=0), numbers)
 
 
 def rollout(steps, final, *rows, stop=StopReason.STOP):
@@ -123,15 +123,15 @@ PAIR = Group(0, EXAMPLE, 0, (FORKED, SHORT), credit([FORKED, SHORT]))
 
 
 def by_token(rows, field):
-    return [[float(v) for v in np.broadcast_to(getattr(r, field), r.length)] for r in rows]
+    return [getattr(r, field).tolist() for r in rows]
 
 
 def test_each_token_gets_its_turns_number_through_rows_and_forks():
     made = credit([FORKED, SHORT], lambda _: [[5.0, 6.0, 7.0], [8.0]])
-    rows = weigh([Group(0, EXAMPLE, 0, (FORKED, SHORT), made)], token_mean)
+    rows = weighted_rows([Group(0, EXAMPLE, 0, (FORKED, SHORT), made)], token_mean)
     assert by_token(rows, "advantages") == [[0, 5, 5, 0, 6], [0, 0, 7, 7, 7], [8, 8, 8]]
     assert [r.first_position for r in rows] == [0, 3, 0]
-    weights = by_token(weigh([PAIR], turn_mean, per_turn=True), "token_weights")
+    weights = by_token(weighted_rows([PAIR], turn_mean, per_turn=True), "token_weights")
     # Four turns, of 2, 1, 3 and 1 tokens.
     expected = [[0, 1 / 8, 1 / 8, 0, 1 / 4], [0, 0, 1 / 12, 1 / 12, 1 / 12], [1 / 4] * 3]
     assert weights == [pytest.approx(values) for values in expected]
@@ -160,7 +160,7 @@ def test_what_a_token_is_does_not_depend_on_the_split(ranks, budget):
         *((0, 0, 0, 5.0), (0, 1, 0, 5.0), (0, 2, 1, 6.0)),
         *((0, 3, 2, 7.0), (0, 4, 2, 7.0), (0, 5, 2, 7.0), (1, 0, 0, 8.0)),
     }
-    told = rewards_of([Group(0, EXAMPLE, 0, (FORKED, SHORT), made)])
+    told = batch_rewards([Group(0, EXAMPLE, 0, (FORKED, SHORT), made)])
     np.testing.assert_array_equal(told["turn_rewards"], [[2, 0, 0], [0, np.nan, np.nan]])
     assert told["lengths"].tolist() == [6, 1]
 

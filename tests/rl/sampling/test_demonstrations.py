@@ -41,7 +41,7 @@ def test_the_mask_covers_the_answer_and_its_end_behind_the_prompt_of_a_rollout(r
     group = SAMPLER.group(ENV, renderer, Random(5), 8, 256)
     assert len({rollout.messages[0]["content"] for rollout in group}) == 8  # all fresh
     for rollout in group:
-        (row,) = rollout.sequences
+        (row,) = rollout.rows
         prompt = renderer.render_ids(rollout.messages[:1], add_generation_prompt=True)
         assert row.token_ids[: len(prompt)].tolist() == prompt
         assert not row.completion_mask[: len(prompt)].any()
@@ -55,7 +55,7 @@ def test_a_group_is_worth_one_everywhere_and_no_policy_sampled_it(renderer):
     assert len(group) == 4
     for rollout in group:
         assert (rollout.reward, rollout.turns, rollout.stop_reason) == (1.0, 1, StopReason.STOP)
-        (row,) = rollout.sequences
+        (row,) = rollout.rows
         np.testing.assert_array_equal(row.token_versions, np.full(len(row.token_ids), -1))
         np.testing.assert_array_equal(row.rollout_logprobs, np.zeros(len(row.token_ids)))
         dtypes = (row.token_ids.dtype, row.completion_mask.dtype, row.rollout_logprobs.dtype)

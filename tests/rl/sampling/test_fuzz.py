@@ -11,12 +11,14 @@ from envs.maths.grading import final_answer, marked_answer, normalised, number
 from envs.protocol import Environment
 from envs.rewards import contains, exact_match, matches, number_match, token_f1
 from envs.tools import ToolError
-from rl.evaluation.page import page
+from lab.viewer.export import write_page
+from lab.viewer.index import RunIndex
 from rl.evaluation.play import write_rollouts
-from rl.evaluation.summary import Played, summarise
+from rl.evaluation.summary import Played
 from rl.inference.live_version import LiveVersion
 from rl.records import Credit, Group, Rollout
 from rl.rollouts.service import trained_line
+from rl.runtime.folder import RunFolder
 from rl.sampling.player import Player
 from rl.sampling.renderer_chat import RendererChat
 from tests.support.fuzz import FuzzedClient, large_texts, texts, tokens
@@ -95,10 +97,13 @@ def assert_written(rollouts: tuple[Rollout, ...], folder: Path) -> None:
         line = trained_line(group, rollout, credit, used=True)
         json.loads(json.dumps(line), parse_constant=refuse)
         json.dumps(line, ensure_ascii=False).encode()
-    one = [Played(EXAMPLE, rollouts)]
-    write_rollouts(folder / "rollouts.jsonl", one)
-    text = page("fuzz", one, summarise(one, 1.0), {})
-    (folder / "page.html").write_text(text, encoding="utf-8")
+    examples = range(0, len(rollouts), 100)
+    played = [Played(replace(EXAMPLE, id=i), rollouts[i : i + 100]) for i in examples]
+    write_rollouts(folder / "rollouts.jsonl", played)
+    index = RunIndex(RunFolder(folder))
+    index.refresh()
+    assert (len(index.rows), index.broken) == (len(rollouts), [])
+    write_page(RunFolder(folder), folder / "page.html", "fuzz")
 
 
 def test_ten_thousand_odd_completions_end_no_run_and_blame_nobody(tmp_path):

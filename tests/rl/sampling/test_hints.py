@@ -12,7 +12,7 @@ from losses.aggregation import token_mean
 from rl.inference.live_version import LiveVersion
 from rl.records import Credit, Group, MicroBatch, Rollout
 from rl.rollouts.__main__ import _hinted
-from rl.rollouts.plan import plan, weigh
+from rl.rollouts.plan import plan, weighted_rows
 from rl.sampling.hints import require_hints
 from rl.sampling.player import Player
 from rl.sampling.renderer_chat import RendererChat, render
@@ -60,7 +60,7 @@ def micro_batch(*rollouts: Rollout, envs: tuple[str, ...] = ("scripted",)) -> Mi
         Group(i, replace(EXAMPLE, env=env), 0, (rollout,), (Credit(1.0, (1.0,)),))
         for i, (rollout, env) in enumerate(zip(rollouts, envs, strict=True))
     ]
-    rows = weigh(groups, token_mean)
+    rows = weighted_rows(groups, token_mean)
     (share,) = plan(rows, step=0, ranks=1, tokens_per_micro_batch=10_000, metrics={})
     (micro,) = share.micro_batches
     return micro
@@ -70,7 +70,7 @@ def test_the_rollouts_of_a_group_share_one_hinted_prompt_that_is_rendered_once()
     rollouts, opened = played(ScriptedEnv(), "good", "bad", group_size=2)
     assert opened == [list(HI), list(HINTED)]
     for rollout in rollouts:
-        (row,) = rollout.sequences
+        (row,) = rollout.rows
         assert row.hinted_prompt is not None
         assert row.hinted_prompt.tolist() == rendered(*HINTED)
         assert row.hinted_prompt.dtype == np.int32
@@ -81,7 +81,7 @@ def test_later_turns_and_replies_follow_the_hint_exactly_as_the_policy_had_them(
     ((rollout,), opened) = played(ScriptedEnv(("more", "again"), 5), "one", "two", "good")
     micro = micro_batch(rollout)
     assert len(opened) == 2
-    (row,) = rollout.sequences
+    (row,) = rollout.rows
     after = row.token_ids.tolist()[len(rendered(*HI)) :]
     assert micro.hinted_token_ids is not None
     assert micro.hinted_mask is not None
@@ -103,7 +103,7 @@ class Rewriting(ScriptedEnv):
 def test_a_fork_gets_the_hint_into_the_conversation_that_it_begins_with():
     thought = "<think>\nhm\n</think>\n\nyes"  # which the format drops from history
     ((rollout,), _) = played(Rewriting(max_turns=3), thought, "good")
-    first, second = rollout.sequences
+    first, second = rollout.rows
     assert first.hinted_prompt is not None
     assert second.hinted_prompt is not None
     assert first.hinted_prompt.tolist() == rendered(*HINTED)
@@ -130,7 +130,7 @@ class Holding(ScriptedEnv):
 
 def test_an_environment_that_holds_the_conversation_is_hinted_too():
     ((rollout,), _) = played(Holding(), "one", "good")
-    (row,) = rollout.sequences
+    (row,) = rollout.rows
     assert row.hinted_prompt is not None
     assert row.hinted_prompt.tolist() == rendered(*HINTED)
 
@@ -144,7 +144,7 @@ class Whispering(ScriptedEnv):
 
 def test_an_environment_may_say_itself_what_the_teacher_sees():
     ((rollout,), _) = played(Whispering(), "good")
-    (row,) = rollout.sequences
+    (row,) = rollout.rows
     assert row.hinted_prompt is not None
     system = {"role": "system", "content": "It is 3."}
     assert row.hinted_prompt.tolist() == rendered(system, *HI)
@@ -153,7 +153,7 @@ def test_an_environment_may_say_itself_what_the_teacher_sees():
 def test_where_no_reference_sees_hints_nothing_is_rendered_or_sent():
     ((rollout,), opened) = played(ScriptedEnv(), "good", hinted=False)
     assert opened == [list(HI)]
-    assert rollout.sequences[0].hinted_prompt is None
+    assert rollout.rows[0].hinted_prompt is None
     micro = micro_batch(rollout)
     assert micro.hinted_token_ids is None
     assert micro.hinted_mask is None
@@ -168,8 +168,8 @@ def test_beside_hinted_rows_the_others_keep_their_own_prompt():
     assert micro.envs == ("maths", "words")  # the longest first
     assert micro.hinted_token_ids is not None
     assert micro.hinted_mask is not None
-    length = plain.sequences[0].token_ids.size
-    assert micro.hinted_token_ids[0, :length].tolist() == plain.sequences[0].token_ids.tolist()
+    length = plain.rows[0].token_ids.size
+    assert micro.hinted_token_ids[0, :length].tolist() == plain.rows[0].token_ids.tolist()
     chosen = micro.token_ids[micro.completion_mask]
     assert micro.hinted_token_ids[micro.hinted_mask].tolist() == chosen.tolist()
 

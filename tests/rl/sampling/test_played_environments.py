@@ -105,7 +105,7 @@ def test_the_expert_of_alphabet_sort_plays_a_whole_episode():
     (rollout,) = run_virtually(player(env, client).play_group(0, example, 1))
     assert (rollout.reward, rollout.turns, rollout.stop_reason) == (2.0, 3, StopReason.STOP)
     assert rollout.messages == shown
-    assert len(rollout.sequences) == 1
+    assert len(rollout.rows) == 1
 
 
 async def test_a_judge_that_is_away_costs_the_rollout_and_says_so(tmp_path):
@@ -139,7 +139,7 @@ async def test_a_judge_that_is_away_costs_the_rollout_and_says_so(tmp_path):
             "Composed.score raised PartFailed: the reward right: JudgeError: the judge at "
             "http://127.0.0.1:9/v1/chat/completions did not answer (ConnectError"
         )
-        assert "2 times in a row: is it up?" in rollout.error
+        assert "2 times in a row: is it running?" in rollout.error
 
 
 @pytest.mark.parametrize("index", range(4))
@@ -159,7 +159,7 @@ def test_a_demonstration_is_shown_with_the_tools_of_its_own_environment(index):
     example = examples(shuffled(env.pools("train"), 0), 4)[index]
     (rollout,) = run_virtually(imitated(env, example))
     assert rollout.messages[0]["content"] == example.env
-    text = bytes(int(t) for t in rollout.sequences[0].token_ids if t < 256).decode()
+    text = bytes(int(t) for t in rollout.rows[0].token_ids if t < 256).decode()
     assert ("Find." in text) is (example.env == "two")
 
 

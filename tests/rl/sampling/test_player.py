@@ -30,7 +30,7 @@ def test_a_single_turn_group_shares_one_request():
     assert [rollout.reward for rollout in rollouts] == [2.0, 0.0, 2.0]
     assert [rollout.stop_reason for rollout in rollouts] == [StopReason.STOP] * 3
     for rollout, said in zip(rollouts, ["good", "bad", "good"], strict=True):
-        (row,) = rollout.sequences
+        (row,) = rollout.rows
         assert row.token_ids.tolist() == [*prompt, *said.encode(), IM_END]
         assert row.token_ids[row.completion_mask].tolist() == [*said.encode(), IM_END]
         assert row.rollout_logprobs[-1] == -IM_END / 8
@@ -58,7 +58,7 @@ def test_a_multi_turn_rollout_is_one_row_with_exactly_the_sampled_tokens():
 
     (rollout,) = play(ScriptedEnv(("more", "again"), max_turns=5), client)
 
-    (row,) = rollout.sequences
+    (row,) = rollout.rows
     assert (rollout.turns, rollout.stop_reason, rollout.reward) == (3, StopReason.STOP, 2.0)
     sampled = [*b"one", IM_END, *b"two", IM_END, *b"good", IM_END]
     assert row.token_ids[row.completion_mask].tolist() == sampled
@@ -79,7 +79,7 @@ def test_a_reply_that_the_bridge_refuses_forks_the_row():
     )
 
     assert (rollout.turns, rollout.reward) == (2, 2.0)
-    assert [int(row.num_completion) for row in rollout.sequences] == [
+    assert [int(row.num_completion) for row in rollout.rows] == [
         len("<think>\nhm\n</think>\n\nyes") + 1,
         len("good") + 1,
     ]
@@ -103,8 +103,8 @@ def test_an_episode_says_why_it_ended(reason, env, answer, max_seq_len, sampled)
 
     assert (rollout.stop_reason, rollout.error) == (reason, "")
     assert rollout.reward is not None
-    assert sum(row.num_completion for row in rollout.sequences) == sampled
-    assert all(len(row.token_ids) <= max_seq_len for row in rollout.sequences)
+    assert sum(row.num_completion for row in rollout.rows) == sampled
+    assert all(len(row.token_ids) <= max_seq_len for row in rollout.rows)
 
 
 @pytest.mark.parametrize("max_turns", [1, 3])

@@ -38,7 +38,7 @@ def test_a_hanging_environment_costs_one_rollout_and_keeps_its_tokens():
 
     assert (hung.stop_reason, hung.reward) == (StopReason.TIMEOUT, None)
     assert "sampler.rollout_timeout=60 s" in hung.error
-    assert hung.sequences[0].num_completion == 4
+    assert hung.rows[0].num_completion == 4
     assert (fine.stop_reason, fine.reward) == (StopReason.STOP, 2.0)
 
 
@@ -47,7 +47,7 @@ def test_an_engine_that_takes_too_long_costs_rollouts_not_the_run(max_turns):
     rollouts = play(ScriptedEnv(max_turns=max_turns), ScriptedClient("good", seconds=61), 2)
 
     assert [rollout.stop_reason for rollout in rollouts] == [StopReason.TIMEOUT] * 2
-    assert [rollout.sequences for rollout in rollouts] == [(), ()]
+    assert [rollout.rows for rollout in rollouts] == [(), ()]
 
 
 def test_the_shared_request_counts_towards_the_time_of_its_rollouts():
@@ -85,7 +85,7 @@ def test_an_environment_that_raises_costs_one_rollout_and_says_where_in_one_line
 
     assert (fine.stop_reason, fine.reward, fine.error) == (StopReason.STOP, 2.0, "")
     assert (broken.stop_reason, broken.reward) == (StopReason.ENV_ERROR, None)
-    assert broken.sequences[0].num_completion == 4
+    assert broken.rows[0].num_completion == 4
     source = Path(__file__).read_text().splitlines()
     line = next(i for i, text in enumerate(source, 1) if text.endswith(f"# line of {method}"))
     said = rf"Raising\.{method} raised JSONDecodeError: .+ \(test_player_failures\.py:{line}\)"
@@ -233,7 +233,7 @@ def test_a_rollout_that_the_environment_broke_is_played_again(failures, reward, 
     (rollout,) = play(failing(failures), client, sampler=sampler)
 
     assert (rollout.reward, rollout.retries, len(client.requests)) == (reward, retries, requests)
-    assert rollout.sequences[0].num_completion == 5
+    assert rollout.rows[0].num_completion == 5
 
 
 def test_an_environment_plays_no_more_episodes_at_once_than_it_allows():

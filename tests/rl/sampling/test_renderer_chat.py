@@ -129,9 +129,9 @@ async def serving(server: Server, socket: Path, main: Coroutine[Any, Any, Any]) 
 
 def assert_sampled(rollout: Rollout, server: Server) -> None:
     """What is trained is what was sampled, in order; prompts and replies carry no loss."""
-    masked = [row.token_ids[row.completion_mask].tolist() for row in rollout.sequences]
+    masked = [row.token_ids[row.completion_mask].tolist() for row in rollout.rows]
     assert [*chain.from_iterable(masked)] == [*chain.from_iterable(server.sampled)]
-    for row in rollout.sequences:
+    for row in rollout.rows:
         assert set(row.token_versions[row.completion_mask]) == {7}
         assert not row.rollout_logprobs[~row.completion_mask].any()
 
@@ -141,7 +141,7 @@ def test_three_turns_are_one_row_of_exactly_the_sampled_tokens(kind, model):
     server = Server(model, PLAIN)
     rollout = play(server, kind(on_rewrite="fork"), model)
     assert (rollout.reward, rollout.turns) == (2.0, 3)
-    (row,) = rollout.sequences
+    (row,) = rollout.rows
     assert row.token_ids.tolist() == server.prompts[2] + server.sampled[2]
     assert row.num_completion == sum(map(len, server.sampled))
     assert np.array_equal(row.completion_mask, row.token_versions == 7)
@@ -157,8 +157,8 @@ def test_a_template_that_drops_thinking_forks_once_a_turn_and_trains_what_was_sa
         rollout = play(server, kind(on_rewrite="fork"), model)
     assert "drops thinking from earlier turns" in caplog.text
     assert "client.on_rewrite=fork (choices: " in caplog.text
-    assert len(rollout.sequences) == 3  # two forks
-    rows = [row.token_ids.tolist() for row in rollout.sequences]
+    assert len(rollout.rows) == 3  # two forks
+    rows = [row.token_ids.tolist() for row in rollout.rows]
     assert rows == [p + s for p, s in zip(server.prompts, server.sampled, strict=True)]
     assert_sampled(rollout, server)
 
@@ -183,7 +183,7 @@ def test_an_environment_that_holds_the_conversation_can_refuse_rewriting_too(kin
 def test_thinking_that_is_kept_makes_one_row_in_spite_of_the_template(model):
     server = Server(dropping(model), SAID)
     rollout = play(server, RendererClient(on_rewrite="extend"), model)
-    (row,) = rollout.sequences
+    (row,) = rollout.rows
     assert row.token_ids.tolist() == server.prompts[2] + server.sampled[2]
     assert_sampled(rollout, server)
 
@@ -213,7 +213,7 @@ def test_a_format_that_nobody_knows_is_read_as_text(model):
     rollout = play(server, TokensClient(on_rewrite="fork"), model, renderer="auto")
     assert rollout.messages[1]["content"] == SAID[0]  # thinking stays in the text
     assert rollout.reward == 2.0
-    assert len(rollout.sequences) == 3
+    assert len(rollout.rows) == 3
     assert_sampled(rollout, server)
 
 

@@ -40,7 +40,7 @@ def changed(**methods):
 
 def test_a_conversation_that_goes_on_stays_one_row():
     (rollout,) = play(Driving("more"), ScriptedClient("good", "bad"))
-    (row,) = rollout.sequences
+    (row,) = rollout.rows
     chosen = row.token_ids[row.completion_mask]
     assert bytes(token for token in chosen if token < 256) == b"goodbad"
     assert (rollout.turns, rollout.reward, rollout.stop_reason) == (2, 1.0, StopReason.STOP)
@@ -53,7 +53,7 @@ def test_a_client_that_adds_keys_of_its_own_still_extends_the_row():
         return {"role": "assistant", "content": message["content"], "refusal": None}
 
     (rollout,) = play(changed(repeat=repeat), ScriptedClient("good"))
-    assert len(rollout.sequences) == 1
+    assert len(rollout.rows) == 1
 
 
 def test_a_changed_history_starts_a_row_for_every_turn():
@@ -61,7 +61,7 @@ def test_a_changed_history_starts_a_row_for_every_turn():
         return {"role": "assistant", "content": "something else"}
 
     (rollout,) = play(changed(repeat=repeat), ScriptedClient("good"))
-    assert len(rollout.sequences) == 3
+    assert len(rollout.rows) == 3
     assert rollout.num_completion == 3 * len("good?")
 
 
@@ -78,7 +78,7 @@ def test_other_tools_in_a_later_turn_are_shown_to_the_policy():
         client = ScriptedClient("good")
         env = type("Mine", (Driving,), {"play": changing})(*replies)
         (rollout,) = play(env, client, max_seq_len=4096)
-        assert len(rollout.sequences) == prompts  # the history was rendered anew, or extended
+        assert len(rollout.rows) == prompts  # the history was rendered anew, or extended
         later = bytes(token for token in client.requests[1][0] if token < 256)
         assert (b"second" in later, b"first" in later) == (prompts == 2, prompts == 1)
 

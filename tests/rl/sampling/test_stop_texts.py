@@ -53,7 +53,7 @@ class StoppingClient(ScriptedClient):
 
 def test_the_stop_text_is_sampled_and_trained_on_and_the_message_ends_before_it():
     (rollout,) = play(ScriptedEnv(), StoppingClient("good</a> and more"), sampler=STOPPING)
-    (row,) = rollout.sequences
+    (row,) = rollout.rows
     assert bytes(row.token_ids[row.completion_mask].tolist()) == b"good</a>"
     assert rollout.messages[-1]["content"] == "good"
     assert (rollout.stop_reason, rollout.reward) == ("stop", 2.0)
@@ -71,7 +71,7 @@ def test_several_turns_stay_one_row_in_which_history_holds_the_stop_text():
     client = StoppingClient("one</a>x", "two!x", "three")
     env = ScriptedEnv(replies=("again", "again"), max_turns=3)
     (rollout,) = play(env, client, sampler=STOPPING)
-    (row,) = rollout.sequences
+    (row,) = rollout.rows
     said = [m["content"] for m in rollout.messages if m["role"] == "assistant"]
     assert said == ["one", "two", "three"]
     text = bytes(token if token < 256 else ord("|") for token in row.token_ids.tolist()).decode()

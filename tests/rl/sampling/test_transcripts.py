@@ -32,7 +32,7 @@ def test_only_a_turn_that_the_policy_ended_is_learned_with_its_end(tmp_path, rea
 
     (rollout,) = sampler.group(ScriptedEnv(), tiny_renderer(), Random(0), 1, 256)
 
-    (row,) = rollout.sequences
+    (row,) = rollout.rows
     assert row.token_ids[row.completion_mask].tolist() == [*b"good", *([IM_END] if ended else [])]
     assert rollout.stop_reason is (StopReason.STOP if ended else StopReason.MAX_TOKENS)
 
@@ -100,3 +100,9 @@ def test_an_environment_of_a_mixture_is_shown_its_own_lines_and_those_of_nobody(
     assert drawn(*named) == {"words"}
     assert drawn(*named, line(assistant("any"), "stop")) == {"words", "any"}
     assert drawn(named[0]) == {"scripted"}  # of another name's run: all that there is
+
+
+@pytest.mark.parametrize(("least", "count"), [(None, 3), (0.4, 2), (0.5, 2), (0.6, 1)])
+def test_a_line_with_just_the_least_reward_is_taken_and_one_without_is_not(tmp_path, least, count):
+    path = written(tmp_path, *(line(assistant("a"), "stop", r) for r in (0.5, 1.0, None)))
+    assert len(read_conversations(path, least)) == count

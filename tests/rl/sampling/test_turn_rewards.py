@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from envs.episode import StopReason
-from envs.turn_rewards import by_name
+from envs.episode import StopReason, rewards_by_name
 from tests.support.scripted import ScriptedClient, ScriptedEnv, play
 
 
@@ -26,7 +25,7 @@ def test_a_reward_by_turn_is_worth_its_sum_and_is_kept():
     assert (rollout.turns, rollout.reward) == (3, 3.0)  # good weighs 2
     assert rollout.rewards == {"good": 1.5, "length": 3.0}
     assert rollout.turn_rewards == {"good": (1.0, 0.5, 0.0)}
-    assert rollout.sequences[0].turns.max() == 2
+    assert rollout.rows[0].turns.max() == 2
 
 
 @pytest.mark.parametrize("part", [[1.0], [1.0] * 4, []])
@@ -56,7 +55,7 @@ def test_one_turn_that_cannot_be_judged_makes_the_rollout_unscorable(bad):
     ],
 )
 def test_numbers_of_any_kind(value, whole, part):
-    assert by_name({"r": value}, 3) == ({"r": whole}, {"r": part} if part else {})
+    assert rewards_by_name({"r": value}, 3) == ({"r": whole}, {"r": part} if part else {})
 
 
 @pytest.mark.parametrize("value", [None, "0.5x", [None] * 3, {"a": 1}, np.array(["a"] * 3)])

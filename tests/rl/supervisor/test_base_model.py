@@ -1,4 +1,4 @@
-"""A run goes on from the model that it started from, and from no other."""
+"""A resumed run uses the model that it started from, and no other."""
 
 import json
 
@@ -6,9 +6,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from rl.config.schema import ConfigError, refused
+from rl.config.schema import ConfigError, Run, refused
 from rl.model.folder import fingerprint
-from rl.run.folder import RunFolder
+from rl.runtime.folder import RunFolder
 from rl.supervisor.base_model import fetch_references, model_of
 from tests.support.composing import composed
 
@@ -40,11 +40,11 @@ def newer(model):
     return folder
 
 
-def test_a_run_that_goes_on_does_not_prepare_its_model_again(run_folder, model):
+def test_a_resumed_run_does_not_prepare_its_model_again(run_folder, model):
     assert model_of(run_folder, pytest.fail) == model
 
 
-def test_a_fresh_run_does_whatever_lies_there(tmp_path, model):
+def test_a_fresh_run_prepares_its_model_and_ignores_existing_files(tmp_path, model):
     run_folder = RunFolder(tmp_path / "fresh")
     run_folder.path.mkdir()
     run_folder.set_model(tmp_path / "of a start that failed", "123")
@@ -66,25 +66,28 @@ def test_another_model_is_refused(deleted, run_folder, model):
         model_of(run_folder, lambda: other)
 
 
-def of_distillation(*paths: str) -> dict:
+PER_ENV = "rl.learner.reference.per_env.PerEnvironment"
+
+
+def of_distillation(*paths: str) -> Run:
     """A run that learns from teachers; one that imitates reads none, whatever it names."""
     teachers = [{"_target_": "x.Y", "path": path, "revision": None} for path in paths]
-    config = composed("loss=distill", "reference=model", "reference.path=/")
-    return {**config, "reference": {"_target_": "x.Many", "teachers": teachers}}
+    run = Run.of(composed("loss=distill", "reference=model", "reference.path=/"))
+    return run.changed({"reference": {"_target_": PER_ENV, "teachers": teachers}})
 
 
-def test_every_teacher_is_looked_for_before_anything_starts(model):
+def test_every_teacher_is_downloaded_before_anything_starts(model):
     (model / "tokenizer.json").write_text("{}")
     save_file({"weight": torch.zeros(1)}, model / "model.safetensors")
     fetch_references(of_distillation(str(model)))
     with pytest.raises(ConfigError, match=r"reference.path=/nobody/here: no such folder"):
         fetch_references(of_distillation(str(model), "/nobody/here"))
-    without = {**composed("loss=cispo"), "reference": of_distillation("/nobody/here")["reference"]}
-    fetch_references(without)  # nothing reads it
+    unread = Run.of(composed("loss=cispo")).changed({"reference.path": "/nobody/here"})
+    fetch_references(unread)
 
 
 @pytest.mark.parametrize("error", [ValueError("no such model"), OSError("no such model")])
-def test_what_is_wrong_with_a_model_is_a_mistake_in_the_configuration(error):
+def test_an_error_of_a_model_becomes_a_config_error(error):
     with pytest.raises(ConfigError, match="no such model") as caught, refused():
         raise error
     with pytest.raises(ConfigError) as again, refused():

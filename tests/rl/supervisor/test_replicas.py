@@ -1,4 +1,4 @@
-"""vLLMs that die while others go on; scripted servers play vLLM, as processes of their own."""
+"""vLLMs that die while others serve; scripted servers in their own processes act as vLLM."""
 
 import json
 import os
@@ -10,47 +10,54 @@ from pathlib import Path
 import pytest
 
 from rl.cluster.host import HostLost
-from rl.inference import listening
 from rl.inference.replica import Replica
 from rl.inference.routes import healthy
-from rl.inference.server import vllm_process
-from rl.run.address import Address
-from rl.run.child import Child, Reaper, group_alive
-from rl.run.endpoint import Endpoint, request_restart
-from rl.run.folder import RunFolder
-from rl.run.status import read_statuses
+from rl.inference.server import ServedPolicy, vllm_process
+from rl.runtime.child import Child, Reaper, group_alive
+from rl.runtime.endpoint import Endpoint, request_restart
+from rl.runtime.folder import RunFolder
+from rl.runtime.network import Address, free_port
+from rl.runtime.status import read_statuses
 from rl.supervisor import replicas as module
 from rl.supervisor.replicas import Replicas
 from tests.support.families import wait_until
 from tests.support.scripted import tiny_model
 from tests.support.scripted_vllm import ScriptedVLLM
 
-KILLED = "ended with status -9 (killed, perhaps by the kernel for want of memory)"
+KILLED = "ended with status -9 (killed, perhaps by the kernel because memory ran out)"
 NAMES = ("inference0", "inference1")
 
 
+def replica_on(folder: RunFolder, name: str, listen: str) -> Replica:
+    """A replica on its socket, or on a free port."""
+    if listen == "unix":
+        return Replica(name, Address(path=folder.private.vllm_socket_of(name)))
+    if folder.private.read_key() is None:
+        folder.private.make_key()
+    address = Address(host="127.0.0.1", port=free_port("127.0.0.1"))
+    return Replica(name, address, key=folder.private.read_key())
+
+
 class Run:
-    """Two replicas, a step counter, and somebody who looks."""
+    """Two replicas and a step counter."""
 
     def __init__(self, folder: RunFolder, reaper: Reaper, listen: str, **limits: float) -> None:
         self.folder, self.num_steps = folder, 0
         server = ScriptedVLLM(
             replicas=2, listen=listen, startup_timeout=20.0, cpu_kv_cache_gib=1, args={}
         )
-        self.listening = listening.Listening(folder)
         given = {"startup_timeout": 20.0, "wait_timeout": 600.0, **limits}
 
         def start(replica: Replica):
-            rest = {"dtype": "float32", "max_seq_len": 256, "seed": 0, "adapter": None}
-            command, env = vllm_process(server, folder, replica, **rest)
+            policy = ServedPolicy(dtype="float32", max_seq_len=256, seed=0)
+            command, env = vllm_process(server, folder, replica, policy)
             log = folder.log_of(replica.name)
             child = Child(replica.name, command, log=log, reaper=reaper, env=env)
             child.start()
             return child
 
-        self.replicas = Replicas(
-            self.listening.replicas(server), folder, start, num_steps=self.steps, **given
-        )
+        replicas = [replica_on(folder, name, listen) for name in NAMES]
+        self.replicas = Replicas(replicas, folder, start, num_steps=self.steps, **given)
         self.replicas.start()
 
     def steps(self) -> int:
@@ -82,12 +89,11 @@ class Run:
     def end(self) -> None:
         for child in self.replicas.children:
             child.end()
-        self.listening.close()
 
 
 @pytest.fixture
 def started(tmp_path, monkeypatch) -> Iterator[Callable[..., Run]]:
-    """Starts a run whose replicas both serve."""
+    """Start a run whose replicas both serve."""
     monkeypatch.setattr(module, "_HEALTH_EVERY_S", 0.05)
     folder, runs = RunFolder(tmp_path / "r"), []
     folder.path.mkdir()
@@ -108,13 +114,13 @@ def started(tmp_path, monkeypatch) -> Iterator[Callable[..., Run]]:
 
 
 @pytest.mark.parametrize("listen", ["unix", "tcp"])
-def test_one_that_dies_is_started_again_at_its_address_with_its_log_kept(started, listen):
+def test_a_replica_that_dies_is_restarted_at_its_address_and_keeps_its_log(started, listen):
     run = started(listen)
     before = Endpoint.read(run.folder, "inference1")
     run.folder.log_of("inference1").write_text("what it said before\n")
     run.kill("inference1")
     assert run.look_until(lambda: run.incarnations() == [0, 1]) is None
-    assert not run.all_serve()  # it starts, and nobody takes it for one that serves
+    assert not run.all_serve()  # it is still starting
     assert run.look_until(run.all_serve) is None
     after = Endpoint.read(run.folder, "inference1")
     assert (after.address, after.incarnation) == (before.address, 1)
@@ -124,7 +130,7 @@ def test_one_that_dies_is_started_again_at_its_address_with_its_log_kept(started
     assert run.warnings() == (f"{KILLED}; it is started again, and the other one goes on\n")
 
 
-def test_one_whose_machine_is_gone_stays_out_and_the_other_goes_on(started, monkeypatch):
+def test_a_replica_on_a_lost_machine_is_not_restarted(started, monkeypatch):
     run = started()
 
     def lost(_: Replica):
@@ -140,7 +146,7 @@ def test_one_whose_machine_is_gone_stays_out_and_the_other_goes_on(started, monk
     assert run.look_until(lambda: False) == ("inference0", KILLED)
 
 
-def test_one_that_dies_again_and_again_ends_the_run(started):
+def test_a_replica_that_dies_three_times_ends_the_run(started):
     run = started()
     for deaths in (1, 2):
         run.kill("inference0")
@@ -156,13 +162,13 @@ def test_one_that_dies_again_and_again_ends_the_run(started):
     [([3, 3], False), ([3, 3, 3], True), ([0, 4, 9], True), ([0, 5, 10], False),
      ([0, 1, 20, 21], False), ([0, 20, 21, 22], True)],
 )  # fmt: skip
-def test_deaths_are_accidents_where_many_steps_lie_between_them(steps, again):
+def test_only_deaths_within_ten_steps_count_as_too_many(steps, again):
     watched = module.Watched(Replica("inference0", Address(host="h", port=1)), status=None)
     watched.deaths.extend(steps)
-    assert module.dies_again_and_again(watched) is again
+    assert watched.dies_too_often is again
 
 
-def test_the_last_one_that_serves_ends_the_run_by_its_death(started):
+def test_the_death_of_the_last_serving_replica_ends_the_run(started):
     run = started()
     run.kill("inference0")
     assert run.look_until(lambda: run.incarnations() == [1, 0]) is None
@@ -170,8 +176,8 @@ def test_the_last_one_that_serves_ends_the_run_by_its_death(started):
     assert run.look_until(lambda: False) == ("inference1", KILLED)
 
 
-def test_an_engine_that_outlives_its_server_is_ended_before_the_ranks_wait_for_it(tmp_path):
-    """It keeps the socket open on which nobody answers any more."""
+def test_an_engine_that_outlives_its_server_is_ended(tmp_path):
+    """Such an engine keeps the socket open, and the ranks would wait there."""
     folder = RunFolder(tmp_path / "r")
     folder.path.mkdir()
     log = folder.log_of("inference")
@@ -197,7 +203,7 @@ def test_an_engine_that_outlives_its_server_is_ended_before_the_ranks_wait_for_i
         child.end()
 
 
-def test_where_all_are_gone_at_once_none_is_started_again_before_that_is_said(started):
+def test_no_replica_is_restarted_if_all_are_gone_at_once(started):
     """The ranks wait for the answer, and a start takes seconds."""
     run = started()
     for name in NAMES:
@@ -208,7 +214,7 @@ def test_where_all_are_gone_at_once_none_is_started_again_before_that_is_said(st
     assert run.incarnations() == [0, 0]
 
 
-def test_before_the_first_weights_and_while_the_run_stops_none_is_started_again(started):
+def test_no_replica_is_restarted_when_restarts_are_not_allowed(started):
     run = started()
     run.kill("inference0")
     assert run.look_until(lambda: False, may_restart=False) == (
@@ -217,7 +223,7 @@ def test_before_the_first_weights_and_while_the_run_stops_none_is_started_again(
     )
 
 
-def test_one_that_hangs_is_started_again_where_another_goes_on(started, monkeypatch):
+def test_a_replica_that_hangs_is_restarted_while_another_serves(started, monkeypatch):
     monkeypatch.setattr(module, "_SILENT_S", 0.5)
     run = started()
     os.kill(Endpoint.read(run.folder, "inference0").pid, signal.SIGSTOP)
@@ -225,7 +231,7 @@ def test_one_that_hangs_is_started_again_where_another_goes_on(started, monkeypa
     assert run.warnings().startswith("has stopped answering; it is started again")
 
 
-def test_one_that_somebody_gave_up_is_started_again_once(started):
+def test_a_requested_restart_happens_once(started):
     run = started()
     request_restart(run.folder, "inference0", 0, "it took no weights")
     assert run.look_until(lambda: run.incarnations() == [1, 0]) is None
@@ -237,7 +243,7 @@ def test_one_that_somebody_gave_up_is_started_again_once(started):
     assert run.incarnations() == [1, 0]
 
 
-def test_on_ports_every_replica_has_its_own_and_the_key_is_in_no_command(started):
+def test_replicas_on_ports_differ_and_no_command_shows_the_key(started):
     run = started("tcp")
     addresses = [Endpoint.read(run.folder, name).address for name in NAMES]
     assert len({address.port for address in addresses}) == 2

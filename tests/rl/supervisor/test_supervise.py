@@ -1,4 +1,4 @@
-"""What the supervisor refuses before it touches anything (each test starts a real train.py)."""
+"""What the supervisor refuses before it writes anything (each test starts a real train.py)."""
 
 import os
 from pathlib import Path
@@ -6,19 +6,19 @@ from pathlib import Path
 import pytest
 
 from rl.config.schema import Run
-from rl.run.folder import RunFolder
-from rl.run.lock import locked
-from rl.run.status import Status
-from tests.support.composing import composed
+from rl.runtime.folder import RunFolder
+from rl.runtime.lock import locked
+from rl.runtime.status import Status
+from tests.support.composing import REPO, composed
 from tests.support.launching import train
 
 
 def a_run(folder: Path, *overrides: str) -> RunFolder:
-    """A folder as a run leaves it that has done two steps and no checkpoint."""
+    """Return a folder with two steps and no checkpoint."""
     run_folder = RunFolder(folder)
     run_folder.path.mkdir(parents=True)
     names = [f"output_dir={folder.parent}", f"run_name={folder.name}"]
-    Run(**composed(*names, *overrides)).save(run_folder.config)
+    Run.of(composed(*names, *overrides)).save(run_folder.config)
     run_folder.metrics.write_text('{"step": 0}\n{"step": 1}\n')
     run_folder.private.make()
     run_folder.private.vllm_socket.touch()
@@ -30,7 +30,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 
 @pytest.mark.parametrize("overrides", [[], ["resume=true"]])
-def test_a_run_that_lives_is_left_alone_by_whoever_comes_second(overrides, tmp_path):
+def test_a_second_supervisor_leaves_a_running_run_alone(overrides, tmp_path):
     run_folder = a_run(tmp_path / "live")
     with locked(run_folder):
         before = contents(run_folder.path)
@@ -42,7 +42,7 @@ def test_a_run_that_lives_is_left_alone_by_whoever_comes_second(overrides, tmp_p
     assert result.returncode == 2
 
 
-def test_a_run_that_is_at_its_end_starts_nothing(tmp_path):
+def test_a_finished_run_starts_nothing_when_resumed(tmp_path):
     run_folder = a_run(tmp_path / "whole", "max_steps=2")
     (run_folder.checkpoints / "step_000002").mkdir(parents=True)
     Status(run_folder, "trainer.rank0").set("done")
@@ -55,7 +55,7 @@ def test_a_run_that_is_at_its_end_starts_nothing(tmp_path):
     assert contents(run_folder.path) == before
 
 
-def test_an_evaluation_leaves_a_living_one_alone(tmp_path):
+def test_a_second_evaluation_leaves_a_running_one_alone(tmp_path):
     run_folder = RunFolder(tmp_path / "live")
     with locked(run_folder):
         arguments = ["run_name=live", "client=messages", "client.url=http://localhost:1/v1"]
@@ -65,7 +65,9 @@ def test_an_evaluation_leaves_a_living_one_alone(tmp_path):
 
 
 @pytest.mark.parametrize("program", ["train.py", "evaluate.py"])
-def test_a_model_that_cannot_be_had_is_refused_and_leaves_nothing(program, tmp_path, monkeypatch):
+def test_a_model_that_cannot_be_fetched_is_refused_and_leaves_no_files(
+    program, tmp_path, monkeypatch
+):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     arguments = ["run_name=r", "model=hf", "model.path=nobody/nothing"]
     result = train(*arguments, output_dir=tmp_path, program=program)
@@ -76,6 +78,11 @@ def test_a_model_that_cannot_be_had_is_refused_and_leaves_nothing(program, tmp_p
 
 
 MODEL = ["model=hf", "adapter=none", "model.max_seq_len=64", "model.max_tokens=32"]
+IMITATION = """
+from losses.tokens import TokenLoss
+def my_loss(tokens):
+    return TokenLoss(-tokens.logprobs, {})
+"""
 BROKEN_LOSS = """
 import a_package_of_nobodys
 def my_loss(tokens, *, knob: float):
@@ -88,17 +95,17 @@ def my_loss(tokens, *, knob: float):
     [
         ([*MODEL, "model.path=model"], "model holds no tokenizer.json: save the tokenizer there"),
         (["~loss.clip_low", "~loss.clip_high", "loss._target_=broken_loss.my_loss",
-          "+loss.knob=1.0"], "loss: broken_loss.my_loss cannot be imported, for"),
+          "+loss.knob=1.0"], "loss: broken_loss.my_loss cannot be imported: ModuleNotFoundError"),
         (["~loss.clip_low", "~loss.clip_high", "loss._target_=imitation.my_loss"],
-         "imitation.my_loss imitates whatever it is given"),
+         "imitation.my_loss imitates its tokens"),
     ],
     ids=["no tokenizer", "own loss", "own loss in the place of another"],
 )  # fmt: skip
-def test_what_cannot_start_says_so_in_a_sentence(arguments, sentence, tmp_path):
+def test_a_start_that_cannot_work_is_refused_in_one_sentence(arguments, sentence, tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     (tmp_path / "broken_loss.py").write_text(BROKEN_LOSS)
-    (tmp_path / "imitation.py").write_text("def my_loss(tokens):\n    return -tokens.logprobs\n")
+    (tmp_path / "imitation.py").write_text(IMITATION)
     result = train(*arguments, output_dir=tmp_path)
     assert sentence in result.stderr
     assert result.stderr.startswith("this run cannot start:\n- ")
@@ -113,3 +120,21 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path):
     assert "file/warm, which cannot be written (Not a directory): set the" in result.stderr
     assert "OFFBYONE_CACHE to a folder that can" in result.stderr
     assert result.returncode == 2
+
+
+def test_a_wrong_loss_ends_the_engine_that_has_started_and_does_no_step(tmp_path):
+    (tmp_path / "wrong.py").write_text("def mine(tokens):\n    return -tokens.logprobs\n")
+    result = train(
+        *("run_name=r", "model.warm_start=null", "loss._target_=wrong.mine"),
+        *("~loss.clip_low", "~loss.clip_high"),
+        *("inference._target_=scripted_vllm.ScriptedVLLM", "sampler=sync"),
+        output_dir=tmp_path,
+        PYTHONPATH=str(REPO / "tests" / "support"),
+        OFFBYONE_CACHE=str(tmp_path / "cache"),
+    )
+    assert result.returncode == 2, result.stderr
+    assert result.stderr.startswith("this run cannot start:\n- loss: wrong.mine returned a Tensor")
+    assert result.stderr.endswith(f"({tmp_path}/wrong.py, line 1)\n")
+    assert not (tmp_path / "r").exists()
+    commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    assert not [command for command in commands if str(tmp_path).encode() in command]

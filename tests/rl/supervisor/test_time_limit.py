@@ -1,14 +1,14 @@
-"""max_time: read as people write it, and over early enough for a checkpoint."""
+"""max_time: its spellings, and the time that is left for a checkpoint."""
 
 import pytest
 
 from rl.config.durations import seconds_of
-from rl.run.failure import RunFailed
-from rl.run.folder import RunFolder
-from rl.run.metrics import MetricsFile
-from rl.run.stop_request import StopRequest
+from rl.runtime.failure import RunFailed
+from rl.runtime.folder import RunFolder
+from rl.runtime.metrics import MetricsFile
+from rl.runtime.stop_request import StopRequest
 from rl.supervisor import time_limit
-from rl.supervisor.time_limit import TimeLimit, room_to_save
+from rl.supervisor.time_limit import TimeLimit, seconds_to_save
 
 HOUR = 3600
 
@@ -25,8 +25,8 @@ def test_a_duration_is_read_as_it_is_written(written, seconds):
 
 
 @pytest.mark.parametrize("written", ["", "3x", "m", "30m3h", "3 hours", "1:30:00", "-5m"])
-def test_anything_else_is_no_duration(written):
-    with pytest.raises(ValueError, match="is no duration"):
+def test_other_text_is_refused_as_a_duration(written):
+    with pytest.raises(ValueError, match="is not a duration"):
         seconds_of(written)
 
 
@@ -37,13 +37,13 @@ def rows(steps, checkpoints):
     ]
 
 
-def test_room_is_left_for_the_slowest_late_step_and_the_slowest_checkpoint():
+def test_the_time_to_save_counts_the_slowest_recent_step_and_checkpoint():
     seen = rows([90.0, *[4.0] * 10, 8.0, *[4.0] * 10], [0.0, 40.0, *[1e-6] * 20])
-    assert room_to_save(seen) == 1.25 * (8 + 40) + 5  # the first step is no longer looked at
+    assert seconds_to_save(seen) == 1.25 * (8 + 40) + 5  # the first step is no longer looked at
 
 
-def test_before_the_first_checkpoint_half_a_minute_is_left_for_it():
-    assert room_to_save(rows([4.0, 4.0], [1e-6, 1e-6])) == 1.25 * (4 + 30) + 5
+def test_the_first_checkpoint_is_assumed_to_take_half_a_minute():
+    assert seconds_to_save(rows([4.0, 4.0], [1e-6, 1e-6])) == 1.25 * (4 + 30) + 5
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def clock(monkeypatch):
     return Clock
 
 
-def test_the_end_is_asked_for_as_soon_as_what_is_left_is_needed(tmp_path, clock):
+def test_the_end_is_requested_when_the_remaining_time_is_needed_to_save(tmp_path, clock):
     folder, stop = RunFolder(tmp_path), StopRequest()
     before = MetricsFile(folder)
     clock.now = 500.0
@@ -73,7 +73,7 @@ def test_the_end_is_asked_for_as_soon_as_what_is_left_is_needed(tmp_path, clock)
     assert (limit.is_over, stop.asked, stop.number) == (True, True, None)
 
 
-def test_without_a_new_step_all_of_the_time_is_waited_for_one(tmp_path, clock):
+def test_without_a_finished_step_the_run_fails_when_the_time_is_over(tmp_path, clock):
     folder, stop = RunFolder(tmp_path), StopRequest()
     limit = TimeLimit(60, folder)
     clock.now = 1059.0
@@ -84,6 +84,6 @@ def test_without_a_new_step_all_of_the_time_is_waited_for_one(tmp_path, clock):
         limit.look(stop)
 
 
-def test_without_a_limit_nothing_is_read(tmp_path):
+def test_without_max_time_no_metrics_are_read(tmp_path):
     (tmp_path / "metrics.jsonl").mkdir()
     TimeLimit(None, RunFolder(tmp_path)).look(StopRequest())

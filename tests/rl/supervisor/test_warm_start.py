@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rl.config.schema import Run
-from rl.run.folder import RunFolder
+from rl.runtime.folder import RunFolder
 from rl.supervisor.sources import module_files
 from rl.supervisor.warm_start import keep_result, warm_start_key, warm_start_run
 from tests.support.composing import REPO, composed
@@ -15,10 +15,10 @@ from tests.support.composing import REPO, composed
 
 def supervised(*overrides: str) -> Run:
     recipe = composed("loss=sft", "sampler=demonstrations")
-    return warm_start_run(Run(**composed(*overrides)), recipe, Path("somewhere/warm"))
+    return warm_start_run(Run.of(composed(*overrides)), recipe, Path("somewhere/warm"))
 
 
-def test_it_imitates_an_expert_who_errs_as_often_as_the_model_says() -> None:
+def test_the_warm_start_uses_the_corruption_rate_of_the_model() -> None:
     made = supervised(
         "model.warm_start.corruption_rate=0.25", "model.warm_start.steps=33", "seed=5"
     )
@@ -27,7 +27,7 @@ def test_it_imitates_an_expert_who_errs_as_often_as_the_model_says() -> None:
     assert (made.max_steps, made.group_size, made.seed) == (33, 1, 0)
 
 
-def test_supervised_training_by_itself_learns_from_an_expert_without_fault() -> None:
+def test_supervised_training_alone_uses_uncorrupted_demonstrations() -> None:
     assert composed("loss=sft", "sampler=demonstrations")["sampler"]["corruption_rate"] == 0
 
 
@@ -35,17 +35,17 @@ def test_supervised_training_by_itself_learns_from_an_expert_without_fault() -> 
     "change",
     ["model.warm_start.corruption_rate=0.25", "model.warm_start.steps=33", "env.max_length=4"],
 )
-def test_another_lesson_is_another_policy(change: str) -> None:
+def test_a_change_to_the_warm_start_changes_its_key(change: str) -> None:
     assert warm_start_key(supervised(change)) != warm_start_key(supervised())
 
 
 @pytest.mark.parametrize("text", ["Be brief. " * 30, "~Be brief."])
-def test_a_system_prompt_that_can_be_no_path_is_another_lesson_too(text: str) -> None:
+def test_a_system_prompt_that_cannot_be_a_path_changes_the_key(text: str) -> None:
     assert warm_start_key(supervised(f"env.system_prompt='{text}'")) != warm_start_key(supervised())
 
 
 @pytest.mark.parametrize("same", ["seed=5", "optim.learning_rate=0.1", "loss=grpo", "record=all"])
-def test_every_run_after_the_same_lesson_starts_from_the_same_policy(same: str) -> None:
+def test_keys_that_only_the_main_run_uses_do_not_change_the_key(same: str) -> None:
     assert warm_start_key(supervised(same)) == warm_start_key(supervised())
 
 
@@ -62,7 +62,7 @@ class Sources:
         return path.read_bytes() + b"# changed" * (name == self.changed)
 
 
-def test_a_change_to_any_file_that_makes_the_policy_makes_another() -> None:
+def test_a_change_to_any_source_file_of_the_result_changes_the_key() -> None:
     sources = Sources()
     first = supervised("env=wiki-search", "model=tiny")
     keys = {warm_start_key(first, sources)}
@@ -79,16 +79,16 @@ def test_a_change_to_any_file_that_makes_the_policy_makes_another() -> None:
         assert len(keys) == number, f"{name} changes nothing"
 
 
-def test_other_files_and_other_environments_leave_the_policy_as_it_is() -> None:
+def test_other_source_files_and_environments_do_not_count() -> None:
     sources = Sources()
     warm_start_key(supervised(), sources)
     assert "envs/reverse_text.py" in sources.read
-    strangers = ("rl/supervisor", "rl/report", "rl/cli", "rl/run", "rl/weights", "envs/arithmetic")
+    strangers = ("rl/supervisor", "lab", "rl/runtime", "rl/weights", "envs/arithmetic")
     assert not [name for name in sources.read if name.startswith((*strangers, "envs/wiki"))]
 
 
-def test_what_an_environment_of_the_users_imports_belongs_to_it(modules: Path) -> None:
-    (modules / "knobs_env.py").write_text("import knobs_tools, numpy, rl.run.folder\n")
+def test_the_imports_of_a_users_environment_count_as_its_files(modules: Path) -> None:
+    (modules / "knobs_env.py").write_text("import knobs_tools, numpy, rl.runtime.folder\n")
     (modules / "knobs_tools.py").write_text("from knobs_pack.inner import x\n")
     (modules / "knobs_pack").mkdir()
     (modules / "knobs_pack" / "__init__.py").touch()
@@ -107,7 +107,7 @@ def finished(folder: Path) -> RunFolder:
     return run_folder
 
 
-def test_the_result_is_kept_on_another_file_system(tmp_path: Path) -> None:
+def test_the_result_can_be_kept_on_another_file_system(tmp_path: Path) -> None:
     elsewhere = Path("/dev/shm")
     if not os.access(elsewhere, os.W_OK) or elsewhere.stat().st_dev == tmp_path.stat().st_dev:
         pytest.skip("there is but one file system")
@@ -119,7 +119,7 @@ def test_the_result_is_kept_on_another_file_system(tmp_path: Path) -> None:
     assert not run_folder.path.exists()
 
 
-def test_a_result_that_another_run_has_kept_meanwhile_is_left(tmp_path: Path) -> None:
+def test_a_result_that_another_run_kept_first_stays(tmp_path: Path) -> None:
     target = tmp_path / "kept"
     target.mkdir()
     (target / "config.json").write_text("the other's")

@@ -1,4 +1,4 @@
-"""Checkpoints are complete or absent, and the newest few stay (policy_worker.py does the work)."""
+"""Checkpoints are complete or absent, and the newest few stay."""
 
 import errno
 import os
@@ -6,48 +6,111 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
+import torch.distributed as dist
 
-from rl.run.failure import RunFailed
-from rl.run.folder import RunFolder
+from rl.runtime.failure import RunFailed
+from rl.runtime.folder import RunFolder
 from rl.trainer.checkpoint import publish, save_checkpoint
-from tests.support.ranks import measurements
-
-torch.set_num_threads(1)
+from tests.support.ranks import on_ranks, worlds
 
 
-@pytest.fixture(params=[1, 2], ids=["1 rank", "2 ranks"])
-def found(request):
-    return measurements(request.param)["checkpoints"]
+def learner_of(policy):
+    return SimpleNamespace(policy=policy, save=policy.save)
 
 
-def test_a_fresh_folder_has_none(found):
-    assert found["none"]
+@worlds
+@on_ranks
+def test_the_newest_stay_and_one_that_fails_leaves_nothing(setup):
+    run_folder, source = RunFolder(setup.new_folder()), setup.sources["float32"]
+    policy = setup.policy("float32", "zero1", setup.adamw())
+
+    def save(step, learner=None, **changes):
+        given = {"rollouts": {"next": step}, "model": source, "keep": 2, **changes}
+        return save_checkpoint(learner or learner_of(policy), run_folder, step=step, **given)
+
+    def names():
+        dist.barrier()
+        found = sorted(path.name for path in run_folder.checkpoints.iterdir())
+        dist.barrier()  # rank 0 must not write the next checkpoint while another rank lists
+        return found
+
+    def full(folder, source):
+        raise OSError("no space left on device")
+
+    assert run_folder.resumed() is None
+    assert [save(step).name for step in (1, 2, 10)] == [f"step_{n:06}" for n in (1, 2, 10)]
+    assert names() == ["step_000002", "step_000010"]
+    failing = SimpleNamespace(ranks=policy.ranks, save=policy.save, export=full)
+    said = r"step 11 could not be written \(no space left on device\).*resume=true"
+    with pytest.raises(RunFailed, match=said):
+        save(11, learner_of(failing))
+    assert names() == ["step_000002", "step_000010"]
+    save(11)
+    save(11, rollouts={"next": "again"})
+    assert names() == ["step_000010", "step_000011"]
+    found = run_folder.resumed()
+    assert (found.step, found.rollouts) == (11, {"next": "again"})
+    assert {"deepspeed", "hf", "state.json"} <= {path.name for path in found.folder.iterdir()}
+    policy.load(run_folder.checkpoint(11))
 
 
-def test_the_newest_stay_in_the_order_of_steps(found):
-    assert found["returned"] == ["step_000001", "step_000002", "step_000010"]
-    assert found["kept"] == ["step_000002", "step_000010"]
+@pytest.fixture
+def save(tmp_path):
+    """Save the checkpoint of a step, of a learner that writes one file."""
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    policy = SimpleNamespace(
+        ranks=SimpleNamespace(first=True), export=lambda folder, model: folder.mkdir()
+    )
+    learner = SimpleNamespace(policy=policy, save=lambda path: (path / "optimizer").write_text("x"))
+
+    def one(step, folder=None, keep=2, **rollouts):
+        folder = folder or RunFolder(tmp_path)
+        given = {"rollouts": {"step": step, **rollouts}, "model": tmp_path, "keep": keep}
+        return save_checkpoint(learner, folder, step=step, **given)
+
+    yield one
+    dist.destroy_process_group()
 
 
-def test_one_that_fails_half_way_does_not_count(found):
-    assert "step 11 could not be written (no space left on device)" in found["failed"]
-    assert "resume=true" in found["failed"]
-    assert found["left behind"] == []
-    assert found["complete after failure"] == ["step_000002", "step_000010"]
+def test_as_many_stay_as_were_asked_for_and_they_are_the_newest(save, tmp_path):
+    folder = RunFolder(tmp_path)
+    for step in (1, 2, 3, 4):
+        save(step)
+    assert folder.complete_checkpoints() == [folder.checkpoint(3), folder.checkpoint(4)]
+    assert (folder.resumed().step, folder.resumed().rollouts) == (4, {"step": 4})
 
 
-def test_the_next_attempt_replaces_what_failed_and_leaves_nothing_beside(found):
-    assert found["kept at last"] == ["step_000010", "step_000011"]
+class Broken(RunFolder):
+    """A folder in which no state can be written."""
+
+    @staticmethod
+    def state_of(checkpoint: Path) -> Path:
+        return checkpoint / "missing" / "state.json"
 
 
-def test_the_newest_is_resumed_with_the_state_of_the_rollouts(found):
-    assert found["resumed"] == [11, "step_000011", {"next": "again"}]
-    assert {"deepspeed", "hf", "state.json"} <= set(found["files"])
+def test_a_checkpoint_gets_its_name_after_its_state_is_written(save, tmp_path):
+    with pytest.raises(RunFailed, match="state"):
+        save(1, Broken(tmp_path))
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        save(3, next=object())
+    assert RunFolder(tmp_path).complete_checkpoints() == []
+    assert not RunFolder(tmp_path).checkpoint(3).exists()
 
 
-def test_all_of_it_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
-    """The names that were written to the disk, by whichever they had at that moment."""
+def test_a_disk_that_is_full_at_the_sync_is_reported_and_leaves_nothing(
+    save, tmp_path, monkeypatch
+):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    save(3)
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunFailed, match=r"step 4 could not be written \(.*No space left.*resume"):
+        save(4)
+    assert [path.name for path in RunFolder(tmp_path).checkpoints.iterdir()] == ["step_000003"]
+
+
+def test_every_file_is_on_the_disk_before_the_checkpoint_gets_its_name(tmp_path, monkeypatch):
     aside, final = tmp_path / ".aside", tmp_path / "step_000001"
     (aside / "hf").mkdir(parents=True)
     for name in ("state.json", "hf/model.safetensors"):
@@ -72,43 +135,3 @@ def test_all_of_it_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
     assert {*before} == {f"{aside}{name}" for name in written}
     assert after == [str(tmp_path)]
     assert (final / "hf" / "model.safetensors").exists()
-
-
-@pytest.fixture
-def one_rank(tmp_path):
-    path = tmp_path / "rendezvous"
-    torch.distributed.init_process_group("gloo", f"file://{path}", rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
-@pytest.mark.usefixtures("one_rank")
-def test_a_disk_that_is_found_full_at_the_sync_is_said_and_leaves_nothing(tmp_path, monkeypatch):
-    def full(descriptor):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    def save(step):
-        return save_checkpoint(learner, folder, step=step, rollouts={}, model=tmp_path, keep=2)
-
-    folder = RunFolder(tmp_path)
-    policy = SimpleNamespace(ranks=SimpleNamespace(first=True), export=lambda path, source: None)
-    learner = SimpleNamespace(policy=policy, save=lambda path: (path / "optimizer").write_text("x"))
-    save(3)
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(RunFailed, match=r"step 4 could not be written \(.*No space left.*resume"):
-        save(4)
-    assert [path.name for path in folder.checkpoints.iterdir()] == ["step_000003"]
-
-
-@pytest.mark.usefixtures("one_rank")
-def test_one_whose_state_cannot_be_written_is_absent(tmp_path):
-    """The state lies in it before it gets its name: whoever sees the name may read it."""
-    folder = RunFolder(tmp_path)
-    policy = SimpleNamespace(ranks=SimpleNamespace(first=True), export=lambda path, source: None)
-    learner = SimpleNamespace(policy=policy, save=lambda path: None)
-    with pytest.raises(TypeError, match="not JSON serializable"):
-        save_checkpoint(
-            learner, folder, step=3, rollouts={"next": object()}, model=tmp_path, keep=2
-        )
-    assert folder.complete_checkpoints() == []
-    assert not folder.checkpoint(3).exists()

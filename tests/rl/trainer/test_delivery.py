@@ -1,52 +1,104 @@
-"""A version that reaches nobody: every rank goes the same way, and nothing learned is lost."""
+"""A version that no vLLM takes: every rank decides the same, and nothing learned is lost."""
 
+import time
 from contextlib import ExitStack, nullcontext
 from types import SimpleNamespace
 
 import pytest
 
-from rl.run.endpoint import Endpoint, restart_request
-from rl.run.failure import RunFailed
-from rl.run.folder import RunFolder
+from rl.runtime.endpoint import Endpoint, restart_request
+from rl.runtime.failure import RunFailed
+from rl.runtime.folder import RunFolder
 from rl.trainer import delivery
 from rl.trainer.delivery import Delivery
-from rl.trainer.replicas import PushedReplicas
-from rl.weights.pusher import WeightPusher
-from tests.rl.weights.test_pusher import SYNC, OnePolicy, Scorer, two_rows
-from tests.support.ranks import measurements
-from tests.support.receiving import refuse, replica
+from rl.trainer.receivers import Receivers
+from rl.weights.pusher import NoReceiver, WeightPusher
+from tests.rl.weights.test_pusher import OnePolicy, Scorer, two_rows
+from tests.support.policy_setup import PlainSteps
+from tests.support.ranks import on_ranks, worlds
+from tests.support.receiving import opened, refuse, replica
+from tests.support.replicas import inference
 
 STATS = {"train/grad_norm": 1.0, "train/learning_rate": 1e-3}
-ENDS = {  # what `bring` comes to, and whether each push was to find other weights than the last
-    "live": [True, [True]],
-    "stop after push": [False, [True]],
-    "stop after probe": [False, [True]],
-    "again after push": [True, [True, False]],
-    "again after probe": [True, [True, False]],
-    "fail": ["vLLM is out of reach", [True]],
+SLOW_S = 1.0  # of the first rank, which alone talks to vLLM
+CASES = {  # pushes and probes, x loses the last vLLM; newcomers; stop asked; result; must_differ
+    "live": (".", ".", 0, False, True, [True]),
+    "stop after push": ("x", "", 0, True, False, [True]),
+    "stop after probe": (".", "x", 0, True, False, [True]),
+    "again after push": ("x.", ".", 2, False, True, [True, False]),
+    "again after probe": ("..", "x.", 2, False, True, [True, False]),
+    "fail": ("x", "", 0, False, "vLLM is out of reach", [True]),
 }
 
 
-@pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_all_ranks_come_to_the_same_end_wherever_the_last_vllm_is_lost(ranks, end):
-    assert measurements(ranks)["deliveries"][end] == [ENDS[end]] * ranks
+class Faulty:
+    """Collects as a pusher does, and loses the last vLLM on the first rank where a case says so."""
+
+    def __init__(self, first, pushes, probes):
+        self.first, self.pushes, self.probes = first, list(pushes), list(probes)
+        self.differs = []
+
+    def join(self, receivers):
+        pass
+
+    def lost(self):
+        return []
+
+    def push(self, policy, version, *, must_differ):
+        policy.weights()
+        self.differs.append(must_differ)
+        self.end(self.pushes.pop(0))
+
+    def probe(self, policy, batch, version):
+        policy.logprobs(batch.token_ids[:1])
+        self.end(self.probes.pop(0))
+        return {"mismatch/mean_abs": 0.0} if self.first else {}
+
+    def end(self, case):
+        if self.first and case == "x":
+            time.sleep(SLOW_S)
+            raise NoReceiver("vLLM is out of reach")
+
+
+@worlds
+@on_ranks
+def test_all_ranks_decide_the_same_wherever_the_last_vllm_is_lost(setup):
+    policy = setup.policy("float32", "zero3", PlainSteps())
+    batch = setup.batch(setup.rows).micro_batches[0]
+    for name, (pushes, probes, newcomers, stop, result, differs) in CASES.items():
+        pusher, left = Faulty(setup.ranks.first, pushes, probes), [newcomers]
+
+        def arrive(pusher=pusher, left=left):
+            left[0] -= 1
+            return [object()] if left[0] >= 0 and pusher.differs else []
+
+        asked = SimpleNamespace(exists=lambda stop=stop: stop)
+        replicas = SimpleNamespace(newcomers=arrive, living={})
+        run_folder = SimpleNamespace(stop_request=asked)
+        one = Delivery(pusher, replicas, policy, setup.ranks, run_folder)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(delivery, "_NOTICED_S", 0.3)
+            try:
+                found = one.bring(1, batch, dict(STATS), lambda name, doing: nullcontext())
+            except RunFailed as error:
+                found = str(error)
+        assert (found, pusher.differs) == (result, differs), name
 
 
 class OneRank:
-    """With real routes to vLLMs that only keep what came."""
+    """One rank with real routes to vLLMs that keep what they receive."""
 
     def __init__(self, tmp_path):
         self.folder, self.policy = RunFolder(tmp_path / "run"), OnePolicy(tmp_path / "model")
         self.folder.path.mkdir()
-        self.policy.ranks = SimpleNamespace(first=True, told=lambda word: word)
+        self.policy.ranks = SimpleNamespace(first=True, from_first=lambda word: word)
         self.policy.logprobs = Scorer(0.0).logprobs
-        pusher = WeightPusher(SYNC, "disk", [], folder=tmp_path / "weights", timeout=30.0)
-        replicas = PushedReplicas(self.folder, {"replicas": 2}, timeout=30.0)
-        self.delivery = Delivery(pusher, replicas, self.policy, self.policy.ranks, self.folder)
+        pusher = WeightPusher(opened("disk", tmp_path / "weights"))
+        receivers = Receivers(self.folder, inference(2), timeout=30.0)
+        self.delivery = Delivery(pusher, receivers, self.policy, self.policy.ranks, self.folder)
 
     def started(self, vllm):
-        """Say that it listens, since another of its starts if it did before."""
+        """Report that a vLLM listens; from the second time on, that it was restarted."""
         known = Endpoint.read(self.folder, vllm.name)
         incarnation = known.incarnation + 1 if known else 0
         Endpoint(vllm.address, incarnation).write(self.folder, vllm.name)
@@ -70,13 +122,13 @@ def vllms(tmp_path, rank):
         served = [stack.enter_context(replica(tmp_path / f"{name}.sock", name)) for name in names]
         for one in served:
             rank.started(one.receiver.replica)
-        rank.delivery.begin(0, 30.0)
+        rank.delivery.begin(0)
         yield served
 
 
 @pytest.mark.parametrize("route", ["/pause", "/inference/v1/generate"])
-def test_one_that_has_started_meanwhile_takes_the_place_of_the_last(route, rank, vllms):
-    """The supervisor ends no run in which another one answers, with whatever weights."""
+def test_a_vllm_that_starts_meanwhile_replaces_the_last(route, rank, vllms):
+    """The supervisor ends no run in which another vLLM answers."""
 
     def fail_as_the_other_one_comes_back():
         rank.started(vllms[1].receiver.replica)
@@ -94,7 +146,7 @@ def test_one_that_has_started_meanwhile_takes_the_place_of_the_last(route, rank,
 
 
 @pytest.mark.parametrize("stop", [True, False])
-def test_the_supervisor_hears_of_the_last_and_decides(stop, rank, vllms, monkeypatch):
+def test_the_supervisor_is_told_of_the_last_lost_vllm_and_decides(stop, rank, vllms, monkeypatch):
     monkeypatch.setattr(delivery, "_NOTICED_S", 0.3)
     if stop:
         rank.folder.stop_request.touch()

@@ -7,19 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rl.run.folder import RunFolder
+from rl.runtime.folder import RunFolder
 from rl.trainer.loggers import CURATED, ConsoleLogger, Loggers, WandbLogger, wandb_id
 from tests.support.wandb_files import records
 
 TABLES = {"rollouts_every": 2, "num_rollouts": 4}
-
-
-def test_the_console_logger_has_nothing_to_do(tmp_path):
-    logger = ConsoleLogger()
-    logger.start(tmp_path, "name", {})
-    logger.log(0, {"a": 1.0})
-    logger.finish()
-    assert list(tmp_path.iterdir()) == []
 
 
 WANDB_RUN = """
@@ -86,7 +78,7 @@ def test_wandb_offline_writes_below_the_run_folder(tmp_path):
     ]
     assert [step["train/reward"] for step in steps] == [0.5, 0.6]
     assert "train/loss" not in steps[0]  # NaN
-    # A dozen that says whether the run is well, and the rest on demand.
+    # A dozen metrics show whether the run is healthy, the rest is hidden at first.
     metrics = [record for kind, record in kept if kind == "metric"]
     assert [metric.name for metric in metrics][: len(CURATED)] == list(CURATED)
     assert not any(metric.options.hidden for metric in metrics[: len(CURATED)])
@@ -108,8 +100,8 @@ def test_wandb_without_a_key_goes_offline_with_one_warning(tmp_path):
 
 
 def test_wandb_without_a_network_goes_offline_with_one_warning(tmp_path):
-    nobody = {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": "0" * 40}
-    (warning,) = use_wandb(tmp_path / "run", "online", **nobody)
+    unreachable = {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": "0" * 40}
+    (warning,) = use_wandb(tmp_path / "run", "online", **unreachable)
     assert "127.0.0.1:9" in warning
     assert "wandb sync" in warning
     assert b"train/reward" in logged(tmp_path / "run")

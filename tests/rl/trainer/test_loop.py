@@ -1,34 +1,290 @@
-"""What the loop writes and when; the last version's evaluation is no step of its own."""
+"""The trainer's loop with a fake learner and pusher, on a real socket."""
 
-import json
-import socketserver
+import os
+import signal
+import socket
 import threading
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
-from rl.records import RankBatch
-from rl.report.finished_runs import steps_done
-from rl.report.panel import RunView
-from rl.report.screen import final_summary, with_evaluation
-from rl.run.folder import RunFolder
-from rl.run.metrics import MetricsFile
-from rl.run.status import Status
-from rl.trainer.loggers import ConsoleLogger
-from rl.trainer.loop import TrainingRun
+from rl.config.build import build
+from rl.config.schema import Run
+from rl.inference import routes
+from rl.records import MicroBatch, RankBatch, columns_of
+from rl.runtime import child
+from rl.runtime.failure import RunFailed
+from rl.runtime.folder import RunFolder
+from rl.runtime.metrics import MetricsFile, read_metrics, steps_done
+from rl.runtime.status import STOPPED, Status
+from rl.runtime.stop_request import pass_on_signals
+from rl.supervisor import replicas
+from rl.terminal.panel import RunView
+from rl.terminal.screen import final_summary
+from rl.trainer import delivery, loop
+from rl.trainer.delivery import Delivery
+from rl.trainer.receivers import Receivers
+from rl.weights.pusher import NoReceiver
 from rl.wire import HEADER, Answer, Call, pack, unpack
+from tests.support.composing import composed
+from tests.support.replicas import inference
+
+EMPTY = MicroBatch(
+    **{name: np.zeros((1, 2), column.dtype) for name, column in columns_of(MicroBatch).items()},
+    **dict.fromkeys(("rollout_ids", "first_positions", "row_numbers"), np.zeros(1, np.int32)),
+)
+EVALUATION = {
+    "_target_": "rl.evaluation.periodic.PeriodicEvaluation",
+    **{"num_examples": 2, "rollouts_per_example": 1, "temperature": 0.0, "pass_threshold": 1.0},
+}
+STATS = {"train/grad_norm": 1.0, "train/learning_rate": 1e-3, "train/skipped": 0.0}
+
 
 STEP = {"train/reward": 0.5, "time/step": 1.0, "eval/reward": 0.25}
 LAST = {"eval/reward": 0.75, "eval/pass@1": 0.5}
 
 
+class WithoutReplicas(Receivers):
+    """Replicas that are ready at once."""
+
+    def wait(self):
+        pass
+
+
+class Rehearsal(loop.TrainingRun):
+    """The run of one rank, with parts of the test."""
+
+    def __init__(self, folder, *, start, max_steps, checkpoint_every, moves=True):
+        settings = [f"trainer.checkpoint_every={checkpoint_every}", f"max_steps={max_steps}"]
+        self.run = Run.of(composed(f"output_dir={folder.path.parent}", *settings))
+        self.run_folder, self.start, self.num_nonfinite = folder, start, 0
+        self.settings = self.run.trainer
+        self.status = Status(folder, "trainer.rank0")
+        self.ranks = SimpleNamespace(first=True, rank=0, from_first=lambda word: word)
+        stats = {**STATS, "train/grad_norm": float(moves)}
+        self.learner = SimpleNamespace(policy=None, update=lambda batch, observer: dict(stats))
+        self.metrics, self.logger = MetricsFile(folder), build(self.run.logger)()
+        self.pushed: list[tuple[int, bool]] = []
+        pusher: Any = self
+        replicas = WithoutReplicas(folder, inference(1), timeout=5.0)
+        ranks: Any = self.ranks
+        self.delivery = Delivery(pusher, replicas, self.learner.policy, ranks, folder)
+
+    def join(self, receivers):
+        pass
+
+    def lost(self):
+        return []
+
+    def push(self, policy, version, *, must_differ):
+        self.pushed.append((version, must_differ))
+
+    def probe(self, policy, batch, version):
+        return {}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made = RunFolder(tmp_path / "r")
+    made.path.mkdir()
+    made.private.make()
+    made.set_model(tmp_path)
+    return made
+
+
+@pytest.fixture
+def answers() -> dict[str, Callable[[Call], Answer | None]]:
+    """What the rollouts process says to some calls; where it is None, as to all others."""
+    return {}
+
+
+@pytest.fixture
+def calls(folder, answers):
+    """What the rollouts process is asked; it answers at once."""
+    asked: list[Call] = []
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(folder.private.rollouts_socket))
+    listener.listen()
+
+    def serve():
+        connection = listener.accept()[0].makefile("rwb")
+        while header := connection.read(HEADER.size):
+            call = unpack(connection.read(HEADER.unpack(header)[0]), Call)
+            asked.append(call)
+            batch = RankBatch(step=call.step, micro_batches=(EMPTY,))
+            value = msgspec.Raw(pack(batch if call.what == "next_batch" else {}))
+            special = answers.get(call.what, lambda call: None)(call)
+            answer = pack(special or Answer(value=value))
+            connection.write(HEADER.pack(len(answer)) + answer)
+            connection.flush()
+
+    threading.Thread(target=serve, daemon=True).start()
+    yield asked
+    listener.close()
+
+
+@pytest.fixture
+def saved(monkeypatch):
+    """Steps of the checkpoints."""
+    steps: list[int] = []
+    monkeypatch.setattr(loop, "save_checkpoint", lambda *_, step, **__: steps.append(step))
+    return steps
+
+
+def test_every_step_makes_one_version_pushes_it_and_says_that_it_is_live(folder, calls, saved):
+    run = Rehearsal(folder, start=3, max_steps=6, checkpoint_every=0)
+    run.train()
+    assert run.pushed == [(3, False), (4, True), (5, True), (6, True)]
+    assert [c.version for c in calls if c.what == "publish"] == [3, 4, 5, 6]
+    assert [c.step for c in calls if c.what == "next_batch"] == [3, 4, 5]
+
+
+def test_a_step_without_gradient_need_not_change_the_weights(folder, calls, saved):
+    run = Rehearsal(folder, start=0, max_steps=1, checkpoint_every=0, moves=False)
+    run.train()
+    assert run.pushed == [(0, False), (1, False)]
+
+
+def test_a_resumed_run_has_every_line_once(folder, calls, saved):
+    with_later = MetricsFile(folder)
+    for step in range(5):  # the run was killed after its checkpoint of step 3
+        with_later.append(step, {"old": 1.0})
+    with_later.close()
+    Rehearsal(folder, start=3, max_steps=6, checkpoint_every=0).train()
+    rows = read_metrics(folder)
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4, 5]
+    assert ["old" in row for row in rows] == [True] * 3 + [False] * 3
+    assert [row.get("train/policy_version") for row in rows[3:]] == [4, 5, 6]
+
+
+@pytest.mark.parametrize(("every", "steps"), [(0, [5]), (2, [2, 4, 5]), (5, [5])])
+def test_checkpoints_come_when_they_are_due_and_at_the_end(every, steps, folder, calls, saved):
+    Rehearsal(folder, start=0, max_steps=5, checkpoint_every=every).train()
+    assert saved == steps
+
+
+def test_only_steps_in_a_row_without_a_gradient_end_the_run(folder):
+    run = Rehearsal(folder, start=0, max_steps=1, checkpoint_every=0)
+    most = run.settings.max_nonfinite_steps
+    for skipped in [1.0] * (most - 1) + [0.0] + [1.0] * (most - 1):
+        run._fail_if_nonfinite({"train/skipped": skipped})
+    with pytest.raises(RunFailed, match=f"{most} steps in a row"):
+        run._fail_if_nonfinite({"train/skipped": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("message", "solved", "evaluated"),
+    [("the task is solved", True, [2]), (STOPPED, True, []), ("too hard", False, [])],
+)
+def test_a_run_that_ends_early_and_well_evaluates_its_last_version(
+    message, solved, evaluated, folder, calls, saved, answers
+):
+    answers["next_batch"] = lambda call: (
+        Answer(over=message, solved=solved) if call.step == 2 else None
+    )
+    answers["evaluation"] = lambda call: Answer(value=msgspec.Raw(pack({"eval/reward": 0.5})))
+    run = Rehearsal(folder, start=0, max_steps=9, checkpoint_every=0)
+    run.run = replace(run.run, evaluation={**EVALUATION, "every": 5})
+    with nullcontext() if solved else pytest.raises(RunFailed, match=message):
+        run.train()
+    assert saved == [2]
+    assert [c.version for c in calls if c.what == "evaluation"] == [0, *evaluated]
+    rows = [(row["step"], row.get("eval/reward")) for row in read_metrics(folder)]
+    assert rows == [(0, 0.5), (1, None), *((version, 0.5) for version in evaluated)]
+
+
+PHASES = ("join", "update", "push", "probe", "_publish", "_log", "_save")
+
+
+@pytest.fixture
+def passing_on(folder):
+    """Signals to this process are taken as those to a rank are."""
+    numbers = (signal.SIGTERM, signal.SIGUSR2)
+    before = {number: signal.getsignal(number) for number in numbers}
+    pass_on_signals(folder)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_signal_in_any_phase_of_a_step_loses_none_and_does_none_twice(
+    phase, folder, calls, saved, answers, passing_on, monkeypatch
+):
+    def no_more(call: Call) -> Answer | None:
+        return Answer(over=STOPPED, solved=True) if folder.stop_request.exists() else None
+
+    answers["next_batch"] = no_more  # as rl/rollouts/service.py, to all ranks alike
+    run = Rehearsal(folder, start=0, max_steps=9, checkpoint_every=2)
+    owner = run.learner if phase == "update" else run
+    method, seen = getattr(owner, phase), []
+
+    def signalled(*given, **named):
+        seen.append(phase)
+        if len(seen) == (1 if phase in ("join", "_save") else 2):
+            os.kill(os.getpid(), signal.SIGUSR2)
+        return method(*given, **named)
+
+    monkeypatch.setattr(owner, phase, signalled)
+    run.train()
+    done = [row["step"] for row in read_metrics(folder)]
+    # The second push and publication are those of the first step.
+    num_steps = {"join": 0, "push": 1, "_publish": 1}.get(phase, 2)
+    assert done == list(range(num_steps))
+    assert set(saved) == {num_steps} - {0}
+
+
+class WithoutServer(Rehearsal):
+    def push(self, policy, version, *, must_differ):
+        super().push(policy, version, must_differ=must_differ)
+        if version > self.start:
+            raise NoReceiver("vLLM is out of reach")
+
+
+def test_a_failed_push_waits_until_the_supervisor_has_looked_at_the_socket_and_ended_vllm():
+    seen = replicas._HEALTH_EVERY_S + routes._HEALTH_TIMEOUT_S + 2 * child._GRACE_S
+    assert seen < delivery._NOTICED_S
+
+
+@pytest.mark.parametrize("noticed", [True, False])
+def test_a_step_that_cannot_be_pushed_is_kept_where_the_supervisor_saw_why(
+    folder, calls, saved, monkeypatch, noticed
+):
+    monkeypatch.setattr(delivery, "_NOTICED_S", 0.1)
+    if noticed:
+        folder.stop_request.touch()
+    run = WithoutServer(folder, start=3, max_steps=6, checkpoint_every=0)
+    with nullcontext() if noticed else pytest.raises(RunFailed, match="out of reach"):
+        run.train()
+    assert saved == [4] * noticed
+    assert [row["step"] for row in read_metrics(folder)] == [3] * noticed
+    assert [call.version for call in calls if call.what == "publish"] == [3]
+
+
+class KilledRun(Rehearsal):
+    def _checkpoint(self, step, rollouts):
+        if step == 2:
+            raise KeyboardInterrupt
+
+
+def test_no_line_is_lost_between_a_step_and_its_checkpoint(folder, calls):
+    with pytest.raises(KeyboardInterrupt):
+        KilledRun(folder, start=0, max_steps=4, checkpoint_every=1).train()
+    lines = read_metrics(folder)
+    assert [line["step"] for line in lines] == [0, 1]
+    assert ["time/checkpoint" in line for line in lines] == [False, True]  # that of the step before
+
+
 def test_it_joins_the_last_step_on_the_screen():
     view = RunView("run", 2)
     for row in ({"step": 0, **STEP}, {"step": 1, "train/reward": 0.6}, {"step": 2, **LAST}):
-        view.add(with_evaluation(view, row))
+        view.add(row)
     assert view.done == 2
     assert view.rows[-1] == {"step": 1, "train/reward": 0.6, **LAST}
 
@@ -36,7 +292,7 @@ def test_it_joins_the_last_step_on_the_screen():
 def test_a_step_without_an_evaluation_shows_the_one_before():
     view = RunView("run", 3)
     for row in ({"step": 0, **STEP}, {"step": 1, "train/reward": 0.6}):
-        view.add(with_evaluation(view, row))
+        view.add(row)
     assert view.rows[-1]["eval/reward"] == 0.25
 
 
@@ -54,61 +310,3 @@ def test_steps_are_counted_with_and_without_it():
     rows = [{"step": 0, **STEP}, {"step": 1, **STEP}]
     assert steps_done([]) == 0
     assert steps_done(rows) == steps_done([*rows, {"step": 2, "time": 1.0, **LAST}]) == 2
-
-
-class RolloutsProcess(socketserver.StreamRequestHandler):
-    """Answers every call with an empty batch or nothing."""
-
-    def handle(self):
-        while head := self.rfile.read(HEADER.size):
-            call = unpack(self.rfile.read(HEADER.unpack(head)[0]), Call)
-            batch = RankBatch(call.step, (), np.empty(0, np.float32), np.empty(0, np.int32), {})
-            value = msgspec.Raw(pack(batch if call.what == "next_batch" else {}))
-            answer = pack(Answer(value=value))
-            self.wfile.write(HEADER.pack(len(answer)) + answer)
-
-
-@dataclass
-class ShortRun:
-    max_steps: int = 4
-    run_name: str = "run"
-
-
-class KilledRun(TrainingRun):
-    """A run of demonstrations that ends as its second step's checkpoint is written."""
-
-    def __init__(self, run_folder: RunFolder) -> None:
-        trained = {"train/grad_norm": 1.0, "train/learning_rate": 1.0, "train/skipped": 0.0}
-        self.run_folder, self.start, self.nonfinite = run_folder, 0, 0
-        self.run = ShortRun()
-        self.settings = SimpleNamespace(wait_timeout=60.0, max_nonfinite_steps=3)
-        self.sampler = SimpleNamespace(uses_vllm=False)
-        self.ranks = SimpleNamespace(first=True, rank=0)
-        self.learner = SimpleNamespace(update=lambda batch, observer: dict(trained))
-        self.status, self.logger = Status(run_folder, "trainer.rank0"), ConsoleLogger()
-        self.metrics = MetricsFile(run_folder)
-        self.delivery = None
-
-    def _evaluation(self, rollouts, watch, version, *, last=False) -> dict[str, float]:
-        return {}
-
-    def _checkpoint(self, step: int, rollouts: object) -> None:
-        if step == 2:
-            raise KeyboardInterrupt
-
-
-def test_no_line_is_lost_between_a_step_and_its_checkpoint(tmp_path):
-    folder = RunFolder(tmp_path)
-    folder.private.rollouts_socket.parent.mkdir(parents=True, exist_ok=True)
-    with socketserver.ThreadingUnixStreamServer(
-        str(folder.private.rollouts_socket), RolloutsProcess
-    ) as s:
-        s.daemon_threads = True
-        threading.Thread(target=s.serve_forever, args=(0.01,), daemon=True).start()
-        run = KilledRun(folder)
-        with pytest.raises(KeyboardInterrupt):
-            run.train()
-        s.shutdown()
-    lines = [json.loads(x) for x in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [0, 1]
-    assert ["time/checkpoint" in line for line in lines] == [False, True]  # that of the step before

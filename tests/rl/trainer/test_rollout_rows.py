@@ -2,7 +2,7 @@
 
 import json
 
-from rl.run.folder import RunFolder
+from rl.runtime.folder import RunFolder
 from rl.trainer.rollout_rows import rollout_rows
 
 

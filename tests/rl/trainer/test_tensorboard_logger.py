@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from rl.run.folder import RunFolder
+from rl.runtime.folder import RunFolder
 from rl.trainer.tensorboard_logger import TensorBoardLogger
 
 

@@ -18,14 +18,14 @@ def weights():
 
 
 def test_it_is_16_hex_digits_whatever_the_order_and_the_strides():
-    mark = fingerprint(weights())
-    assert len(mark) == 16
-    assert int(mark, 16) >= 0
-    assert fingerprint(dict(reversed(weights().items()))) == mark
+    found = fingerprint(weights())
+    assert len(found) == 16
+    assert int(found, 16) >= 0
+    assert fingerprint(dict(reversed(weights().items()))) == found
     transposed = weights()["a"].t().contiguous().t()
     assert not transposed.is_contiguous()
-    assert fingerprint(weights() | {"a": transposed}) == mark
-    assert fingerprint(weights() | {"a": weights()["a"].requires_grad_()}) == mark
+    assert fingerprint(weights() | {"a": transposed}) == found
+    assert fingerprint(weights() | {"a": weights()["a"].requires_grad_()}) == found
 
 
 CHANGES = {

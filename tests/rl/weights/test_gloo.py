@@ -1,15 +1,14 @@
-"""gloo between processes: what arrives, who listens where, what a peer that ends or hangs costs.
+"""gloo between processes: what arrives, who listens where, what a dead or hanging worker costs.
 
 A replica here is two processes, as under tensor parallelism; the trainer is this one.
 """
 
-import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import enumerate as enumerate_threads
 from typing import Any
@@ -17,9 +16,10 @@ from typing import Any
 import pytest
 import torch
 
-from rl.run.failure import RunFailed
-from rl.weights.gloo import GlooSender, own_address
-from tests.support.composing import REPO
+from rl.runtime.failure import RunFailed
+from rl.weights.gloo import own_address
+from rl.weights.transport import open_reader
+from tests.support.receiving import opened
 from tests.support.replicas import replica_at
 
 WEIGHTS = {
@@ -30,47 +30,61 @@ WEIGHTS = {
 }
 
 
+def forms(weights: Any) -> dict[str, list[Any]]:
+    return {name: [str(t.dtype), list(t.shape)] for name, t in weights.items()}
+
+
+def worker(number: int, calls: Connection) -> None:
+    """Open a reader and read with it, as told; answer every call, with the error if it fails."""
+    reader: Any = None
+    with suppress(EOFError):
+        while True:
+            call = calls.recv()
+            try:
+                if "reader" in call:
+                    reader = open_reader(call["reader"], number, call["facts"])
+                    calls.send("ready")
+                else:
+                    calls.send(forms(reader.read(call["fingerprint"], **call["source"])))
+            except RuntimeError as error:
+                calls.send({"error": str(error)})
+
+
 class Workers:
     """The processes of one replica, and the routes of vLLM that would reach them."""
 
     def __init__(self, number: int) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        spawn, pairs = get_context("spawn"), [get_context("spawn").Pipe() for _ in range(number)]
+        self.calls = [ours for ours, _ in pairs]
         self.processes = [
-            subprocess.Popen(
-                [sys.executable, "-m", "tests.support.gloo_worker", str(worker)],
-                cwd=REPO,
-                env=environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for worker in range(number)
+            spawn.Process(target=worker, args=(i, theirs), daemon=True)
+            for i, (_, theirs) in enumerate(pairs)
         ]
+        for process, (_, theirs) in zip(self.processes, pairs, strict=True):
+            process.start()
+            theirs.close()
         self.answers: list[Any] = []
         self.replica = replica_at(Path("/nowhere/vllm.sock"))
 
     def ask(self, call: dict[str, Any]) -> None:
-        for process in self.processes:
-            assert process.stdin
-            with suppress(BrokenPipeError):  # it was killed
-                process.stdin.write(json.dumps(call) + "\n")
-                process.stdin.flush()
-        self.answers = [json.loads(p.stdout.readline() or "{}") for p in self.processes if p.stdout]
-        errors = [a["error"] for a in self.answers if isinstance(a, dict) and "error" in a]
+        self.answers = [{"error": "killed"} for _ in self.calls]
+        for one in self.calls:
+            with suppress(BrokenPipeError):
+                one.send(call)
+        for i, one in enumerate(self.calls):
+            with suppress(EOFError, ConnectionResetError):
+                self.answers[i] = one.recv()
+        errors = [answer["error"] for answer in self.answers if "error" in answer]
         if errors:
             raise RunFailed(f"vLLM refused: {errors}")
 
     def num_workers(self) -> int:
-        return len(self.processes)
+        return len(self.calls)
 
-    def init_transfer(self, info: dict[str, Any]) -> None:
-        self.ask({"connect": info["facts"]})
+    init_transfer = update = ask
 
     def start_update(self) -> None:
         pass
-
-    def update(self, info: dict[str, Any]) -> None:
-        self.ask({"read": [info["fingerprint"], info["where"]["num_bytes"]]})
 
     def finish_update(self, version: int) -> None:
         pass
@@ -79,15 +93,14 @@ class Workers:
 @contextmanager
 def replica(number: int) -> Iterator[Any]:
     workers = Workers(number)
-    with ExitStack() as stack:
-        for process in workers.processes:
-            stack.enter_context(process)
-            stack.callback(process.kill)
-        yield workers
+    yield workers
+    for process in workers.processes:
+        process.kill()
+        process.join()
 
 
-def listeners(pid: int) -> set[str]:
-    """The addresses on which a process listens for TCP connections."""
+def listeners(pid: int | None) -> set[str]:
+    """Return the addresses on which a process listens for TCP connections."""
     links = [os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir() if fd.is_symlink()]
     sockets = {link[8:-1] for link in links if link.startswith("socket:")}
     found = set()
@@ -99,8 +112,8 @@ def listeners(pid: int) -> set[str]:
     return found
 
 
-def test_all_workers_get_every_byte_and_a_peer_that_ends_or_hangs_is_an_error_in_time():
-    sender = GlooSender(timeout=60.0)
+def test_all_workers_get_every_byte_and_a_dead_or_hanging_worker_is_an_error_in_time(tmp_path):
+    sender = opened("gloo", tmp_path, 60.0)
     with replica(2) as workers:
         sender.connect(workers)
         loopback = {"0100007F"}
@@ -110,27 +123,26 @@ def test_all_workers_get_every_byte_and_a_peer_that_ends_or_hangs_is_an_error_in
             weights = {name: tensor * (1 + step) for name, tensor in WEIGHTS.items()}
             sender.pack(weights)
             sender.send(workers, step)
-            expected = {n: [str(t.dtype), list(t.shape)] for n, t in weights.items()}
-            assert workers.answers == [expected, expected]
-        workers.processes[1].send_signal(signal.SIGKILL)
+            assert workers.answers == [forms(weights)] * 2
+        os.kill(workers.processes[1].pid, signal.SIGKILL)
         with pytest.raises(RunFailed, match="vLLM refused"):
             sender.send(workers, 3)
-        # The one that is left was told, and did not wait for its own timeout.
+        # The other worker fails at once, without waiting for its own timeout.
         assert "imed out" not in workers.answers[0]["error"]
 
-        # What is left of it, as if it had been started again; soon it hangs.
-        del workers.processes[1:]
-        sender = GlooSender(timeout=2.0)
+        # The other worker alone, as a restarted replica that soon hangs.
+        del workers.calls[1:]
+        sender = opened("gloo", tmp_path, 2.0)
         sender.connect(workers)
         sender.pack(WEIGHTS)
         sender.send(workers, 4)
-        workers.update = lambda info: None  # it says that it has read, and has not
+        workers.update = lambda info: None  # answers that it has read, and has not
         with pytest.raises(RunFailed, match="gloo between the trainer and vLLM failed"):
             sender.send(workers, 5)
 
 
-def test_a_push_that_fails_late_leaves_the_group_of_the_restarted_replica_alone():
-    sender, before = GlooSender(timeout=60.0), set(enumerate_threads())
+def test_a_push_that_fails_late_keeps_the_group_of_the_restarted_replica(tmp_path):
+    sender, before = opened("gloo", tmp_path, 60.0), set(enumerate_threads())
     with replica(1) as killed, replica(1) as restarted:
         sender.connect(killed)
         sender.pack(WEIGHTS)
@@ -149,7 +161,7 @@ def refused(_: Any) -> None:
     raise RunFailed("refused")
 
 
-def test_the_address_by_which_another_host_sees_us_is_found_by_the_way_to_it():
+def test_the_own_address_is_that_of_the_route_to_the_other_host():
     assert own_address("127.0.0.1", 9) == "127.0.0.1"
     assert own_address("127.0.0.7", 9) in ("127.0.0.1", "127.0.0.7")
     assert own_address("::1", 9) == "::1"

@@ -1,4 +1,4 @@
-"""What a push brings to vLLM, which way it goes, and what it refuses; one replica."""
+"""What a push brings to one replica, by which route, and what it refuses."""
 
 from types import SimpleNamespace
 
@@ -10,14 +10,13 @@ from rl.inference.server import SERVED_AS
 from rl.model.loading import load_model
 from rl.model.lora import LoRA, adapter_weights, full_weights
 from rl.rollouts.plan import plan
-from rl.run.failure import RunFailed
-from rl.weights.pusher import WeightPusher, WeightSync
+from rl.runtime.failure import RunFailed
+from rl.weights.pusher import WeightPusher
+from rl.weights.transport import open_reader
 from tests.support import tiny_policy
-from tests.support.receiving import replica
+from tests.support.receiving import SENDERS, WHOLE, opened, replica
 
-SYNC = WeightSync(transport="auto", folder=None, probe_every=1, probe_rows=2, max_mismatch=0.05)
 LORA = {"rank": 2, "alpha": 4.0, "dropout": 0.0, "modules_to_save": [], "rslora": False}
-WHOLE = ["shm", "disk", "gloo"]
 torch.set_num_threads(1)
 
 
@@ -28,7 +27,7 @@ def vllm(tmp_path):
 
 
 class OnePolicy:
-    """A policy on one rank that is trained by hand."""
+    """A policy on one rank; a test changes its weights."""
 
     def __init__(self, folder, dtype=torch.float32, *, first=True):
         self.ranks = SimpleNamespace(first=first)
@@ -46,10 +45,9 @@ class OnePolicy:
         self.model.model.layers[0].self_attn.q_proj.lora_B["default"].weight.data += 1
 
 
-def pusher(transport, tmp_path, *replicas, **knobs):
+def pusher(sync, tmp_path, *replicas, **options):
     receivers = [one.receiver for one in replicas]
-    folder = tmp_path / "weights"
-    return WeightPusher(SYNC, transport, receivers, folder=folder, timeout=30.0, **knobs)
+    return WeightPusher(opened(sync, tmp_path / "weights"), receivers, **options)
 
 
 class Scorer:
@@ -72,40 +70,29 @@ def two_rows(chosen=((0, 0, 1, 1), (0, 0, 1, 0))):
     return SimpleNamespace(token_ids=token_ids, completion_mask=np.array(chosen, np.bool_))
 
 
-def test_the_probe_leaves_the_engine_room_for_a_token_of_its_own(vllm, tmp_path, monkeypatch):
-    asked = []
-    score = vllm.receiver.score
+def test_the_probe_compares_each_token_with_itself_and_leaves_vllm_room_for_one_more(
+    vllm, tmp_path, monkeypatch
+):
+    asked, score = [], vllm.receiver.score
     monkeypatch.setattr(
         vllm.receiver, "score", lambda model, ids: asked.append(ids) or score(model, ids)
     )
-    found = pusher("shm", tmp_path, vllm).probe(Scorer(-0.03125), two_rows(), 1)
-
+    push = pusher("shm", tmp_path, vllm)
+    found = push.probe(Scorer(-0.03125), two_rows(), 1)
     assert sorted(asked) == [[5, 16, 27], [9, 6]]  # a row may fill the context
     assert found == {"mismatch/mean_abs": 0.03125, "mismatch/max_abs": 0.03125}
+    assert push.probe(Scorer(0.0), two_rows(), 1)["mismatch/max_abs"] == 0
 
 
-def test_the_probe_compares_each_token_with_itself(vllm, tmp_path):
-    """One position off, in either direction, and neighbours would be compared."""
-    found = pusher("shm", tmp_path, vllm).probe(Scorer(0.0), two_rows(), 1)
-    assert found["mismatch/max_abs"] == 0
-
-
-def test_every_probe_is_bounded_and_the_first_most_closely(vllm, tmp_path):
+def test_every_probe_is_bounded_and_the_first_of_a_run_has_the_tighter_bound(vllm, tmp_path):
     with pytest.raises(RunFailed, match=r"version 1: mean .* 0.0625 > 0.05 \(sync.max_mismatch"):
         pusher("shm", tmp_path, vllm).probe(Scorer(0.0625), two_rows(), 1)
-    push = pusher("shm", tmp_path, vllm)
-    for version, gap in ((1, 0.03125), (2, 0.0625)):
-        assert push.probe(Scorer(gap), two_rows(), version)["mismatch/mean_abs"] == gap
-    with pytest.raises(RunFailed, match=r"version 3: mean .* 0.1250 > 0.1 .* doubled after"):
-        push.probe(Scorer(0.125), two_rows(), 3)
-
-
-def test_a_run_that_goes_on_has_had_its_first_probe(vllm, tmp_path):
-    """Else a healthy run could be stopped and never go on."""
-    goes_on = pusher("shm", tmp_path, vllm, goes_on=True)
-    assert goes_on.probe(Scorer(0.0625), two_rows(), 7)["mismatch/mean_abs"] == 0.0625
-    with pytest.raises(RunFailed, match=r"version 8: mean .* 0.1250 > 0.1 .* doubled after"):
-        goes_on.probe(Scorer(0.125), two_rows(), 8)
+    fresh, resumed = pusher("shm", tmp_path, vllm), pusher("shm", tmp_path, vllm, resumed=True)
+    fresh.probe(Scorer(0.03125), two_rows(), 1)
+    for push in (fresh, resumed):
+        assert push.probe(Scorer(0.0625), two_rows(), 2)["mismatch/mean_abs"] == 0.0625
+        with pytest.raises(RunFailed, match=r"version 3: mean .* 0.1250 > 0.1 .* doubled after"):
+            push.probe(Scorer(0.125), two_rows(), 3)
 
 
 def test_a_batch_in_which_nothing_trains_is_not_compared(vllm, tmp_path):
@@ -114,9 +101,10 @@ def test_a_batch_in_which_nothing_trains_is_not_compared(vllm, tmp_path):
         assert pusher("shm", tmp_path, vllm).probe(Scorer(9.0), batch, 1) == {}
 
 
-def test_an_adapter_is_named_once_and_then_replaced_under_way(vllm, tmp_path):
+def test_vllm_loads_an_adapter_once_and_later_pushes_replace_it(vllm, tmp_path):
     policy, push = OnePolicy(tmp_path / "model"), pusher("adapter", tmp_path, vllm)
     push.push(policy, 7, must_differ=False)
+    assert vllm.holds(policy.adapter_weights(), 7)
     policy.step()
     push.push(policy, 8, must_differ=True)
     once = ["/start_weight_update", "/init_weight_transfer_engine", "/v1/load_lora_adapter"]
@@ -125,19 +113,15 @@ def test_an_adapter_is_named_once_and_then_replaced_under_way(vllm, tmp_path):
     assert vllm.server.form["lora_alpha"] == 4.0
     assert vllm.server.first.keys() == policy.adapter_weights().keys()
     assert vllm.holds(policy.adapter_weights(), 8)
-    assert SERVED_AS["adapter"] != SERVED_AS["shm"]
-
-
-def test_nothing_of_an_adapter_is_left_on_disk(vllm, tmp_path):
-    pusher("adapter", tmp_path, vllm).push(OnePolicy(tmp_path / "model"), 1, must_differ=False)
+    assert SERVED_AS[True] != SERVED_AS[False]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "vllm.sock"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("transport", WHOLE)
-def test_all_weights_travel_with_the_adapter_merged_in(transport, dtype, vllm, tmp_path):
+@pytest.mark.parametrize("sync", WHOLE)
+def test_all_weights_arrive_with_the_adapter_merged_in(sync, dtype, vllm, tmp_path):
     policy = OnePolicy(tmp_path / "model", dtype)
-    push = pusher(transport, tmp_path, vllm)
+    push = pusher(sync, tmp_path, vllm)
     push.push(policy, 7, must_differ=False)
     assert vllm.holds(policy.weights(), 7)
     policy.step()
@@ -148,36 +132,27 @@ def test_all_weights_travel_with_the_adapter_merged_in(transport, dtype, vllm, t
     assert not (tmp_path / "weights").exists()
 
 
-@pytest.mark.parametrize("transport", [*WHOLE, "adapter"])
-def test_a_rank_that_is_not_the_first_only_collects(transport, vllm, tmp_path):
-    push = pusher(transport, tmp_path, vllm)
+@pytest.mark.parametrize("sync", SENDERS)
+def test_a_rank_that_is_not_the_first_only_collects(sync, vllm, tmp_path):
+    push = pusher(sync, tmp_path, vllm)
     push.push(OnePolicy(tmp_path / "model", first=False), 1, must_differ=False)
     assert vllm.server.routes == []
 
 
-@pytest.mark.parametrize("transport", ["shm", "adapter"])
-def test_a_step_that_changed_nothing_is_an_error_and_one_that_did_is_not(transport, vllm, tmp_path):
-    policy, push = OnePolicy(tmp_path / "model"), pusher(transport, tmp_path, vllm)
-    push.push(policy, 1, must_differ=False)
+@pytest.mark.parametrize("sync", ["shm", "adapter"])
+def test_a_step_that_changed_nothing_is_an_error_unless_it_was_skipped(sync, vllm, tmp_path):
+    policy, push = OnePolicy(tmp_path / "model"), pusher(sync, tmp_path, vllm)
+    for version in (0, 1):
+        push.push(policy, version, must_differ=False)
     with pytest.raises(RunFailed, match="before version 2 changed no weight"):
         push.push(policy, 2, must_differ=True)
     policy.step()
     push.push(policy, 2, must_differ=True)
-    assert vllm.server.routes.count("/update_weights") == 2
+    assert vllm.server.routes.count("/update_weights") == 3
 
 
-@pytest.mark.parametrize("transport", ["shm", "adapter"])
-def test_weights_that_nothing_should_have_changed_may_be_the_same(transport, vllm, tmp_path):
-    """After a skipped step, say."""
-    policy, push = OnePolicy(tmp_path / "model"), pusher(transport, tmp_path, vllm)
-    for version in (1, 2):
-        push.push(policy, version, must_differ=False)
-    assert vllm.server.routes.count("/update_weights") == 2
-
-
-@pytest.mark.parametrize("transport", WHOLE)
-def test_what_a_trainer_before_this_one_left_open_is_given_up(transport, vllm, tmp_path):
-    """It was killed between start and finish, and vLLM, which somebody else started, lived on."""
+@pytest.mark.parametrize("sync", WHOLE)
+def test_a_push_replaces_what_a_trainer_that_was_killed_has_left_open(sync, vllm, tmp_path):
     policy, refused = OnePolicy(tmp_path / "model"), []
 
     def once():
@@ -186,10 +161,15 @@ def test_what_a_trainer_before_this_one_left_open_is_given_up(transport, vllm, t
             raise RuntimeError("a weight update is already active")
 
     vllm.server.faults["/start_weight_update"] = once
-    if transport == "disk":
+    if sync == "disk":
         (tmp_path / "weights").mkdir()
         (tmp_path / "weights" / "weights-0123.new").touch()
-    pusher(transport, tmp_path, vllm).push(policy, 3, must_differ=False)
+    pusher(sync, tmp_path, vllm).push(policy, 3, must_differ=False)
     assert vllm.holds(policy.weights(), 3)
     assert vllm.server.routes.count("/start_weight_update") == 2
     assert not (tmp_path / "weights").exists()
+
+
+def test_a_request_cannot_make_vllm_call_anything_but_a_reader():
+    with pytest.raises(RuntimeError, match=r"builtins\.print cannot receive weights"):
+        open_reader("builtins.print", 0, {})

@@ -1,4 +1,4 @@
-"""A Player with a scripted engine for environments that need a real event loop."""
+"""Play environments that need a real event loop, with a scripted engine."""
 
 import asyncio
 from dataclasses import replace
@@ -12,7 +12,7 @@ from rl.sampling.player import Player
 from rl.sampling.renderer_chat import RendererChat
 from tests.support.scripted import SAMPLER, ScriptedClient, tiny_renderer, tiny_tokenizer
 
-# How the second prompt of a letter game ends, whose first turn was aaBB.
+# The end of the second prompt of a letter game after the first turn aaBB.
 TWO_TURNS = (
     "<|im_start|>assistant\naaBB<|im_end|>\n<|im_start|>user\nmore<|im_end|>\n"
     "<|im_start|>assistant\n"
@@ -21,7 +21,7 @@ TOKENIZER = tiny_tokenizer()
 
 
 class WritingClient(ScriptedClient):
-    """A scripted engine whose answers may hold special tokens, written out."""
+    """A scripted engine whose answers may contain the text of special tokens."""
 
     def _next(self, prompt: list[int], max_tokens: int, version: int) -> Completion:
         answer = self.answers[min(self.given, len(self.answers) - 1)]
@@ -34,8 +34,8 @@ class WritingClient(ScriptedClient):
 
 def bridge(env_id: str, **changes: Any) -> Verifiers:
     """An environment of the library, with all its examples."""
-    knobs = {"args": None, "num_train": None, "num_eval": 0, "max_concurrent": None}
-    return Verifiers(id=env_id, **{**knobs, **changes})
+    options = {"args": None, "num_train": None, "num_eval": 0, "max_concurrent": None}
+    return Verifiers(id=env_id, **{**options, **changes})
 
 
 def play(
@@ -45,7 +45,7 @@ def play(
     max_seq_len: int = 1024,
     max_tokens: int = SAMPLER.max_tokens,
 ) -> tuple[tuple[Rollout, ...], ScriptedClient]:
-    """The rollouts of the first training example, and the engine that was asked."""
+    """Return the rollouts of the first training example, and the engine."""
     client, sampler = WritingClient(*answers), replace(SAMPLER, max_tokens=max_tokens)
     chat = RendererChat(sampler, tiny_renderer(), client, max_seq_len, LiveVersion(7))
     player = Player(sampler, env, chat)
@@ -53,11 +53,11 @@ def play(
 
 
 def prompt_texts(client: ScriptedClient) -> list[str]:
-    """What the engine was asked to go on from."""
+    """Return the prompts that the engine received."""
     return [TOKENIZER.decode(ids) for ids, *_ in client.requests]
 
 
 def said(rollout: Rollout) -> str:
     """The tokens that the policy chose, all in one row, special ones left out."""
-    (row,) = rollout.sequences
+    (row,) = rollout.rows
     return TOKENIZER.decode(row.token_ids[row.completion_mask].tolist(), skip_special_tokens=True)

@@ -1,4 +1,4 @@
-"""A scripted chat endpoint in a thread of its own, for libraries that bring their own client."""
+"""Serve a scripted chat endpoint in a thread, for libraries with their own client."""
 
 import asyncio
 import threading
@@ -16,7 +16,7 @@ from envs.verifiers.endpoint import completion
 
 @dataclass
 class ScriptedEndpoint:
-    """Answers every request with what `speak` says; keeps the requests' bodies."""
+    """Answer every request with the result of `speak`, and keep the bodies."""
 
     speak: Callable[[list[Message]], Message]
     url: str = ""
@@ -58,19 +58,19 @@ class ScriptedEndpoint:
 
 
 def reverse_half(messages: list[Message]) -> Message:
-    """The right answer to `reverse: ...`, but for words that begin with a to m."""
+    """Answer `reverse: ...`, correctly except for words that begin with a to m."""
     word = messages[-1]["content"].removeprefix("reverse: ")
     return {"role": "assistant", "content": word[::-1] if word > "n" else word}
 
 
 def sort_the_first(messages: list[Message]) -> Message:
-    """The right answer to `sort: ...`, and the same again for ever."""
+    """Answer `sort: ...` correctly in every turn."""
     names = next(m["content"] for m in messages if m["role"] == "user").removeprefix("sort: ")
     return {"role": "assistant", "content": " ".join(sorted(names.split()))}
 
 
 def use_the_adder(messages: list[Message]) -> Message:
-    """Calls `add` first, then says what it said."""
+    """Call `add` first, then repeat its answer."""
     if messages[-1]["role"] == "tool":
         return {"role": "assistant", "content": messages[-1]["content"]}
     function = {"name": "add", "arguments": {"a": 2, "b": 3}}

@@ -1,0 +1,81 @@
+"""Seconds until a run has done its first step, and until a mistake is answered, in two checkouts.
+
+    python -m benchmarks.starting BEFORE AFTER            three pairs of each; ~10 minutes
+    python -m benchmarks.starting BEFORE AFTER --only typo --pairs 5
+
+Runs alternate between the checkouts, so that a slower machine slows both. One JSON line a
+measurement: the seconds of each pair, and the median of the ratios after / before. Each checkout
+uses the Python of this process and a cache of its own, warm after one run that does not count.
+"""
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+WRONG_LOSS = "def mine(tokens):\n    return -tokens.logprobs * tokens.advantages\n"
+OWN = ["loss._target_=wrong_loss.mine", "~loss.clip_low", "~loss.clip_high"]
+KINDS = {"first step": ["max_steps=1"], "wrong loss": OWN, "typo": ["loss.clip_hig=3"]}
+LIMIT_S = 600
+
+
+def seconds(checkout: Path, overrides: list[str], work: Path, number: int) -> float:
+    """Return the seconds until the command has ended; of a run, until its first step was logged."""
+    work.mkdir(parents=True, exist_ok=True)
+    (work / "wrong_loss.py").write_text(WRONG_LOSS)
+    name = f"r{number}"
+    command = [sys.executable, str(checkout / "train.py"), *overrides, f"run_name={name}"]
+    environment = {**os.environ, "OFFBYONE_CACHE": str(work / "cache"), "PYTHONPATH": str(checkout)}
+    began = time.monotonic()
+    child = subprocess.Popen(
+        [*command, f"output_dir={work}"],
+        cwd=work,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    metrics, first = work / name / "metrics.jsonl", 0.0
+    while child.poll() is None and time.monotonic() - began < LIMIT_S:
+        if not first and metrics.exists() and metrics.stat().st_size:
+            first = time.monotonic() - began
+        time.sleep(0.02)
+    took = first or time.monotonic() - began
+    error = child.communicate()[1]
+    if ("max_steps=1" in overrides) == bool(re.match("this run cannot start|the run", error)):
+        raise RuntimeError(f"{' '.join(command)} ended unexpectedly: {error}")
+    return took
+
+
+def main() -> None:
+    """Print one JSON line for each kind of start."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("checkouts", nargs=2, type=Path, metavar="FOLDER")
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--only", choices=KINDS)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        for kind, overrides in KINDS.items():
+            if arguments.only not in (None, kind):
+                continue
+            pairs = [
+                [
+                    seconds(checkout.resolve(), overrides, Path(folder, str(i)), pair)
+                    for i, checkout in enumerate(arguments.checkouts)
+                ]
+                for pair in range(-1, arguments.pairs)
+            ][1:]
+            ratio = statistics.median(after / before for before, after in pairs)
+            rounded = [[round(value, 2) for value in pair] for pair in pairs]
+            line = {"measured": kind, "seconds": rounded, "ratio": round(ratio, 3)}
+            print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""The HTTP client for servers that this project did not start.
+
+The judge, client=messages, the reflection model and a teacher (reference=endpoint) use it. A
+request is sent again if it got no answer, 408, 429 or 5xx, because the same request may succeed
+later. Every other answer is final.
+"""
+
+import asyncio
+import json
+import math
+import os
+import random
+from http import HTTPStatus
+from typing import Any, Self
+
+import httpx
+
+_LONGEST_WAIT_S = 60.0
+_RANDOM = random.Random()  # its own generator, because training must not depend on retries
+
+
+def may_succeed_later(status: int) -> bool:
+    """Return True if the same request may succeed later; 0 stands for no answer."""
+    passing = (0, HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
+    return status in passing or status >= HTTPStatus.INTERNAL_SERVER_ERROR
+
+
+class HttpError(Exception):
+    """A request without a usable answer.
+
+    Its text continues a sentence about the server: "answered 503: busy, 3 times in a row".
+
+    Attributes:
+        status: the HTTP status of the last answer, 0 without an answer.
+        text: the body of the last answer.
+        retry_after: seconds that the server asks the client to wait, NaN if it asks for none.
+        attempts: how often the request was sent.
+
+    """
+
+    def __init__(
+        self, problem: str, status: int = 0, text: str = "", wait: str | None = None
+    ) -> None:
+        super().__init__(problem)
+        self.status, self.text, self.attempts = status, text, 1
+        try:
+            self.retry_after = float(wait) if wait else math.nan
+        except ValueError:  # a date, which few servers send
+            self.retry_after = math.nan
+
+    def __str__(self) -> str:
+        """Return the problem, and how often it occurred if more than once."""
+        times = f", {self.attempts} times in a row" if self.attempts > 1 else ""
+        return f"{self.args[0]}{times}"
+
+
+class HttpClient:
+    """Sends requests, at most `max_concurrent` at once, and retries them.
+
+    Connections belong to the event loop that runs. A client that is used in another loop opens
+    new ones. `async with` closes them at the end of the block.
+    """
+
+    def __init__(
+        self,
+        *,
+        timeout: float,
+        max_retries: int,
+        max_concurrent: int,
+        max_mib: int,
+        api_key_variable: str | None = None,
+        retry_wait: float = 0.5,
+    ) -> None:
+        """Connect to nothing yet.
+
+        Args:
+            timeout: seconds for one request, from its start to the end of the answer.
+            max_retries: further requests after one that failed.
+            max_concurrent: requests at once.
+            max_mib: size of the largest answer that is read, in MiB.
+            api_key_variable: name of the environment variable that holds the key. Without a value
+                no key is sent, because local servers need none.
+            retry_wait: seconds before the first retry; each later one waits twice as long.
+
+        """
+        self._timeout, self._max_retries, self._retry_wait = timeout, max_retries, retry_wait
+        self._max_concurrent, self._max_mib = max_concurrent, max_mib
+        self._key = api_key_variable
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.num_retries = 0  # by all requests so far
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._loop is asyncio.get_running_loop():
+            await self._http.aclose()
+            self._loop = None
+
+    async def post(self, url: str, body: dict[str, Any]) -> str:
+        """Return the answer's body; send the request again where that may help.
+
+        Raises:
+            HttpError: there was no answer with status 200.
+
+        """
+        attempt = 0
+        while True:
+            try:
+                return await self.send_once("POST", url, body)
+            except HttpError as error:
+                error.attempts = attempt + 1
+                if attempt == self._max_retries or not may_succeed_later(error.status):
+                    raise
+                wait = self._wait(error.retry_after, attempt)
+            attempt += 1
+            self.num_retries += 1
+            await asyncio.sleep(wait)
+
+    async def send_once(self, method: str, url: str, body: dict[str, Any] | None = None) -> str:
+        """Return the answer's body, HttpError without an answer of status 200; never retry."""
+        http, places = self._connections()
+        content = None if body is None else json.dumps(body).encode()
+        try:
+            async with (
+                places,
+                asyncio.timeout(self._timeout),
+                http.stream(method, url, content=content) as answer,
+            ):
+                status, text = answer.status_code, await self._text(answer)
+        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
+            reason = f"{type(error).__name__}: {_excerpt(str(error))}".removesuffix(": ")
+            raise HttpError(f"did not answer ({reason})") from error
+        if status != HTTPStatus.OK:
+            wait = answer.headers.get("Retry-After")
+            problem = f"answered {status}: {_excerpt(text)}"
+            raise HttpError(problem, status, text, wait)
+        return text
+
+    async def _text(self, answer: httpx.Response) -> str:
+        status = answer.status_code
+        if "Content-Encoding" in answer.headers:  # a few bytes may decompress to gigabytes
+            raise HttpError(
+                "compresses its answers although the request forbids it: turn that off", status
+            )
+        data = bytearray()
+        async for chunk in answer.aiter_raw():
+            data += chunk
+            if len(data) > self._max_mib << 20:
+                raise HttpError(f"answers with more than {self._max_mib} MiB", status)
+        return data.decode("utf-8", "replace")
+
+    def _connections(self) -> tuple[httpx.AsyncClient, asyncio.Semaphore]:
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            key = os.environ.get(self._key, "") if self._key else ""
+            headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
+            headers |= {"Authorization": f"Bearer {key}"} if key else {}
+            # No redirects, because the key in the headers is meant for this server only.
+            self._http = httpx.AsyncClient(
+                timeout=None,  # asyncio.timeout limits the whole answer
+                headers=headers,
+                limits=httpx.Limits(max_keepalive_connections=self._max_concurrent),
+                follow_redirects=False,
+            )
+            self._places, self._loop = asyncio.Semaphore(self._max_concurrent), loop
+        return self._http, self._places
+
+    def _wait(self, retry_after: float, attempt: int) -> float:
+        """Return the seconds before a retry: what the server asks for, else a random backoff.
+
+        The backoff is random, so that requests that failed together do not return together.
+        """
+        if math.isnan(retry_after):
+            retry_after = self._retry_wait * 2.0 ** min(attempt, 10) * _RANDOM.uniform(0.5, 1)
+        return min(max(retry_after, 0.0), _LONGEST_WAIT_S)
+
+
+def _excerpt(text: str) -> str:
+    """Return the beginning of a text without control characters, which a terminal would obey."""
+    printable = "".join(c if c.isprintable() else " " for c in text[:1000])
+    return " ".join(printable.split())[:200]

@@ -1,0 +1,93 @@
+"""Options of how episodes are played, and the checks of their values.
+
+    system_prompt: Answer in one word.                   a text
+    system_prompt: outputs/best/system_prompt.txt        a .txt or .md file that contains the text
+    system_prompt: ""                                    no system message
+
+The limits of a turn may differ between the environments of a run. Options that change token
+probabilities may not, because the trainer divides all logits by one temperature.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from envs.messages import Message
+
+_MAX_STOPS = 4  # the OpenAI API accepts no more
+_LIMITS = ("max_tokens", "stop", "rollout_timeout")
+
+
+def check_at_least(least: int, **values: float | None) -> None:
+    """Raise ValueError if one of the named values is below `least`. None passes."""
+    for name, value in values.items():
+        if value is not None and value < least:
+            raise ValueError(f"{name}={value}: set it to at least {least}")
+
+
+def check_range(**bounds: int) -> None:
+    """Raise ValueError if the first value is below 1 or above the second."""
+    (low_name, low), (high_name, high) = bounds.items()
+    if not 1 <= low <= high:
+        raise ValueError(
+            f"{low_name}={low}, {high_name}={high}: set both to at least 1, and {low_name} may not "
+            f"exceed {high_name}"
+        )
+
+
+def read_system_prompt(given: str) -> str:
+    """Return the text, or the content of the file that `given` names, without outer white space.
+
+    Raise ValueError if the file cannot be read.
+    """
+    if "\n" in given or not given.endswith((".txt", ".md")):
+        return given.strip()
+    try:
+        return Path(given).expanduser().read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"system_prompt={given}: cannot be read ({type(error).__name__}). A value that ends in "
+            ".txt or .md is a file, relative to the current folder; end a text with a full stop"
+        ) from error
+
+
+def with_system_prompt(messages: Sequence[Message], text: str | None) -> list[Message]:
+    """Return the messages with `text` as their system message. None keeps them unchanged."""
+    if text is None:
+        return list(messages)
+    rest = messages[1:] if messages and messages[0].get("role") == "system" else messages
+    return [*([{"role": "system", "content": text}] if text else []), *rest]
+
+
+def checked_stops(stop: Sequence[str], key: str) -> tuple[str, ...]:
+    """Return the texts that end a turn. Raise ValueError, which names `key`, if one is invalid."""
+    if isinstance(stop, str) or not all(isinstance(text, str) for text in stop):
+        raise ValueError(f'{key}={stop} is no list of texts: write ["</answer>"]')
+    if "" in stop:
+        raise ValueError(f"{key} has an empty text, which would end every turn: leave it out")
+    if len(stop) > _MAX_STOPS:
+        raise ValueError(
+            f"{key} has {len(stop)} texts, and the OpenAI API takes {_MAX_STOPS}: leave some out"
+        )
+    return tuple(stop)
+
+
+def checked_limits(given: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return the sampler options of one environment. Raise ValueError if one is not allowed."""
+    if other := [name for name in given if name not in _LIMITS]:
+        raise ValueError(
+            f"{key}.{other[0]}: an environment may have its own {', '.join(_LIMITS)}. All other "
+            "options are those of the run, because the trainer divides all logits by one "
+            f"temperature: set sampler.{other[0]}, or leave it out"
+        )
+    limits = dict(given)
+    if "stop" in limits:
+        limits["stop"] = checked_stops(limits["stop"], f"{key}.stop")
+    for name, kind, expected in (
+        ("max_tokens", int, "a whole number, at least 1"),
+        ("rollout_timeout", (int, float), "a number above 0"),
+    ):
+        value = limits.get(name, 1)
+        if isinstance(value, bool) or not isinstance(value, kind) or value <= 0:
+            raise ValueError(f"{key}.{name}={value}: {expected}")
+    return limits

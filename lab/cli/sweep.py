@@ -1,0 +1,234 @@
+"""The start of a sweep: check every job, open its folder, show its screen."""
+
+import atexit
+import os
+import re
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, open_dict, read_write
+
+from lab.cli.hydra_errors import explain
+from lab.cli.launch import BAD_CONFIG, command_of, composed, stop
+from lab.sweeps.job import is_done
+from lab.sweeps.overview import what_is_left, what_will_be_done
+from lab.sweeps.process import this_process
+from lab.sweeps.screen import SweepScreen
+from lab.sweeps.slots import Slot, slots_of
+from rl.config.check import check, still_chosen
+from rl.config.resume_rules import changes
+from rl.config.schema import ConfigError
+from rl.dry_call.child import DryCall
+from rl.runtime.devices import core_of, visible_cores, visible_gpus
+from rl.runtime.folder import RunFolder
+from rl.runtime.lock import FolderUnusable, locked
+from rl.runtime.sweep_folder import (
+    SWEEP_VARIABLE,
+    WAITING,
+    SweepFolder,
+    identity,
+)
+from rl.runtime.text import relative_path
+
+# A global, because Hydra pickles its callbacks for the launcher's processes.
+_OPEN = ExitStack()
+_DIR = "hydra.sweep.dir="
+_SEED = re.compile(r"seed=\d+")  # jobs that differ only here need a single check
+Settings = dict[str, Any]
+Choices = dict[str, str]
+_OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@-]*=|~")
+
+
+class SweepCheck(Callback):
+    """Hydra callback that checks every run of a sweep before the first one starts."""
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:  # noqa: ARG002
+        """Exit with every problem, and the number of runs that have it."""
+        jobs = jobs_of(config)
+        before = _runs_before(config)
+        alike: dict[tuple[str, ...], list[list[str]]] = {}  # composing is slow: once for all seeds
+        for job in jobs:
+            alike.setdefault(tuple(o for o in job if not _SEED.fullmatch(o)), []).append(job)
+        where: dict[str, list[str]] = {}
+        checked: list[tuple[list[list[str]], Settings, Choices]] = []
+        for same in alike.values():
+            first = next((job for job in same if identity(job) in before), same[0])
+            problems, settings = _problems_of(config, first, before.get(identity(first)))
+            _note(where, problems, same)
+            checked += [(same, *settings)] if settings else []
+        _, every_settings, every_choices = zip(*checked, strict=True) if checked else ((), (), ())
+        with DryCall(every_settings, every_choices) as dry_call:
+            for number, (same, *_) in enumerate(checked):
+                try:
+                    dry_call.learned(number)
+                except ConfigError as error:
+                    _note(where, error.problems, same)
+        if where:
+            problems = [
+                f"{problem} ({len(names)} of {len(jobs)} runs, first: {names[0]})"
+                for problem, names in where.items()
+            ]
+            stop("this sweep cannot start", ConfigError(problems), BAD_CONFIG)
+
+
+def _note(where: dict[str, list[str]], problems: Sequence[str], same: Sequence[list[str]]) -> None:
+    for problem in problems:
+        where.setdefault(problem, []).extend(" ".join(job) for job in same)
+
+
+def _problems_of(
+    config: DictConfig, overrides: list[str], before: RunFolder | None
+) -> tuple[list[str], tuple[Settings, Choices] | None]:
+    """Return what is wrong with one run of a sweep, or its settings and choices.
+
+    `before` is what it has left, if it was begun.
+    """
+    try:
+        settings, choices = composed(config.hydra, overrides)
+        choices = still_chosen(choices, overrides)
+        check(settings, choices=choices)
+    except ConfigError as error:
+        return error.problems, None
+    except HydraException as error:
+        return explain(error, overrides).problems, None
+    return list(changes(settings, before.config)) if before else [], (settings, choices)
+
+
+def _runs_before(config: DictConfig) -> dict[tuple[str, ...], RunFolder]:
+    """Return the runs that the sweep has begun before, by the identity of their jobs."""
+    folder = SweepFolder(Path(str(config.hydra.sweep.dir)))
+    runs = {
+        identity(record.overrides): RunFolder(Path(record.folder))
+        for record in folder.records().values()
+        if record.folder
+    }
+    return {job: run for job, run in runs.items() if run.config.is_file()}
+
+
+def jobs_of(config: DictConfig) -> list[list[str]]:
+    """Return the overrides of each run; none for a sweeper that chooses them as it goes."""
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    sweeper = config.hydra.sweeper
+    if not str(sweeper._target_).endswith(".BasicSweeper"):
+        return []
+    lines = [f"{key}={value}" for key, value in (sweeper.params or {}).items()]
+    loader = GlobalHydra.instance().config_loader()
+    overrides = OverridesParser.create(loader).parse_overrides(
+        [*lines, *config.hydra.overrides.task]
+    )
+    return [job for batch in BasicSweeper.split_arguments(overrides, None) for job in batch]
+
+
+class SweepStart(Callback):
+    """Hydra callback that opens or continues a sweep's folder and shows jobs that run at once."""
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:  # noqa: ARG002
+        """Record the jobs and their slots, and print the command that continues the sweep."""
+        folder = Path(str(config.hydra.sweep.dir)).absolute()
+        is_named = any(item.startswith(_DIR) for item in config.hydra.overrides.hydra)
+        if folder.exists() and not is_named:  # another sweep began in the same second
+            folder = folder.with_name(f"{folder.name}-{os.getpid()}")
+        try:
+            slots = slots_of(config.hydra.launcher, visible_cores(), visible_gpus())
+            _OPEN.enter_context(locked(RunFolder(folder)))
+        except (ConfigError, FolderUnusable) as error:
+            stop("this sweep cannot start", error, BAD_CONFIG)
+        with read_write(config), open_dict(config):
+            config.hydra.sweep.dir = str(folder)  # ${now:...} may differ in the jobs
+        os.environ[SWEEP_VARIABLE] = str(folder)
+        sweep = SweepFolder(folder)
+        numbers = _claimed(sweep, jobs_of(config))
+        again = rerun_command(sys.orig_argv, folder)
+        sweep.write_info(_info(config, sweep, again, slots, numbers))
+        _say(what_will_be_done(sweep, again))
+        # Hydra does not call on_multirun_end after a failed job or an interrupt.
+        atexit.register(self.on_multirun_end, config)
+        _OPEN.callback(lambda: _say(what_is_left(sweep, again)))
+        if slots:
+            _prepare_for_parallel_jobs(slots)
+            _OPEN.enter_context(SweepScreen(sweep))
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:  # noqa: ARG002
+        """Restore the terminal and print what is left to do."""
+        atexit.unregister(self.on_multirun_end)
+        _OPEN.close()
+
+
+def _claimed(sweep: SweepFolder, jobs: Sequence[list[str]]) -> list[int]:
+    """Return the numbers of the jobs, and mark unfinished jobs as waiting."""
+    numbers = []
+    for job in jobs:
+        number, record = sweep.claim(job)
+        numbers.append(number)
+        if not is_done(record, record.max_steps or 0):
+            record.state = WAITING
+            sweep.write(number, record)
+    return numbers
+
+
+def _info(
+    config: DictConfig, sweep: SweepFolder, again: str, slots: list[Slot], numbers: list[int]
+) -> dict[str, Any]:
+    """Return the content of sweep.json."""
+    before, name = sweep.read_info(), config.hydra.job.config_name
+    return {
+        "question": before.get("question") or question_of(config),
+        "command": again,
+        "config_name": name,
+        "started": time.time(),  # of the latest start
+        "jobs": numbers,  # of the latest start; empty for a search, which picks its jobs later
+        "slots": [asdict(slot) for slot in slots],
+        "process": this_process(),
+        "run_command": command_of(sys.orig_argv, sys.argv, config.hydra.overrides.hydra),
+    }
+
+
+def question_of(config: DictConfig) -> str | None:
+    """Return the first line of the primary configuration if it is a comment with a question."""
+    name = f"{str(config.hydra.job.config_name).removesuffix('.yaml')}.yaml"
+    for source in config.hydra.runtime.config_sources:
+        path = Path(source.path, name)
+        if source.schema == "file" and path.is_file():
+            first = path.read_text().partition("\n")[0]
+            return first.lstrip("# ") if first.startswith("#") and first.endswith("?") else None
+    return None
+
+
+def rerun_command(typed: Sequence[str], folder: Path) -> str:
+    """Return the command line of a sweep as typed, with its folder among the overrides."""
+    line = [item for item in typed if not item.startswith(_DIR)]
+    # Hydra's parser wants all overrides together, with flags before or after them.
+    places = [i for i, item in enumerate(line) if _OVERRIDE.match(item)]
+    line.insert(places[-1] + 1 if places else len(line), f"{_DIR}{relative_path(folder)}")
+    return shlex.join(line)
+
+
+def _prepare_for_parallel_jobs(slots: Sequence[Slot]) -> None:
+    # joblib would count the cores of the whole machine. A value that is set already has priority.
+    num_threads = max(len({core_of(cpu) for cpu in slots[0].cores}) - 1, 1)
+    os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
+    # The launcher waits in this process and ends its workers on a KeyboardInterrupt.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _interrupt)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _say(text: str) -> None:
+    if text:
+        print(text, flush=True)  # noqa: T201

@@ -1,0 +1,1 @@
+"""evaluate.py: play a policy on held-out examples, without training."""

@@ -1,0 +1,136 @@
+"""A policy that is played and not trained: its folder, its vLLM, and its chat. No torch.
+
+An evaluation and a prompt search (lab/prompts) both start with `prepared_settings` and
+`locked_run_folder`.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from envs.protocol import Environment
+from lab.evaluation.settings import P, PlayedPolicy
+from rl.config.build import build, construct
+from rl.config.nodes import InferenceNode
+from rl.config.positions import ADAPTER
+from rl.config.schema import ConfigError, refused
+from rl.inference.live_version import LiveVersion
+from rl.inference.router import Router
+from rl.inference.server import SERVED_AS, ServedPolicy, adapter_limits, only_replica, serving
+from rl.placement.settings import with_device_flags
+from rl.runtime.devices import raise_open_files, visible_gpus
+from rl.runtime.failure import RunFailed
+from rl.runtime.folder import RunFolder
+from rl.runtime.lock import ensure_free, locked
+from rl.runtime.stop_request import stopped_by_signals
+from rl.sampling.chat import ChatSetting
+
+_VERSION = 0  # of the weights; they never change
+_GROUPS = ("model", "env", "sampler", "client", "inference", "reflection")
+
+
+def prepared_settings(
+    config: Mapping[str, Any],
+    check: Callable[[Mapping[str, Any], Mapping[str, str]], P],
+    choices: Mapping[str, str],
+) -> P:
+    """Return the checked settings, adapted to the devices of this machine.
+
+    Raises:
+        ConfigError: the configuration cannot work.
+
+    """
+    folder = Path(str(config.get("output_dir")), str(config.get("run_name")))
+    ensure_free(RunFolder(folder))  # first, because the checks are slower
+    settings = check(config, choices)
+    if settings.inference is not None:
+        suited = with_device_flags(settings.inference, settings.sampler, bool(visible_gpus()))
+        settings = replace(settings, inference=InferenceNode.of(suited))
+    construct(settings, [group for group in _GROUPS if hasattr(settings, group)])
+    raise_open_files()  # every rollout in flight needs a connection
+    return settings
+
+
+@contextmanager
+def locked_run_folder(
+    settings: PlayedPolicy, problems: Callable[[Mapping[str, Any]], Iterator[str]]
+) -> Iterator[RunFolder]:
+    """Lock the folder while the block lasts. ConfigError if it holds a run by now."""
+    run_folder = RunFolder(settings.folder)
+    with stopped_by_signals(), locked(run_folder, undone_by=ConfigError):
+        if found := list(problems(settings.plain())):  # another process took the folder
+            raise ConfigError(found)
+        yield run_folder
+
+
+def record_start(run_folder: RunFolder, settings: PlayedPolicy, **record: Any) -> None:
+    """Write config.yaml and overrides.yaml."""
+    settings.save(run_folder.config)
+    run_folder.overrides.write_text(yaml.safe_dump(record, sort_keys=False))
+
+
+@contextmanager
+def as_run_failures() -> Iterator[None]:
+    """Turn errors that have a message for the user into RunFailed, except ConfigError."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        cause: BaseException = error
+        while isinstance(cause, BaseExceptionGroup):  # raised by tasks that played
+            cause = cause.exceptions[0]
+        if isinstance(cause, RunFailed | ValueError):
+            raise RunFailed(str(cause)) from cause
+        raise
+
+
+def prepare_model(policy: PlayedPolicy, run_folder: RunFolder) -> None:
+    """Download or build the model and record its folder. ConfigError if that is impossible."""
+    assert policy.model is not None
+    with refused():
+        run_folder.set_model(build(policy.model)().prepare(run_folder.built_model))
+
+
+@contextmanager
+def serving_policy(policy: PlayedPolicy, run_folder: RunFolder) -> Iterator[None]:
+    """Serve the prepared model while the block lasts."""
+    assert policy.model is not None
+    server = build(policy.inference or {})()
+    adapter, limits = None, None
+    if policy.adapter_path is not None:
+        adapter = Path(policy.adapter_path).expanduser().absolute()
+        described = json.loads((adapter / ADAPTER).read_text())
+        limits = adapter_limits(described["r"], described["target_modules"], run_folder.model())
+    served = ServedPolicy(
+        dtype=policy.model.dtype,
+        max_seq_len=policy.max_seq_len,
+        seed=policy.seed,
+        adapter=limits,
+        head_dtype=policy.model.head_dtype,
+    )
+    with serving(server, run_folder, served) as vllm:
+        if adapter is not None:
+            vllm.load_adapter(SERVED_AS[True], adapter)
+        vllm.set_version(_VERSION)  # as a push would
+        yield
+
+
+def chat_setting(policy: PlayedPolicy, run_folder: RunFolder, env: Environment) -> ChatSetting:
+    """Return the setting of a client that asks this policy."""
+    return ChatSetting(
+        sampler=build(policy.sampler)(),
+        max_seq_len=policy.max_seq_len,
+        has_turns=env.has_turns,
+        num_seqs=((policy.inference and policy.inference.args) or {}).get("max_num_seqs"),
+        version=LiveVersion(_VERSION),
+        router=Router.to(only_replica(run_folder)),
+        served_as=SERVED_AS[policy.adapter_path is not None],
+        model=run_folder.model() if policy.model else Path(),
+        renderer=build(policy.model)().renderer if policy.model else "auto",
+    )

@@ -1,0 +1,171 @@
+"""The configuration of an evaluation (conf/evaluate.yaml) and the rules between its keys.
+
+`PlayedPolicy` and `checked_as` are shared with the prompt search (lab/prompts/settings.py), which
+plays a policy without training it, too.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self, TypeVar
+
+from rl.config.annotations import Node
+from rl.config.check import check
+from rl.config.facts import fact, is_external, is_imitator
+from rl.config.nodes import CoreNode, InferenceNode, ModelNode, SamplerNode
+from rl.config.positions import ADAPTER, base_of
+from rl.config.rules import (
+    data_files,
+    lengths,
+    limits_of_parts,
+    model_folders,
+    output_head,
+    rewards,
+)
+from rl.config.schema import write_settings
+from rl.config.secrets import secret_problems
+from rl.config.signatures import read
+from rl.config.vllm_flags import flag_problems
+from rl.runtime.folder import RunFolder
+
+Config = Mapping[str, Any]
+Rule = Callable[[Config], Iterator[str]]
+P = TypeVar("P", bound="PlayedPolicy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlayedPolicy:
+    """A policy, its server, and its environment."""
+
+    RANGES: ClassVar[dict[str, str]] = {"seed": ">= 0", "max_seq_len": ">= 2"}
+
+    seed: int  # of vLLM's sampling
+    max_seq_len: int
+    model: ModelNode | None  # None: another server has it
+    adapter_path: str | None
+    env: Node
+    sampler: SamplerNode
+    client: Node
+    inference: InferenceNode | None
+    output_dir: str
+    run_name: str
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """Return the typed settings of a plain configuration that has been checked."""
+        kinds = {"model": ModelNode, "sampler": SamplerNode, "inference": InferenceNode}
+        typed = {key: config[key] and kind.of(config[key]) for key, kind in kinds.items()}
+        return cls(**{**config, **typed})
+
+    def plain(self) -> dict[str, Any]:
+        """Return the configuration as a plain mapping: the keys are those of the command line."""
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        return {k: v.plain() if isinstance(v, CoreNode) else v for k, v in values.items()}
+
+    @property
+    def folder(self) -> Path:
+        """The folder of all files."""
+        return Path(self.output_dir) / self.run_name
+
+    def save(self, path: Path) -> None:
+        """Write the resolved configuration as YAML."""
+        write_settings(path, self.plain())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation(PlayedPolicy):
+    """The top level of conf/evaluate.yaml, resolved. Values are explained there."""
+
+    RANGES: ClassVar[dict[str, str]] = {"num_examples": ">= 1", "rollouts_per_example": ">= 1"}
+
+    num_examples: int
+    rollouts_per_example: int
+    split: Literal["train", "eval"]
+    pass_threshold: float
+
+
+def checked(config: Config, choices: Mapping[str, str] | None = None) -> Evaluation:
+    """Return the evaluation that a configuration describes. ConfigError if it cannot work."""
+    return checked_as(Evaluation, of_played_policy(config), evaluation_folder_problems, choices)
+
+
+def checked_as(
+    kind: type[P], config: Config, folder_problems: Rule, choices: Mapping[str, str] | None
+) -> P:
+    """Return the settings in a configuration. ConfigError if they break a rule."""
+    rules = (*POLICY_RULES, folder_problems)
+
+    def problems(config: Config) -> list[str]:
+        return [problem for rule in rules for problem in rule(config)]
+
+    check(config, f"{kind.__module__}.{kind.__name__}", problems, choices=choices)
+    return kind.of(config)
+
+
+def of_played_policy(config: Config) -> Config:
+    """Return the configuration without the keys that only training reads.
+
+    With client=messages another server has the model, so `model` and `inference` become null. The
+    folder of a LoRA adapter in `model.path` is replaced by its base model and `adapter_path`.
+    """
+    config = {key: config[key] for key in config if key not in ("adapter", "evaluation")}
+    client, model = config.get("client"), config.get("model")
+    if isinstance(client, Mapping) and not _needs_vllm(client):
+        config |= {"model": None, "inference": None, "adapter_path": None}
+    elif isinstance(model, Mapping) and (base := base_of(model.get("path"))):
+        config |= {"model": {**model, "path": base}, "adapter_path": model["path"]}
+    return config
+
+
+def _needs_vllm(client: Config) -> bool:
+    """Return True if a client asks a vLLM that this program starts."""
+    try:
+        read(str(client.get("_target_")))
+    except LookupError:  # `check` reports it
+        return True
+    return fact(client["_target_"], "needs_vllm", True)
+
+
+def _policy(config: Config) -> Iterator[str]:
+    """Yield a problem unless a trained policy is sampled from one vLLM or another server."""
+    sampler, model = config["sampler"]["_target_"], config["model"]
+    if is_imitator(sampler):
+        yield f"an evaluation plays the policy, but {sampler} samples none: use sampler=async"
+    drawn = model and fact(model["_target_"], "drawn_by_trainer", False)
+    if model and (drawn or model.get("warm_start") is not None):
+        yield (
+            "an evaluation trains nothing, so it needs a model that is ready: use model=hf "
+            "model.path=<a model's folder, such as outputs/<run>/checkpoints/step_000150/hf>"
+        )
+    inference, path = config["inference"], config["adapter_path"]
+    if is_external(inference):
+        yield (
+            "inference=external is for training, which pushes weights: ask a server that runs "
+            "already by client=messages client.url=http://host:port/v1 client.model=<its name>"
+        )
+    elif inference and (number := inference.get("replicas") or 1) > 1:
+        yield f"inference.replicas={number}, but here one vLLM is started: leave it null"
+    if path is not None and not (Path(path).expanduser() / ADAPTER).is_file():
+        yield f"adapter_path={path} holds no {ADAPTER}: give the folder of a LoRA adapter of peft"
+
+
+def evaluation_folder_problems(config: Config) -> Iterator[str]:
+    """Yield a problem if the folder holds a run already."""
+    name, parent = config["run_name"], Path(config["output_dir"])
+    if not Path(name).parts or Path(name).is_absolute() or ".." in Path(name).parts:
+        yield f'run_name="{name}" is not a name for a folder below output_dir={parent}'
+    elif RunFolder(parent / name).is_run:
+        yield f"{parent / name} already holds a run or an evaluation: choose another run_name"
+
+
+POLICY_RULES: tuple[Rule, ...] = (
+    secret_problems,
+    lengths,
+    limits_of_parts,
+    rewards,
+    output_head,
+    model_folders,
+    data_files,
+    flag_problems,
+    _policy,
+)

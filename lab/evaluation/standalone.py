@@ -1,0 +1,128 @@
+"""A whole evaluation: start vLLM if this program serves the model, play, write the files. No torch.
+
+outputs/<run_name>/  config.yaml  summary.json  rollouts.jsonl  rollouts.html  logs/inference.log
+"""
+
+import asyncio
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+
+from envs.episode import Example
+from envs.protocol import Environment
+from lab.evaluation.served import (
+    as_run_failures,
+    chat_setting,
+    locked_run_folder,
+    prepare_model,
+    prepared_settings,
+    record_start,
+    serving_policy,
+)
+from lab.evaluation.settings import Evaluation, checked, evaluation_folder_problems
+from lab.evaluation.table import Progress, measured, report
+from rl.config.build import build
+from rl.evaluation.play import choose, evaluated_line, play
+from rl.evaluation.summary import Played, Summary, summarise
+from rl.runtime.files import json_line, plain
+from rl.runtime.folder import RunFolder
+from rl.sampling.player import Player
+from rl.sampling.watchdog import Watchdog
+
+_LONGEST_EXPECTED = 500  # characters of the right answer in rollouts.jsonl
+
+
+def evaluate(config: dict[str, Any], *, overrides: list[str], choices: dict[str, str]) -> float:
+    """Do a whole evaluation and return the mean reward.
+
+    Args:
+        config: resolved configuration.
+        overrides: the overrides of the command line, as written.
+        choices: the chosen file of each group.
+
+    Raises:
+        ConfigError: the configuration cannot work; nothing was started.
+        RunFailed: the evaluation ended early; the message is for the user.
+
+    """
+    evaluation = prepared_settings(config, checked, choices)
+    console = Console()
+    env: Environment = build(evaluation.env)()
+    in_folder = locked_run_folder(evaluation, evaluation_folder_problems)
+    with in_folder as run_folder, as_run_failures(), ExitStack() as stack:
+        examples = choose(env, evaluation.split, evaluation.num_examples)
+        record_start(run_folder, evaluation, overrides=overrides, choices=choices)
+        if evaluation.model is not None:
+            prepare_model(evaluation, run_folder)
+            console.print("starting vLLM (logs/inference.log)", highlight=False)
+            stack.enter_context(serving_policy(evaluation, run_folder))
+        played = asyncio.run(_play(evaluation, run_folder, env, examples, console))
+        summary = summarise(played, evaluation.pass_threshold)
+        write_files(run_folder, played, summary, _facts(evaluation, overrides))
+    console.print(report(summary, evaluation.pass_threshold, run_folder.path))
+    return summary.reward
+
+
+async def _play(
+    evaluation: Evaluation,
+    run_folder: RunFolder,
+    env: Environment,
+    examples: list[Example],
+    console: Console,
+) -> list[Played]:
+    sampler = build(evaluation.sampler)()
+    setting = chat_setting(evaluation, run_folder, env)
+    async with build(evaluation.client)().connect(setting) as chat:
+        rollouts_per_example = evaluation.rollouts_per_example
+        with (
+            Watchdog(console.print) as watchdog,
+            Progress(console, len(examples), rollouts_per_example) as progress,
+        ):
+            seed = evaluation.seed if sampler.seeded else None
+            return await play(
+                Player(sampler, env, chat, watchdog, seed=seed).play_group,
+                examples,
+                rollouts_per_example,
+                max_concurrent=sampler.max_concurrent,
+                done=progress.add,
+            )
+
+
+def _facts(evaluation: Evaluation, overrides: list[str]) -> str:
+    """Return what was evaluated and how."""
+    client, model = evaluation.client, evaluation.model
+    name = f"{client['model']} at {client['url']}" if model is None else model.path or ""
+    command = shlex.join(["python", "evaluate.py", *overrides])
+    return " · ".join(filter(None, [str(name), evaluation.adapter_path, command]))
+
+
+def write_files(
+    run_folder: RunFolder, played: Sequence[Played], summary: Summary, facts: str
+) -> None:
+    """Write the numbers, every rollout, and the viewer's page."""
+    from lab.viewer.export import write_page  # late, because it takes a second to import
+
+    folder = run_folder.path
+    (folder / "summary.json").write_text(json.dumps(plain(asdict(summary)), indent=1) + "\n")
+    lines = [
+        json_line({**evaluated_line(one, rollout), **_expected(one.example.info)})
+        for one in played
+        for rollout in one.rollouts
+    ]
+    run_folder.evaluated.write_text("".join(lines))
+    reward = measured(f"reward {summary.reward:.3f} ± {summary.reward_standard_error:.3f}")
+    write_page(run_folder, folder / "rollouts.html", f"{reward} · {facts}")
+
+
+def _expected(info: Mapping[str, Any]) -> dict[str, str]:
+    """Return the right answer, or all that the environment knows if it names no answer."""
+    known = info.get("answer", dict(info))
+    if not info:
+        return {}
+    text = known if isinstance(known, str) else json.dumps(plain(known), ensure_ascii=False)
+    return {"expected": text[:_LONGEST_EXPECTED]}

@@ -1,0 +1,96 @@
+"""An evaluation on the terminal: its progress and its result."""
+
+from pathlib import Path
+from typing import Self
+
+from rich.console import Console, Group, RenderableType
+from rich.progress import Progress as RichProgress
+from rich.table import Table
+from rich.text import Text
+
+from rl.evaluation.summary import Played, Summary, advice
+
+_LINES = 10  # of progress in a log file
+_LONGEST_CAUSE = 160  # characters
+
+
+class Progress:
+    """A context manager that shows a bar on a terminal and prints ten lines to a log file."""
+
+    def __init__(self, console: Console, num_examples: int, rollouts_per_example: int) -> None:
+        self._console, self._all = console, num_examples * rollouts_per_example
+        self._played, self._total, self._scored, self._printed = 0, 0.0, 0, 0
+        self._bar = RichProgress(console=console, disable=not console.is_terminal)
+        self._task = self._bar.add_task("rollouts", total=self._all)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def add(self, played: Played) -> None:
+        """Count the rollouts of one example."""
+        self._played += len(played.rollouts)
+        self._total += sum(played.rewards)
+        self._scored += len(played.rewards)
+        text = f"mean reward {self._total / self._scored:.3f}" if self._scored else "none scored"
+        self._bar.update(self._task, completed=self._played, description=text)
+        if not self._console.is_terminal and self._played * _LINES // self._all > self._printed:
+            self._printed = self._played * _LINES // self._all
+            self._console.print(f"{self._played} of {self._all} rollouts, {text}", highlight=False)
+
+
+def report(summary: Summary, threshold: float, folder: Path) -> RenderableType:
+    """Return the numbers as a table, advice on them, and the names of the files."""
+    table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
+    parts = {"all": summary, **summary.envs} if summary.envs else {"": summary}
+    table.add_column("", style="dim")
+    for name in parts:
+        table.add_column(_shown(name), justify="right")
+    cells = [_cells(part) for part in parts.values()]
+    for label in dict.fromkeys(label for column in cells for label in column):
+        table.add_row(_shown(label), *(column.get(label, "-") for column in cells))
+    lines: list[RenderableType] = [Text(), table, Text()]
+    passing = f"a rollout passes with reward >= {threshold:g}; ± is one standard error, by example"
+    lines.append(Text(passing, "dim"))
+    lines += [Text(f"! {text}", "yellow") for text in advice(summary)]
+    lines += [
+        _shown(f"  {count} x {cause[:_LONGEST_CAUSE]}", "red")
+        for cause, count in list(summary.errors.items())[:5]
+    ]
+    lines.append(_shown(f"{folder}/  summary.json, rollouts.jsonl, rollouts.html", "dim"))
+    return Group(*lines)
+
+
+def _shown(text: str, style: str = "") -> Text:
+    """Return a text without rich's markup and without lone surrogates, which cannot be printed."""
+    return Text(text.encode(errors="replace").decode(), style)
+
+
+def _cells(summary: Summary) -> dict[str, str]:
+    """Return the numbers by their names in the table."""
+    numbers = {
+        "examples": f"{summary.num_examples}",
+        "rollouts": f"{summary.num_rollouts}",
+        "reward": f"{summary.reward:.3f} ± {summary.reward_standard_error:.3f}",
+        **{f"  {name}": f"{value:.3f}" for name, value in summary.rewards.items()},
+        **{f"pass@{k}": f"{share:.1%}" for k, share in summary.passes.items()},
+        "no spread": f"{summary.zero_spread:.1%}",
+        "mean length": f"{summary.mean_length:,.1f} tokens",
+        "max length": f"{summary.max_length:,}",
+        "turns": f"{summary.turns:.2f}",
+    }
+    if summary.tool_calls:
+        numbers["tool calls"] = f"{summary.tool_calls:.2f}"
+        numbers["tool errors"] = f"{summary.tool_errors:.2f}"
+    numbers |= {f"stop: {reason}": f"{share:.1%}" for reason, share in summary.stop_reasons.items()}
+    if summary.num_scored < summary.num_rollouts:
+        numbers["not scored"] = f"{summary.num_rollouts - summary.num_scored}"
+    return {label: measured(text) for label, text in numbers.items()}
+
+
+def measured(text: str) -> str:
+    """Return the text of a number, "-" if it was not measured."""
+    return text.replace(" ± nan", "").replace("nan%", "-").replace("nan", "-")

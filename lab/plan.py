@@ -1,0 +1,90 @@
+"""The places and the memory of a run, on this machine or on others; nothing is started."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from huggingface_hub import hf_hub_download
+
+from rl.config.build import build
+from rl.config.check import still_chosen
+from rl.config.nodes import ModelNode
+from rl.config.schema import refused
+from rl.dry_call.child import DryCall
+from rl.model.hub import hub_problem, reason_of
+from rl.model.shape import GIB, Shape, shape, shape_of
+from rl.runtime.devices import Host
+from rl.supervisor.resolve import resolve
+
+PRETENDED = {"hosts": 1, "gpus": 0, "gpu_gib": None, "host_gib": None, "cores": 16}
+
+_WHICH = (
+    "hosts: those that are reserved, or where you start the processes; for a plan of such machines "
+    "say what they have, as in +hosts=2 +gpus=8 +gpu_gib=80 +host_gib=512"
+)
+
+
+def show_plan(
+    config: dict[str, Any], choices: Mapping[str, str], overrides: Sequence[str] = ()
+) -> str:
+    """Return the page of a run's plan.
+
+    Args:
+        config: composed configuration, perhaps with machines to pretend: their number `hosts`, and
+            `gpus`, `gpu_gib`, `host_gib` and `cores` of each.
+        choices: which file of each group was chosen.
+        overrides: what the command line changed; a replaced callable is not a choice any more.
+
+    Raises:
+        ConfigError: the configuration cannot work, or does not fit.
+
+    """
+    given = {key: config.pop(key) for key in PRETENDED if key in config}
+    machines = _pretended(**{**PRETENDED, **given}) if given else None
+    names = still_chosen(choices, overrides)
+    resolved = resolve(config, names, machines=machines)
+    with DryCall([config], [names]) as dry_call:
+        dry_call.learned()
+    with refused():
+        sizes = _sizes(resolved.run.model)
+    page = resolved.for_model(sizes)[1]
+    return f"{page}\n{_WHICH}" if resolved.run.cluster.spans_hosts and not given else page
+
+
+def _pretended(
+    *, hosts: int, gpus: int, gpu_gib: float | None, host_gib: float | None, cores: int
+) -> list[Host]:
+    host = Host(
+        devices=tuple(map(str, range(gpus))),
+        cores=cores,
+        cpus=cores,
+        memory=int(host_gib * GIB) if host_gib else None,
+        device_memory=int(gpu_gib * GIB) if gpu_gib else None,
+    )
+    return [host] * hosts
+
+
+def _sizes(model: ModelNode) -> Shape | None:
+    """Return the sizes of a model; for one on the hub, only its config.json is downloaded."""
+    if model.path is None:
+        with TemporaryDirectory() as folder:
+            return shape_of(build(model)().prepare(Path(folder, "model")))
+    if (local := Path(model.path).expanduser()).exists():
+        return shape_of(local)
+    out_of_reach = hub_problem()
+    try:
+        file = hf_hub_download(
+            model.path,
+            "config.json",
+            revision=model.get("revision"),
+            local_files_only=out_of_reach is not None,
+        )
+    except (OSError, ValueError) as error:  # no network, no such model, or a gated one
+        reason = reason_of(error, out_of_reach)
+        raise ValueError(
+            f"cannot get the sizes of {model.path} from the hub ({reason}): "
+            "check the name, go online, or use model.path=<local folder>"
+        ) from error
+    return shape(json.loads(Path(file).read_text(encoding="utf-8")))

@@ -1,0 +1,1 @@
+"""optimize_prompt.py: search for a better system prompt by GEPA."""

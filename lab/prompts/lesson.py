@@ -1,0 +1,74 @@
+"""The description of a rollout that the teacher reads: query, completion, answer and reward."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from envs.episode import Example
+from envs.messages import Message
+from lab.prompts.prompt_player import Attempt
+
+THINKING = "thinking"
+FIELDS = (
+    *("rewards", "turn_rewards", "stop_reason", "turns", "tool_calls", "tool_errors", "tokens"),
+    *("generation_time", THINKING),
+)
+
+
+def lesson(attempt: Attempt, columns: Sequence[str]) -> dict[str, Any]:
+    """Return the description of one rollout; `columns` name additional fields."""
+    record, info = attempt.record, attempt.example.info
+    description: dict[str, Any] = {
+        "query": conversation([m for m in attempt.example.messages if m.get("role") != "system"]),
+        "completion": conversation(record["messages"][attempt.num_opening :]),
+        **({"expected_answer": info["answer"]} if "answer" in info else {}),
+        "reward": record["reward"],
+        **(
+            {"error": f"the rollout was cut off: {record['stop_reason']}"}
+            if record["stop_reason"] != "stop"
+            else {}
+        ),
+    }
+    return description | {name: _shown(value_of_column(attempt, name)) for name in columns}
+
+
+def value_of_column(attempt: Attempt, name: str) -> Any:
+    """Return a field of the rollout's record or of the example's info."""
+    if name == THINKING:
+        turns = attempt.record["messages"][attempt.num_opening :]
+        return "\n".join(filter(None, (m.get("reasoning_content") for m in turns)))
+    return attempt.record.get(name, attempt.example.info.get(name))
+
+
+def check_columns(columns: Sequence[str], examples: Sequence[Example]) -> None:
+    """Raise ValueError for a column that no rollout has."""
+    known = {key for example in examples for key in example.info}
+    if unknown := [name for name in columns if name not in known and name not in FIELDS]:
+        raise ValueError(
+            f"state_columns names {', '.join(unknown)}: a rollout has {', '.join(FIELDS)}, and "
+            f"the examples' info has {', '.join(sorted(known)) or 'nothing'}"
+        )
+
+
+def conversation(messages: Sequence[Message]) -> str:
+    """Return messages as one text; a single message without its role."""
+    if len(messages) == 1 and not messages[0].get("tool_calls"):
+        return str(messages[0].get("content") or "")
+    return "\n".join(line for message in messages for line in _lines(message))
+
+
+def _lines(message: Message) -> list[str]:
+    role, content = message.get("role", ""), message.get("content") or ""
+    lines = [f"{role}: {content}"] if content else []
+    for call in message.get("tool_calls") or []:
+        function = call.get("function", {})
+        arguments = _shown(function.get("arguments", ""))
+        problem = f" [{call['error']}]" if call.get("error") else ""
+        lines.append(f"{role} calls {function.get('name')}({arguments}){problem}")
+    return lines
+
+
+def _shown(value: Any) -> Any:
+    """Return a mapping or a list as JSON, because GEPA would turn it into headings."""
+    is_nested = isinstance(value, Mapping | list | tuple)
+    return json.dumps(value, ensure_ascii=False) if is_nested else value

@@ -1,0 +1,105 @@
+"""The result files of a search.
+
+system_prompt.txt       the best prompt so far; env.system_prompt accepts the file
+results.jsonl           one candidate per line, first the prompt at the start of the search
+pareto_frontier.jsonl   one validation example per line: the candidates that are best at it
+metadata.json           the configuration and the summary
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lab.prompts.prompt_player import Task, digest
+from rl.evaluation.summary import average
+from rl.runtime.files import json_line, plain, write_whole
+
+PROMPT = "system_prompt.txt"
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The prompts that were played on all validation examples. C: candidates, V: examples."""
+
+    prompts: list[str]  # [C]
+    parents: list[list[int]]  # [C]
+    scores: list[list[float | None]]  # [C][V] None: unscored
+    discovered: list[int]  # [C] number of rollouts before
+    num_calls: int
+
+    @property
+    def means(self) -> list[float]:
+        """[C] The mean score of each candidate, which ranks them."""
+        return [average([s for s in scores if s is not None]) for scores in self.scores]
+
+    @property
+    def best(self) -> int:
+        """The index of the best candidate, the oldest if several are equal."""
+        return max(range(len(self.prompts)), key=lambda i: self.means[i])
+
+    def gain(self) -> tuple[float, float]:
+        """Return the mean of best minus first, on examples that both scored, and its error."""
+        pairs = zip(self.scores[0], self.scores[self.best], strict=True)
+        differences = [a - b for b, a in pairs if a is not None and b is not None]
+        mean, count = average(differences), len(differences)
+        if count < 2:
+            return mean, math.nan
+        variance = sum((d - mean) ** 2 for d in differences) / (count - 1)
+        return mean, math.sqrt(variance / count)
+
+
+def write_outputs(
+    folder: Path, candidates: Candidates, validation: Sequence[Task], summary: dict[str, Any]
+) -> None:
+    """Write all four files; `summary` is added to metadata.json."""
+    rows = [_row(candidates, index) for index in range(len(candidates.prompts))]
+    frontier = [_best_at(candidates, place, task) for place, task in enumerate(validation)]
+    gain, error = candidates.gain()
+    metadata = {
+        "optimizer": "gepa",
+        "target": "system_prompt",
+        "num_candidates": len(candidates.prompts),
+        "best": candidates.best,
+        "start_score": candidates.means[0],
+        "best_score": candidates.means[candidates.best],
+        "gain": gain,
+        "gain_standard_error": error,
+        "num_calls": candidates.num_calls,
+        **summary,
+    }
+    write_whole(folder / PROMPT, candidates.prompts[candidates.best] + "\n")
+    write_whole(folder / "results.jsonl", "".join(map(json_line, rows)))
+    write_whole(folder / "pareto_frontier.jsonl", "".join(map(json_line, frontier)))
+    write_whole(folder / "metadata.json", json.dumps(plain(metadata), indent=1) + "\n")
+
+
+def _row(candidates: Candidates, index: int) -> dict[str, Any]:
+    prompt, scores = candidates.prompts[index], candidates.scores[index]
+    return {
+        "example_id": index,
+        "reward": candidates.means[index],
+        "info": {
+            "system_prompt": prompt,
+            "prompt": digest(prompt),  # as in rollouts.jsonl
+            "is_best": index == candidates.best,
+            "parents": candidates.parents[index],
+            "calls_before": candidates.discovered[index],
+            "scores": scores,
+        },
+    }
+
+
+def _best_at(candidates: Candidates, place: int, task: Task) -> dict[str, Any]:
+    scores = [own[place] for own in candidates.scores]
+    highest = max((score for score in scores if score is not None), default=None)
+    best = [i for i, score in enumerate(scores) if score is not None and score == highest]
+    return {
+        "place": place,
+        "env": task.example.env,
+        "example": task.example.id,
+        "score": highest,
+        "candidates": best,
+    }

@@ -1,0 +1,133 @@
+"""Plays examples under a system prompt, and keeps the rollouts in a journal."""
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from envs.episode import Example, Split
+from envs.messages import Message
+from envs.protocol import Environment
+from lab.prompts.journal import Journal, Record
+from rl.evaluation.play import evaluated_line, play
+from rl.evaluation.summary import Played
+from rl.records import Rollout
+from rl.sampling.player import Player
+from rl.sampling.watchdog import Watchdog
+
+QUESTION = ("prompt", "split", "env", "example")  # the key of a rollout
+
+
+@dataclass(frozen=True)
+class Task:
+    """One example and its split."""
+
+    split: Split
+    example: Example
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One rollout of an example under a prompt."""
+
+    example: Example
+    num_opening: int  # messages before the policy's first
+    record: Record  # as in rollouts.jsonl
+
+    @property
+    def reward(self) -> float | None:
+        """The reward; None if the rollout could not be scored."""
+        return self.record["reward"]
+
+
+def digest(prompt: str) -> str:
+    """Return a short fingerprint of a prompt."""
+    return hashlib.sha256(prompt.encode()).hexdigest()[:16]
+
+
+def is_unscored(record: Record) -> bool:
+    """Return True for a rollout without a reward, because the environment or the server failed."""
+    return record["reward"] is None
+
+
+@dataclass
+class PromptPlayer:
+    """Plays one rollout for each example, or reads it from the journal.
+
+    Attributes:
+        runner: its event loop runs the whole search.
+        on_record: called with each rollout, played or read.
+
+    """
+
+    player: Player
+    runner: asyncio.Runner
+    journal: Journal
+    say: Callable[[str], None]
+    on_record: Callable[[Record], None]
+    _count: int = field(default=0, init=False)  # rollouts asked for so far
+
+    def play(self, tasks: Sequence[Task], prompt: str) -> list[Attempt]:
+        """Return one attempt for each task, in order."""
+        for task in tasks:
+            self._env_of(task.example).system_prompt = prompt
+        questions = [_question(task, prompt) for task in tasks]
+        records: dict[int, Record] = {}
+
+        async def play_group(index: int, example: Example, group_size: int) -> tuple[Rollout, ...]:
+            rollouts: tuple[Rollout, ...] = ()
+            record = self.journal.take(questions[index])
+            if record is None:  # a seed follows from a rollout's number
+                rollouts = await self.player.play_group(self._count + index, example, group_size)
+                line = evaluated_line(Played(example, rollouts), rollouts[0])
+                record = self.journal.add({**questions[index], **line})
+            records[index] = record
+            self.on_record(record)
+            return rollouts
+
+        async def play_all() -> None:
+            most = self.player.sampler.max_concurrent
+            with Watchdog(self.say) as self.player.watchdog:
+                await play(play_group, [task.example for task in tasks], 1, max_concurrent=most)
+
+        self.runner.run(play_all())
+        self._count += len(tasks)
+        return [
+            Attempt(task.example, len(self._opened(task.example)), records[i])
+            for i, task in enumerate(tasks)
+        ]
+
+    def _opened(self, example: Example) -> list[Message]:
+        return self._env_of(example).opened(example.messages)
+
+    def _env_of(self, example: Example) -> Environment:
+        return self.player.env.environment_of(example)
+
+
+def _question(task: Task, prompt: str) -> Record:
+    example = task.example
+    values = (digest(prompt), task.split, example.env, example.id)
+    return dict(zip(QUESTION, values, strict=True))
+
+
+def starting_prompt(env: Environment, examples: Sequence[Example]) -> str:
+    """Return the system prompt that all examples begin with.
+
+    Raises:
+        ValueError: they have no system prompt, or several.
+
+    """
+    openings = [env.environment_of(example).opened(example.messages) for example in examples]
+    firsts = [messages[0] if messages else {} for messages in openings]
+    prompts = {str(m.get("content") or "") if m.get("role") == "system" else "" for m in firsts}
+    if prompts == {""}:
+        raise ValueError(
+            f"the environment {env.name!r} has no system prompt to improve: give the "
+            "first one, env.system_prompt='...' or env.system_prompt=<a .txt or .md file>"
+        )
+    if len(prompts) > 1:
+        raise ValueError(
+            f"the examples of {env.name!r} have {len(prompts)} different system prompts, but "
+            "the search finds one for all: give the first one, env.system_prompt='...'"
+        )
+    return prompts.pop()

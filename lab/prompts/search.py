@@ -1,0 +1,183 @@
+"""GEPA proposes prompts, and this package plays them. (arXiv:2507.19457; the package `gepa`.)
+
+    prompt -> a mini-batch of train examples -> the teacher reads the rollouts -> another prompt
+           -> the same mini-batch; if that scores higher, all validation examples -> a candidate
+
+The next round starts from a candidate that is best at a validation example. A candidate is drawn in
+proportion to the number of such examples. Only this module imports `gepa`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gepa
+from gepa.core.adapter import EvaluationBatch, ProposalFn
+from gepa.core.result import GEPAResult
+from gepa.core.state import GEPAState
+from gepa.proposer.base import CandidateProposal
+
+from lab.prompts.lesson import lesson
+from lab.prompts.outputs import Candidates
+from lab.prompts.progress import Progress
+from lab.prompts.prompt_player import Attempt, PromptPlayer, Task
+from lab.prompts.settings import PromptOptimization
+from lab.prompts.teacher import Teacher
+from rl.evaluation.summary import average
+from rl.runtime.failure import RunFailed
+
+COMPONENT = "system_prompt"  # a candidate of GEPA maps names to texts; this is the only name
+Texts = dict[str, str]
+
+
+@dataclass
+class Search:
+    """One search. GEPA calls it as its adapter, its callback and its logger.
+
+    Attributes:
+        keep: called with the candidates after each round.
+        log_path: the file of GEPA's own messages.
+
+    """
+
+    settings: PromptOptimization
+    player: PromptPlayer
+    teacher: Teacher
+    progress: Progress
+    keep: Callable[[Candidates], None]
+    log_path: Path
+    ended_by: str = ""
+    _failure: Exception | None = None  # an exception that GEPA would ignore
+    _unscored: set[tuple[str, int]] = field(default_factory=set)  # prompt, place in validation
+    propose_new_texts: ProposalFn | None = None  # None: GEPA asks the teacher
+
+    def run(self, start: str, train: Sequence[Task], validation: Sequence[Task]) -> Candidates:
+        """Return the candidates that were found from `start` until the budget is spent.
+
+        Raises:
+            RunFailed: the environment, the policy's server or the teacher failed.
+
+        """
+        settings, perfect = self.settings, self.settings.perfect_score
+        self._round_calls = 2 * settings.minibatch_size + len(validation)
+        result = gepa.optimize(
+            seed_candidate={COMPONENT: start},
+            trainset=list(train),
+            valset=list(validation),
+            adapter=self,
+            reflection_lm=self.teacher,
+            reflection_prompt_template=settings.reflection["template"],
+            reflection_minibatch_size=settings.minibatch_size,
+            skip_perfect_score=perfect is not None,
+            perfect_score=1.0 if perfect is None else perfect,
+            acceptance_criterion=_BetterAndNew(),
+            stop_callbacks=self._is_over,
+            callbacks=[self],  # pyright: ignore[reportArgumentType] has some methods of the protocol
+            logger=self,
+            seed=settings.seed,
+        )
+        if failure := self._failure or self.teacher.failure:
+            raise failure
+        return self._candidates(result)
+
+    def log(self, message: str) -> None:
+        """Append a message to the log file."""
+        self.log_path.parent.mkdir(exist_ok=True)
+        with self.log_path.open("a", encoding="utf-8") as file:
+            file.write(f"{message}\n")
+
+    def _is_over(self, gepa_state: GEPAState) -> bool:
+        """Return True if no further round may start. A round never exceeds the budget."""
+        settings, rounds = self.settings, gepa_state.i + 1
+        scores = gepa_state.program_full_scores_val_set
+        if self._failure or self.teacher.failure:
+            self.ended_by = "a failure"
+        elif settings.perfect_score is not None and max(scores) >= settings.perfect_score:
+            self.ended_by = f"every validation example has perfect_score={settings.perfect_score:g}"
+        elif settings.num_rounds is not None and rounds >= settings.num_rounds:
+            self.ended_by = f"num_rounds={settings.num_rounds}"
+        elif gepa_state.total_num_evals + self._round_calls > settings.max_calls:
+            self.ended_by = f"max_calls={settings.max_calls} is too low for another round"
+        else:
+            return False
+        return True
+
+    def on_iteration_start(self, event: Mapping[str, Any]) -> None:
+        """Show the number of the round that GEPA starts, from 1."""
+        self.progress.round(event["iteration"])
+
+    def on_valset_evaluated(self, event: Mapping[str, Any]) -> None:
+        """Show the validation score of a new candidate."""
+        self.progress.candidate(event["average_score"])
+
+    def on_iteration_end(self, event: Mapping[str, Any]) -> None:
+        """Save the candidates after a round."""
+        self.keep(self._candidates(GEPAResult.from_state(event["state"])))
+
+    def _candidates(self, result: GEPAResult) -> Candidates:
+        prompts = [candidate[COMPONENT] for candidate in result.candidates]
+        return Candidates(
+            prompts=prompts,
+            parents=[[p for p in parents if p is not None] for parents in result.parents],
+            scores=[
+                [None if (prompt, i) in self._unscored else scores[i] for i in sorted(scores)]
+                for prompt, scores in zip(prompts, result.val_subscores, strict=True)
+            ],
+            discovered=list(result.discovery_eval_counts),
+            num_calls=result.total_metric_calls or 0,
+        )
+
+    def evaluate(
+        self,
+        batch: list[Task],
+        candidate: Texts,
+        capture_traces: bool = False,  # noqa: ARG002 always returned
+    ) -> EvaluationBatch[Attempt, Attempt]:
+        """Play a batch. An unscored rollout counts as the mean of the others.
+
+        So it does not change the mean, because a prompt does not cause the environment's errors.
+        """
+        attempts = self.player.play(batch, candidate[COMPONENT])
+        rewards = [attempt.reward for attempt in attempts if attempt.reward is not None]
+        if not rewards:
+            causes = {attempt.record["error"] for attempt in attempts}
+            raise RunFailed(
+                f"none of {len(attempts)} rollouts in a row could be scored, so prompts cannot be "
+                f"compared: {'; '.join(sorted(causes))[:500]}"
+            )
+        if batch[0].split == "eval":  # all of them, in order
+            failed = (i for i, attempt in enumerate(attempts) if attempt.reward is None)
+            self._unscored.update((candidate[COMPONENT], i) for i in failed)
+        mean = average(rewards)
+        scores = [mean if attempt.reward is None else attempt.reward for attempt in attempts]
+        return EvaluationBatch(outputs=attempts, scores=scores, trajectories=attempts)
+
+    def make_reflective_dataset(
+        self,
+        candidate: Texts,  # noqa: ARG002 the attempts belong to it
+        eval_batch: EvaluationBatch[Attempt, Attempt],
+        components_to_update: list[str],
+    ) -> dict[str, list[dict[str, Any]]]:
+        """Return what the teacher reads of each scored rollout."""
+        attempts = [a for a in eval_batch.trajectories or [] if a.reward is not None]
+        try:
+            shown = [lesson(attempt, self.settings.state_columns) for attempt in attempts]
+        except Exception as error:  # GEPA would ignore it in every round
+            self._failure = error
+            raise
+        return dict.fromkeys(components_to_update, shown)
+
+
+class _BetterAndNew:
+    """Accepts a new prompt with a higher score on the examples that it and its parent scored."""
+
+    def should_accept(self, proposal: CandidateProposal, state: GEPAState) -> bool:
+        """Return True if the proposal becomes a candidate."""
+        if proposal.candidate in state.program_candidates:
+            return False
+        assert proposal.eval_before is not None
+        assert proposal.eval_after is not None
+        before, after = proposal.eval_before.outputs, proposal.eval_after.outputs
+        pairs = [(b.reward, a.reward) for b, a in zip(before, after, strict=True)]
+        return sum(a - b for b, a in pairs if a is not None and b is not None) > 0

@@ -1,0 +1,189 @@
+"""The teacher: a model that reads rollouts and writes a better prompt. A journal has its answers.
+
+`reflection` of conf/optimize_prompt.yaml says which model:
+
+    base_url     any OpenAI-compatible endpoint
+    path         a model that a second vLLM serves
+    neither      the policy itself
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, NoReturn
+
+from lab.prompts.journal import Journal
+from rl.inference.completion import Completion
+from rl.runtime.failure import RunFailed
+from rl.sampling.chat import Chat, Prompt
+from rl.sampling.chat_endpoint import ChatEndpoint, Keys
+from rl.sampling.messages_chat import MessagesChat
+from rl.sampling.sampler import PolicySampler
+
+QUESTION = ("asked",)
+ENDPOINT = Keys("reflection.base_url", "reflection", "")
+PLACEHOLDERS = ("<curr_param>", "<side_info>")
+_MOST_EMPTY = 4  # answers in a row without a prompt
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reflection:
+    """The teacher's options. conf/optimize_prompt.yaml explains them."""
+
+    RANGES: ClassVar[dict[str, str]] = {
+        "max_seq_len": ">= 2",
+        "temperature": ">= 0",
+        "max_tokens": ">= 1",
+        "timeout": "> 0",
+        "max_retries": ">= 0",
+    }
+
+    base_url: str | None
+    model: str | None
+    api_key_variable: str
+    path: str | None
+    revision: str | None
+    renderer: str
+    dtype: Literal["bfloat16", "float32"]
+    max_seq_len: int
+    temperature: float
+    max_tokens: int
+    timeout: float
+    max_retries: int
+    template: str | None
+
+    def __post_init__(self) -> None:
+        if self.base_url is not None and self.path is not None:
+            raise ValueError(
+                f"reflection.base_url={self.base_url} and reflection.path={self.path}: give one of "
+                "them, an endpoint or a model for a second vLLM"
+            )
+        if (self.base_url is None) != (self.model is None):
+            raise ValueError(
+                f"reflection.base_url={self.base_url}, reflection.model={self.model}: an endpoint "
+                "needs both, its address with /v1 and the name that it serves the model under"
+            )
+        if self.path is not None and self.max_tokens >= self.max_seq_len:
+            raise ValueError(
+                f"reflection.max_tokens={self.max_tokens} leaves no room for a question in "
+                f"reflection.max_seq_len={self.max_seq_len}: lower the one or raise the other"
+            )
+        if lacking := [p for p in PLACEHOLDERS if self.template and p not in self.template]:
+            raise ValueError(
+                f"reflection.template lacks {' and '.join(lacking)}: <curr_param> stands for the "
+                "prompt so far, <side_info> for the rollouts and their rewards"
+            )
+        _ = self.endpoint  # refuses a wrong address
+
+    @property
+    def endpoint(self) -> ChatEndpoint | None:
+        """The endpoint of base_url, None without one."""
+        if self.base_url is None or self.model is None:
+            return None
+        return ChatEndpoint(
+            url=self.base_url,
+            model=self.model,
+            api_key_variable=self.api_key_variable,
+            max_retries=self.max_retries,
+            keys=ENDPOINT,
+        )
+
+    @property
+    def sampler(self) -> PolicySampler:
+        """The sampling options: one answer at a time, independent of the policy's options."""
+        return PolicySampler(
+            max_staleness=0,
+            max_concurrent=1,
+            temperature=self.temperature,
+            top_p=1.0,
+            top_k=-1,
+            min_p=0.0,
+            repetition_penalty=1.0,
+            presence_penalty=0.0,
+            frequency_penalty=0.0,
+            max_tokens=self.max_tokens,
+            max_prompt_len=None,
+            stop=(),
+            seeded=False,
+            rollout_timeout=self.timeout,
+            max_retries=self.max_retries,
+            allow_biased_ratio=False,
+        )
+
+    @asynccontextmanager
+    async def at_endpoint(self, endpoint: ChatEndpoint) -> AsyncIterator[Chat]:
+        """Yield the chat with an endpoint that has answered once."""
+        async with endpoint.client(max_concurrent=1, timeout=self.timeout) as client:
+            await endpoint.check_access(client)
+            yield MessagesChat(self.sampler, endpoint, client)
+
+
+class NoPrompt(RuntimeError):
+    """The teacher's answer contains no prompt."""
+
+
+@dataclass
+class Teacher:
+    """The callable that GEPA asks for a better prompt.
+
+    GEPA ignores every exception of a teacher and spends the budget on the next round. An error that
+    would occur again is therefore kept in `failure`, which ends the search.
+    """
+
+    chat: Chat
+    runner: asyncio.Runner
+    journal: Journal
+    timeout: float
+    failure: RunFailed | None = None
+    _num_empty: int = field(default=0, init=False)
+
+    def __call__(self, prompt: str | list[dict[str, Any]]) -> str:
+        """Return the teacher's answer."""
+        question = str(prompt)  # GEPA passes a list only for images
+        if self.failure is not None:
+            raise self.failure
+        record = self.journal.take({"asked": question})
+        if record is None:
+            record = self.journal.add({"asked": question, **self._ask(question)})
+        said = record["said"].rpartition("</think>")[2].strip()
+        if said and not record["cut_off"]:
+            self._num_empty = 0
+            return said
+        self._num_empty += 1
+        if self._num_empty == _MOST_EMPTY:
+            why = "was cut off" if record["cut_off"] else "said nothing"
+            self._fail(
+                f"the reflection model {why}, {_MOST_EMPTY} times in a row: raise "
+                "reflection.max_tokens, or choose another model"
+            )
+        raise NoPrompt("the reflection model's answer has no complete prompt")
+
+    def _ask(self, question: str) -> dict[str, object]:
+        try:
+            prompt, completion = self.runner.run(self._completed(question))
+        except TimeoutError:
+            self._fail(
+                f"the reflection model did not answer within reflection.timeout={self.timeout:g} s"
+            )
+        except (RunFailed, ValueError) as error:
+            self._fail(str(error))
+        if completion is None or (completion.cut_off and self.chat.full(completion)):
+            self._fail(
+                f"the question to the reflection model has {len(question):,} characters, which "
+                "leaves no tokens for an answer: lower minibatch_size, or choose a model with a "
+                "longer context (reflection.max_seq_len; model.max_seq_len for the policy itself)"
+            )
+        content = self.chat.message(prompt, completion).get("content") or ""
+        return {"said": content, "cut_off": completion.cut_off}
+
+    async def _completed(self, question: str) -> tuple[Prompt, Completion | None]:
+        prompt = await self.chat.open([{"role": "user", "content": question}], None)
+        if self.chat.room(prompt) <= 0:
+            return prompt, None
+        async with asyncio.timeout(self.timeout):
+            return prompt, (await self.chat.generate(prompt, 1))[0]
+
+    def _fail(self, problem: str) -> NoReturn:
+        self.failure = RunFailed(problem)
+        raise self.failure

@@ -1,0 +1,98 @@
+"""Arms: runs that differ in nothing but the seed, and their names."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lab.report.run import Run
+
+_MOST_KEYS = 3  # settings in the name of an arm
+AS_COMPOSED = "(as composed)"  # an arm without overrides of its own
+
+
+@dataclass(frozen=True, eq=False)
+class Arm:
+    """The runs of one arm, over seeds."""
+
+    label: str  # the overrides: loss=cispo
+    name: str  # as short as the other arms allow: cispo
+    runs: tuple[Run, ...]
+
+    @property
+    def finished(self) -> list[Run]:
+        """The runs that count."""
+        return [run for run in self.runs if run.finished]
+
+
+def arms_of(runs: Sequence[Run]) -> list[Arm]:
+    """Return the runs by arm, in the order in which the arms first appear."""
+    groups: list[list[Run]] = []
+    # Start with runs that have a config, because overrides alone identify an arm less precisely.
+    for run in sorted(runs, key=lambda run: run.config is None):
+        group = next((g for g in groups if all(is_same_arm(one, run) for one in g)), None)
+        if group is None:
+            groups.append([run])
+        else:
+            group.append(run)
+    position = {id(run): index for index, run in enumerate(runs)}
+    groups = [sorted(group, key=lambda run: position[id(run)]) for group in groups]
+    groups.sort(key=lambda group: position[id(group[0])])
+    full = labels([group[0] for group in groups])
+    return [
+        Arm(label, name, tuple(group))
+        for label, name, group in zip(full, short(full), groups, strict=True)
+    ]
+
+
+def is_same_arm(one: Run, other: Run) -> bool:
+    """Return whether two runs differ in nothing but the seed, as far as it is known.
+
+    Runs of different commits may have settings that only one of the commits knows. If their
+    overrides are equal, those settings are ignored.
+    """
+    if one.config is None or other.config is None:
+        return one.overrides == other.overrides
+    if one.commit == other.commit or one.overrides != other.overrides:
+        return one.config == other.config
+    shared = one.config.keys() & other.config.keys()
+    either = one.config.keys() | other.config.keys()
+    # A key that became a group, `critic` and then `critic.lam`, is a different choice.
+    groups = {key[:end] for key in either for end in range(len(key)) if key[end] == "."}
+    return not groups & either and all(one.config[key] == other.config[key] for key in shared)
+
+
+def labels(firsts: Sequence[Run]) -> list[str]:
+    """Return a label for each arm, given its first run: its overrides, else settings that differ.
+
+    The labels are different, because the charts identify arms by name.
+    """
+    common = set.intersection(*(set(run.overrides) for run in firsts)) if firsts else set()
+    names = [" ".join(item for item in run.overrides if item not in common) for run in firsts]
+    texts = []
+    for name, run in zip(names, firsts, strict=True):
+        alike = [other for other, its in zip(firsts, names, strict=True) if its == name]
+        keys = differing_keys(alike)[:_MOST_KEYS]  # empty if no other arm has this name
+        values = [f"{key}={(run.config or {}).get(key)}" for key in keys]
+        texts.append(" ".join([name, *values]).strip() or AS_COMPOSED)
+    return [
+        f"{text} ({texts[:index].count(text) + 1})" if texts.count(text) > 1 else text
+        for index, text in enumerate(texts)
+    ]
+
+
+def short(full: Sequence[str]) -> list[str]:
+    """Return the labels without their key if all have the same one: cispo for loss=cispo."""
+    parts = [label.partition("=") for label in full]
+    if len({key for key, _, _ in parts}) > 1 or not all(value for _, _, value in parts):
+        return list(full)
+    if any(" " in label for label in full):
+        return list(full)
+    # A number needs the name of its setting.
+    plain = all(value[0].isalpha() for _, _, value in parts)
+    return [value if plain else f"{key.rpartition('.')[2]}={value}" for key, _, value in parts]
+
+
+def differing_keys(runs: Sequence[Run]) -> list[str]:
+    """Return the settings in which the runs differ, in alphabetical order."""
+    configs = [run.config for run in runs if run.config is not None]
+    keys = sorted({key for config in configs for key in config})
+    return [key for key in keys if len({str(config.get(key)) for config in configs}) > 1]

@@ -1,0 +1,274 @@
+"""Compare arms on the same questions: scores, differences to the baseline, decisions."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite, nan
+
+import numpy as np
+
+from lab.report import statistics as st
+from lab.report.arms import Arm
+from lab.report.curve import Efficiency, efficiency, final_score
+from lab.report.evaluations import Question
+from lab.report.run import RUNNING, Run
+from lab.report.scoring import TRAINING, ScoredArm, Scoring, curve_of, score_arms
+
+SEED = 0  # of the draws, so that the same runs give the same page
+_MOST_CAUSES = 3  # in a note about runs that do not count
+
+
+class NothingToCompare(ValueError):
+    """No run counts; the message is for the user."""
+
+
+class NoBaseline(NothingToCompare):
+    """The named arm cannot be the baseline, but another arm can."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ArmResult(ScoredArm):
+    """The numbers of one arm. Intervals have statistics.LEVEL; NaN stands for unknown."""
+
+    score: st.Interval
+    difference: st.Interval  # to the baseline
+    p_value: float  # of the difference, adjusted for the number of arms
+    decision: str  # BETTER, WORSE or UNCLEAR; "" for the baseline
+    chance_better: float
+    visible_difference: float
+    seeds_needed: int | None  # of each arm; None: unknown, or no number suffices
+    interquartile: st.Interval | None  # only with several environments
+    efficiency: Efficiency
+    area: float  # mean height of the curves
+
+    @property
+    def minutes(self) -> float:
+        """The mean duration of a run."""
+        return float(np.mean([run.seconds for run in self.runs])) / 60
+
+    @property
+    def knows_seeds(self) -> bool:
+        """Whether there are enough seeds to estimate how much they differ."""
+        return self.scores.resamples_seeds
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Comparison:
+    """All arms of which at least one run counts, including the baseline."""
+
+    question: str  # of the sweep, "" if it has none
+    measure: str  # HELD_OUT or TRAINING
+    judged: str  # the versions or steps that were scored, in words
+    results: tuple[ArmResult, ...]
+    baseline: ArmResult
+    questions: tuple[Question, ...]  # that all runs share; empty for training rewards
+    arms: tuple[Arm, ...]  # also those of which no run counts
+    left_out: tuple[tuple[Run, str], ...]  # runs that do not count, and why
+    notes: tuple[str, ...]  # warnings for the reader
+
+    @property
+    def runs(self) -> list[Run]:
+        """Every run, whether it counts or not."""
+        return [run for arm in self.arms for run in arm.runs]
+
+    @property
+    def others(self) -> list[ArmResult]:
+        """All arms but the baseline."""
+        return [result for result in self.results if result is not self.baseline]
+
+    @property
+    def by_score(self) -> list[ArmResult]:
+        """The best arm first."""
+        return sorted(self.results, key=lambda result: -result.score.value)
+
+    @property
+    def has_intervals(self) -> bool:
+        """Whether any interval is known."""
+        return any(isfinite(r.score.low) or isfinite(r.difference.low) for r in self.results)
+
+    @property
+    def most_steps(self) -> int:
+        """The steps of the longest run."""
+        return max(run.num_steps for run in self.runs)
+
+
+def compare(
+    arms: Sequence[Arm],
+    *,
+    baseline: str | None = None,
+    question: str = "",
+    num_judged: int = 1,
+    notes: Sequence[str] = (),
+) -> Comparison:
+    """Compare arms by their scores on the same questions, else by their training reward.
+
+    Args:
+        arms: in the order in which they were run.
+        baseline: name or label of an arm; None: the first arm of which a run counts.
+        question: of the sweep.
+        num_judged: evaluations at the end of a run that are averaged.
+        notes: warnings that are shown before others.
+
+    Raises:
+        NothingToCompare: no run counts, or the baseline has no score.
+        NoBaseline: no arm has this name, or no run of that arm has finished.
+
+    """
+    control = _baseline(arms, baseline)
+    scoring = score_arms(arms, control, num_judged)
+    if not any(scored.arm is control for scored in scoring.arms):
+        raise NothingToCompare(
+            f"{control.name} has neither an evaluation nor a training reward: choose another "
+            "baseline, or run with evaluation=default"
+        )
+    results = _results(scoring, control)
+    left_out = [(run, run.cause) for arm in arms for run in arm.runs if not run.finished]
+    left_out += scoring.left_out
+    return Comparison(
+        question=question,
+        measure=scoring.measure,
+        judged=scoring.judged,
+        results=tuple(results),
+        baseline=next(result for result in results if result.arm is control),
+        questions=scoring.questions,
+        arms=tuple(arms),
+        left_out=tuple(left_out),
+        notes=(*notes, *_notes(results, left_out, scoring)),
+    )
+
+
+def _results(scoring: Scoring, control: Arm) -> list[ArmResult]:
+    # The order of the random draws is part of the result: the same runs give the same numbers.
+    rng, arms = np.random.default_rng(SEED), scoring.arms
+    at = next(index for index, scored in enumerate(arms) if scored.arm is control)
+    base = arms[at].scores
+    questions = st.question_weights(base.strata, rng)
+    draws = [
+        st.draw_scores(one.scores, st.seed_weights(one.scores.num_seeds, rng), questions)
+        for one in arms
+    ]
+    spreads = [st.spread_of(one.scores, base) for one in arms]
+    gains = [float(one.scores.y.mean() - base.y.mean()) for one in arms]
+    others = [index for index in range(len(arms)) if index != at]
+    adjusted = st.holm([st.p_value(gains[index], spreads[index]) for index in others])
+    p_values = {at: nan} | dict(zip(others, adjusted, strict=True))
+    curves = [[curve_of(run, scoring.measure) for run in one.runs] for one in arms]
+    target = final_score(curves[at])
+    results = []
+    for index, (one, spread, gain) in enumerate(zip(arms, spreads, gains, strict=True)):
+        scores, is_other = one.scores, index != at
+        knows = is_other and scores.resamples_seeds and base.resamples_seeds
+        difference = st.Interval(0.0, nan, nan)
+        if is_other:
+            difference = st.interval(gain, draws[index] - draws[at], spread)
+        decision = st.decide(difference, p_values[index], knows_seeds=knows)
+        several = len(np.unique(scores.strata)) > 1
+        results.append(
+            ArmResult(
+                arm=one.arm,
+                runs=one.runs,
+                scores=scores,
+                score=st.interval(float(scores.y.mean()), draws[index], st.spread_of(scores)),
+                difference=difference,
+                p_value=p_values[index],
+                decision=decision if is_other else "",
+                chance_better=st.chance_better(scores.runs, base.runs) if knows else nan,
+                visible_difference=st.visible_difference(spread, len(others)) if knows else nan,
+                seeds_needed=st.seeds_needed(gain, spread, len(others)) if knows else None,
+                interquartile=st.interquartile_interval(scores, rng) if several else None,
+                efficiency=efficiency(curves[index], target),
+                area=float(np.mean([curve.mean_height for curve in curves[index]])),
+            )
+        )
+    return results
+
+
+def _baseline(arms: Sequence[Arm], wanted: str | None) -> Arm:
+    """Return the arm that the others are compared with."""
+    counting = [arm for arm in arms if arm.finished]
+    if not counting:
+        raise NothingToCompare(_why_nothing(arms))
+    if wanted is None:
+        evaluated = [arm for arm in counting if any(run.evaluations for run in arm.finished)]
+        rewarded = [
+            arm for arm in counting if any(r.training_reward is not None for r in arm.finished)
+        ]
+        return (evaluated or rewarded or counting)[0]
+    chosen = next((arm for arm in arms if wanted in (arm.label, arm.name)), None)
+    if chosen is None:
+        names = ", ".join(arm.label for arm in arms)
+        raise NoBaseline(f"no arm is called {wanted}: baseline= is one of {names}")
+    if not chosen.finished:
+        raise NoBaseline(f"no run of the baseline {wanted} has finished: choose another")
+    return chosen
+
+
+def _why_nothing(arms: Sequence[Arm]) -> str:
+    runs = [run for arm in arms for run in arm.runs]
+    if not runs:
+        return "there is no run here: name the folder of a sweep or of runs (outputs/...)"
+    num_running = sum(run.status == RUNNING for run in runs)
+    if num_running:
+        return f"none of {len(runs)} runs has finished, {num_running} of them are still going"
+    return f"none of {len(runs)} runs has finished; the first: {runs[0].name}: {runs[0].cause}"
+
+
+def _notes(
+    results: Sequence[ArmResult], left_out: Sequence[tuple[Run, str]], scoring: Scoring
+) -> list[str]:
+    """Return warnings about what the runs cannot show."""
+    notes, runs = [], scoring.runs
+    scores = np.unique(np.concatenate([result.scores.y.ravel() for result in results]))
+    if len(scores) == 1:
+        notes.append(
+            f"Every score of every run is {scores[0]:g}: there was nothing to learn from, or to "
+            "tell arms apart by. Look at some rollouts (python view.py <a run>), then make the "
+            "task easier or harder."
+        )
+    if scoring.measure == TRAINING:
+        notes.append(
+            "Training reward: other examples in every run, so chance differs more between them. "
+            "evaluation=default asks all runs the same questions."
+        )
+    if few := [result.arm.name for result in results if not result.knows_seeds]:
+        names = "every arm" if len(few) == len(results) > 1 else ", ".join(few)
+        notes.append(
+            f"Fewer than {st.FEWEST_SEEDS} seeds of {names}: their intervals do not know how much "
+            "seeds differ, so no such arm is called better or worse."
+        )
+    most, compared = max(len(run.questions) for run in runs), len(scoring.questions)
+    if 0 < compared < most:
+        notes.append(
+            f"Compared on the {compared} questions that every run was asked and that could be "
+            f"scored in every run, of up to {most}."
+        )
+    if " to " in scoring.judged:
+        notes.append(f"Not all runs are judged at the same step: {scoring.judged}.")
+    if left_out:
+        notes.append(_not_counting(left_out))
+    broken = sum(run.num_broken for run in runs)
+    broken += sum(evaluation.num_broken for run in runs for evaluation in run.evaluations.values())
+    if broken:
+        notes.append(f"{broken} lines of metrics or evaluations cannot be read and are left out.")
+    return notes
+
+
+def by_cause(left_out: Sequence[tuple[Run, str]]) -> list[tuple[str, list[Run]]]:
+    """Return the runs that do not count, grouped by cause, the most frequent cause first."""
+    causes: dict[str, list[Run]] = defaultdict(list)
+    for run, why in left_out:
+        causes[why].append(run)
+    return sorted(causes.items(), key=lambda item: -len(item[1]))
+
+
+def _not_counting(left_out: Sequence[tuple[Run, str]]) -> str:
+    """Return a note with the number of runs and the most frequent causes."""
+    runs_do = "run does" if len(left_out) == 1 else "runs do"
+    causes = by_cause(left_out)
+    shown = [
+        f"{runs[0].name}{f' and {len(runs) - 1} more' if len(runs) > 1 else ''}: {why}"
+        for why, runs in causes[:_MOST_CAUSES]
+    ]
+    others = sum(len(runs) for _, runs in causes[_MOST_CAUSES:])
+    shown += [f"{others} for other reasons, which the page names"] if others else []
+    return f"{len(left_out)} {runs_do} not count: {'; '.join(shown)}"

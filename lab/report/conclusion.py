@@ -1,0 +1,102 @@
+"""The conclusion of a comparison in one sentence."""
+
+from collections.abc import Sequence
+from math import isnan
+
+from lab.report.comparison import ArmResult, Comparison
+from lab.report.scoring import TRAINING
+from lab.report.statistics import BETTER, FEWEST_SEEDS, UNCLEAR, WORSE, Interval
+
+_MOST_NAMES = 6  # that are listed one by one
+
+
+def conclusion(comparison: Comparison) -> str:
+    """Return which arms are better or worse, by how much, and which cannot be told apart."""
+    baseline, basis = comparison.baseline, _basis(comparison)
+    if not comparison.others:
+        return f"{baseline.arm.name} scores {_interval(baseline.score)} {basis}."
+    better, worse, unclear = (
+        sorted(
+            (result for result in comparison.others if result.decision == decision),
+            key=lambda result: -result.difference.value,
+        )
+        for decision in (BETTER, WORSE, UNCLEAR)
+    )
+    name, clauses = baseline.arm.name, []
+    if better:
+        clauses.append(f"{_each(better)} beat{'s' * (len(better) == 1)} {name}")
+    if worse:
+        are = "is" if len(worse) == 1 else "are"
+        clauses.append(f"{_each(worse)} {are} worse than {name}")
+    if unclear:
+        clauses.append(_unclear(unclear, baseline))
+    # The basis follows the first clause that contains numbers.
+    at = 0 if better or worse else -1
+    clauses[at] = f"{clauses[at]} {basis}"
+    text = "; ".join(clauses)
+    # Do not capitalise the name of an arm.
+    return f"{'T' if text.startswith('the other') else text[0]}{text[1:]}."
+
+
+def _each(results: Sequence[ArmResult]) -> str:
+    """Return names with their differences."""
+    return _joined([f"{r.arm.name} (by {_interval(r.difference, absolute=True)})" for r in results])
+
+
+def _unclear(results: Sequence[ArmResult], baseline: ArmResult) -> str:
+    names = [result.arm.name for result in results]
+    shown = _joined(names) if len(names) <= _MOST_NAMES else f"the other {len(names)} arms"
+    text = f"{shown} cannot be told from {baseline.arm.name}"
+    if not all(result.knows_seeds for result in [*results, baseline]):
+        return f"{text} (it takes {FEWEST_SEEDS} seeds of each arm to know how much seeds differ)"
+    return f"{text} ({_what_it_takes(results, baseline)})"
+
+
+def _what_it_takes(results: Sequence[ArmResult], baseline: ArmResult) -> str:
+    """Return the smallest visible difference, and how many seeds the observed ones need."""
+    visible = max(result.visible_difference for result in results)
+    smallest = f"smallest visible difference {visible:.2g}"
+    fewest = min(result.scores.num_seeds for result in [*results, baseline])
+    needed = [
+        # If the present number should have sufficed, ask for one more seed.
+        (max(r.seeds_needed - fewest, 1), r.arm.name)
+        for r in results
+        if r.seeds_needed is not None
+    ]
+    if not needed:
+        return f"{smallest}; for differences this small it takes more questions, not seeds"
+    (least, nearest), (most, furthest) = min(needed), max(needed)
+    if len(results) == 1:
+        return f"{smallest}; {_seeds(least)} would do"
+    if least == most:
+        return f"{smallest}; {_seeds(least)} each would do for {nearest}"
+    return f"{smallest}; {_seeds(least)} each would do for {nearest}, {most} for {furthest}"
+
+
+def _seeds(number: int) -> str:
+    return f"{number} more seed{'s' * (number > 1)}"
+
+
+def _basis(comparison: Comparison) -> str:
+    """Return the measure and the number of seeds."""
+    counts = sorted({result.scores.num_seeds for result in comparison.results})
+    number = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    seeds = f"{number} seed{'s' * (number != '1')}"
+    if len(comparison.results) > 1:
+        seeds += " each"
+    if comparison.measure == TRAINING:
+        return f"by the training reward of {comparison.judged}, {seeds}"
+    return f"on {len(comparison.questions)} held-out questions, {seeds}"
+
+
+def _interval(interval: Interval, *, absolute: bool = False) -> str:
+    value, low, high = interval.value, interval.low, interval.high
+    if absolute and value < 0:
+        value, low, high = -value, -high, -low
+    if isnan(low):
+        return f"{value:.3f}"
+    return f"{value:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def _joined(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,100 @@
+"""Held-out scores by question, from evaluations/version_*.jsonl."""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import nan
+from typing import Any
+
+import msgspec
+
+from rl.runtime.folder import RunFolder, step_of
+
+_LONGEST_TEXT = 160  # characters of a question on the page
+
+
+@dataclass(frozen=True, order=True)
+class Question:
+    """One example of the held-out split. Two runs share it if the user's messages are equal."""
+
+    env: str
+    example: str
+    digest: str  # of all user messages before the first answer
+    text: str  # the beginning of these messages
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The scores of one policy version."""
+
+    version: int
+    scores: dict[Question, float]  # mean reward; NaN if no rollout of the question has a reward
+    num_broken: int = 0  # lines that cannot be read
+    digest: str = ""  # of the file
+
+
+class _Line(msgspec.Struct):
+    env: Any = ""
+    example: Any = ""
+    reward: float | None = None
+    messages: msgspec.Raw = msgspec.Raw(b"[]")
+
+
+_LINE = msgspec.json.Decoder(_Line)
+
+
+def evaluated_versions(folder: RunFolder) -> list[int]:
+    """Return the evaluated versions, oldest first."""
+    return sorted(map(step_of, folder.evaluations.glob("version_[0-9]*.jsonl")))
+
+
+def read_evaluation(folder: RunFolder, version: int) -> Evaluation:
+    """Return the evaluation of one version. A broken line is counted and skipped."""
+    content = folder.evaluation_of(version).read_bytes()
+    rewards: dict[tuple[str, str], list[float]] = defaultdict(list)
+    asked: dict[tuple[str, str], msgspec.Raw] = {}
+    num_broken = 0
+    for line in content.splitlines():
+        try:
+            line.decode()  # msgspec does not check the text of a Raw field
+            rollout = _LINE.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            num_broken += 1
+            continue
+        key = (str(rollout.env), str(rollout.example))
+        asked.setdefault(key, rollout.messages)
+        if rollout.reward is not None:
+            rewards[key].append(rollout.reward)
+    scores = {
+        _question(*key, messages): _mean(rewards.get(key, ())) for key, messages in asked.items()
+    }
+    return Evaluation(version, scores, num_broken, hashlib.sha256(content).hexdigest()[:12])
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else nan
+
+
+def _question(env: str, example: str, messages: msgspec.Raw) -> Question:
+    text = _user_text(msgspec.json.decode(messages))
+    digest = hashlib.sha256(text.encode(errors="replace")).hexdigest()[:12]
+    return Question(env, example, digest, shortened(" ".join(text.split()), _LONGEST_TEXT))
+
+
+def shortened(text: str, longest: int) -> str:
+    """Return the text, cut to `longest` characters."""
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."
+
+
+def _user_text(messages: Any) -> str:
+    """Return the user's messages before the first answer. A system prompt belongs to the arm."""
+    texts = []
+    for message in messages if isinstance(messages, list) else []:
+        role = message.get("role") if isinstance(message, dict) else None
+        if role == "assistant":
+            break
+        if role == "user":
+            content = message.get("content")
+            texts.append(content if isinstance(content, str) else str(content))
+    return "\n".join(texts)

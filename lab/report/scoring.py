@@ -1,0 +1,136 @@
+"""The score of each run: on the same held-out questions, else the reward of its last steps."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isnan, nan
+
+import numpy as np
+
+from lab.report.arms import Arm
+from lab.report.curve import Curve
+from lab.report.evaluations import Question
+from lab.report.run import LAST_STEPS, Run
+from lab.report.statistics import Scores
+
+HELD_OUT, TRAINING = "held-out questions", "training reward"
+FEWEST_SHARED = 0.5  # of the baseline's questions, for a run to be compared with it
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredArm:
+    """The runs of an arm that can be scored like those of all other arms."""
+
+    arm: Arm
+    runs: tuple[Run, ...]  # one per row of `scores`
+    scores: Scores
+
+
+@dataclass(frozen=True, eq=False)
+class Scoring:
+    """The scores of all runs by one measure."""
+
+    measure: str  # HELD_OUT or TRAINING
+    judged: str  # the versions or steps, in words
+    arms: tuple[ScoredArm, ...]
+    left_out: tuple[tuple[Run, str], ...]  # finished runs that cannot be scored, and why
+    questions: tuple[Question, ...] = ()  # the columns of the scores; empty for TRAINING
+
+    @property
+    def runs(self) -> list[Run]:
+        """Every scored run."""
+        return [run for arm in self.arms for run in arm.runs]
+
+
+def score_arms(arms: Sequence[Arm], baseline: Arm, num_judged: int) -> Scoring:
+    """Score the finished runs on the questions of the baseline's runs, if these were evaluated.
+
+    A run with other questions is left out, and so is a run that was scored on few of them. A
+    question on which one of the remaining runs was not scored is left out.
+    """
+    asked = [tuple(sorted(run.questions)) for run in baseline.finished if run.evaluations]
+    if not asked:
+        return _by_training_reward(arms)
+    reference = set(Counter(asked).most_common(1)[0][0])
+    tables = {
+        id(run): _mean_scores(run, num_judged)
+        for arm in arms
+        for run in arm.finished
+        if run.evaluations
+    }
+    kept: list[tuple[Arm, list[Run]]] = []
+    left_out: list[tuple[Run, str]] = []
+    for arm in arms:
+        runs = []
+        for run in arm.finished:
+            if not run.evaluations:
+                left_out.append((run, "it has no evaluation"))
+            elif len(reference & run.questions) < FEWEST_SHARED * len(reference):
+                left_out.append((run, f"it was asked other questions than {baseline.name}"))
+            elif len(reference & _scored(tables[id(run)])) < FEWEST_SHARED * len(reference):
+                left_out.append((run, "it could not be scored on most of its questions"))
+            else:
+                runs.append(run)
+        if runs:
+            kept.append((arm, runs))
+    every = [run for _, runs in kept for run in runs]
+    questions = tuple(sorted(reference.intersection(*(_scored(tables[id(r)]) for r in every))))
+    if not questions or not any(arm is baseline for arm, _ in kept):
+        return _by_training_reward(arms)
+    envs = sorted({question.env for question in questions})
+    strata = np.array([envs.index(question.env) for question in questions])
+    scored = []
+    for arm, runs in kept:
+        y = np.array([[tables[id(run)][question] for question in questions] for run in runs])
+        scored.append(ScoredArm(arm, tuple(runs), Scores(y, strata)))
+    judged = _versions_in_words(every, num_judged)
+    return Scoring(HELD_OUT, judged, tuple(scored), tuple(left_out), questions)
+
+
+def _by_training_reward(arms: Sequence[Arm]) -> Scoring:
+    scored: list[ScoredArm] = []
+    left_out: list[tuple[Run, str]] = []
+    for arm in arms:
+        left_out += [(r, "it has no reward") for r in arm.finished if r.training_reward is None]
+        runs = tuple(run for run in arm.finished if run.training_reward is not None)
+        if runs:
+            y = np.array([[run.training_reward] for run in runs], float)
+            scored.append(ScoredArm(arm, runs, Scores(y, np.zeros(1, np.int64))))
+    judged = _last_steps_in_words([run for one in scored for run in one.runs])
+    return Scoring(TRAINING, judged, tuple(scored), tuple(left_out))
+
+
+def _last_steps_in_words(runs: Sequence[Run]) -> str:
+    """Return how many steps were scored. A run may be shorter than LAST_STEPS."""
+    counts = {len(run.training.scores[-LAST_STEPS:]) for run in runs} or {LAST_STEPS}
+    fewest, most = min(counts), max(counts)
+    if most == 1:
+        return "the last step"
+    return f"the last {most if fewest == most else f'{fewest} to {most}'} steps"
+
+
+def _versions_in_words(runs: Sequence[Run], num_judged: int) -> str:
+    """Return which versions were scored."""
+    versions = [run.judged_versions(num_judged) for run in runs]
+    first, last = min(v[-1] for v in versions), max(v[-1] for v in versions)
+    name = f"version {last}" if first == last else f"versions {first} to {last}"
+    most = max(map(len, versions))
+    return name if most == 1 else f"the last {most} evaluations, up to {name}"
+
+
+def _mean_scores(run: Run, num_judged: int) -> dict[Question, float]:
+    """Return the mean over the judged versions, NaN for a question that one of them lacks."""
+    tables = [run.evaluations[version].scores for version in run.judged_versions(num_judged)]
+    return {
+        question: float(np.mean([table.get(question, nan) for table in tables]))
+        for question in tables[-1]
+    }
+
+
+def _scored(table: dict[Question, float]) -> set[Question]:
+    return {question for question, score in table.items() if not isnan(score)}
+
+
+def curve_of(run: Run, measure: str) -> Curve:
+    """Return the run's scores over its steps."""
+    return run.held_out if measure == HELD_OUT else run.training.smoothed(LAST_STEPS)

@@ -1,0 +1,128 @@
+"""One job of a sweep: skip it if it is done, else start or resume its run, and record the result.
+
+the sweep's own process                      processes of a launcher, where there are any
+SweepStart: folder, jobs, slots, screen ---> run_job: record, slot, log, the run itself
+
+A job is identified by its overrides, not by its number, so that a killed sweep finds its finished
+jobs again in another order, with more seeds, or with another launcher.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import yaml
+
+from lab.sweeps.overview import announce
+from lab.sweeps.process import end_with, output_to
+from lab.sweeps.slots import Slot, slot_of
+from rl.runtime.failure import OutOfTime, RunFailed
+from rl.runtime.folder import RunFolder
+from rl.runtime.status import STOPPED
+from rl.runtime.stop_request import Stopped
+from rl.runtime.sweep_folder import (
+    DID_NOT_END,
+    DONE,
+    FAILED,
+    RUNNING,
+    WAITING,
+    JobRecord,
+    SweepFolder,
+)
+from rl.runtime.text import strip_escapes
+
+Start = Callable[[str, bool], float | None]  # takes the run's name, and whether to resume
+
+
+def run_job(
+    sweep: SweepFolder,
+    overrides: list[str],
+    *,
+    output_dir: Path,
+    run_name: str,
+    max_steps: int,
+    start: Start,
+) -> float | None:
+    """Run a job unless it is done; return the value that the sweeper maximises.
+
+    Args:
+        sweep: of the job.
+        overrides: identify the job.
+        output_dir: contains the folder of its run.
+        run_name: of a new run, without the job's number.
+        max_steps: of its run.
+        start: starts or resumes the run.
+
+    Raises:
+        RunFailed: the run failed. In the sweep's own process, any error of `start`.
+
+    """
+    number, record = sweep.claim(overrides)
+    record.run_name = name = record.run_name or f"{run_name}-{number}"
+    folder = (output_dir / name).absolute()
+    record.folder = str(folder)
+    if is_done(record, max_steps):
+        return record.result
+    info = sweep.read_info()
+    process, slots = info["process"], [Slot(**slot) for slot in info["slots"]]
+    in_sweeps_process = process["pid"] == os.getpid()
+    stopped: Stopped | None = None
+    with ExitStack() as stack:
+        if not in_sweeps_process:
+            end_with(**process)
+            stack.enter_context(output_to(sweep.log_of(number)))
+        stack.enter_context(slot_of(slots))
+        record.state, record.error, record.max_steps = RUNNING, DID_NOT_END, max_steps
+        record.started, record.ended = time.time(), None
+        sweep.write(number, record)
+        if in_sweeps_process:
+            announce(sweep, number)
+        try:
+            record.result = start(name, RunFolder(folder).has_steps())
+        except BaseException as error:
+            is_resumable = isinstance(_cause(error), Stopped | OutOfTime | KeyboardInterrupt)
+            record.state, record.error = WAITING if is_resumable else FAILED, _message(error)
+            if not in_sweeps_process and isinstance(error, Stopped):
+                stopped = error
+            elif not in_sweeps_process and isinstance(error, SystemExit):
+                raise RunFailed(record.error) from error  # so that the other jobs continue
+            else:
+                raise
+        else:
+            record.state, record.error = DONE, None
+        finally:
+            record.ended = time.time()
+            sweep.write(number, record)
+    if stopped:
+        stopped.raise_signal_again()  # submitit queues the job again and ends this process here
+        raise RunFailed(str(record.error)) from stopped
+    return record.result
+
+
+def is_done(record: JobRecord, max_steps: int) -> bool:
+    """Return whether the job's run is there and has reached `max_steps`."""
+    if record.state != DONE or record.folder is None:
+        return False
+    try:
+        done = yaml.safe_load(RunFolder(Path(record.folder)).config.read_text())
+        return done["max_steps"] >= max_steps
+    except (OSError, yaml.YAMLError, TypeError, KeyError):  # the file is missing or damaged
+        return False
+
+
+def _cause(error: BaseException) -> BaseException:
+    """Return the error behind an exit of the program."""
+    return error.__cause__ if isinstance(error, SystemExit) and error.__cause__ else error
+
+
+def _message(error: BaseException) -> str:
+    """Return the first line of an error's message, else its class."""
+    cause = _cause(error)
+    if isinstance(cause, SystemExit):
+        return f"ended with status {cause.code}" if cause.code else STOPPED
+    if isinstance(cause, KeyboardInterrupt):
+        return "interrupted"
+    lines = strip_escapes(str(cause)).strip().splitlines()
+    return lines[0].removeprefix("- ") if lines else type(cause).__name__

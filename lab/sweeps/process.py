@@ -1,0 +1,67 @@
+"""The process of a job, where it is not the sweep's own process."""
+
+import io
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from threading import Thread
+
+
+def this_process() -> dict[str, str | int]:
+    """Return host and process id."""
+    return {"host": socket.gethostname(), "pid": os.getpid()}
+
+
+@cache  # one thread for all jobs of this process
+def end_with(host: str, pid: int) -> None:
+    """Kill this process as soon as that process of the same host has ended.
+
+    A launcher that is killed does not end its workers, which would continue with the jobs. The
+    reaper ends the processes of the run.
+    """
+    if host != socket.gethostname():
+        return
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        os.kill(os.getpid(), signal.SIGKILL)
+    except OSError:  # this kernel has no pidfd
+        return
+    else:
+        Thread(target=_end_when_readable, args=(descriptor,), daemon=True).start()
+
+
+def _end_when_readable(descriptor: int) -> None:
+    select.select([descriptor], [], [])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextmanager
+def output_to(path: Path) -> Iterator[None]:
+    """Append the output of this process and of its children to a file while the block runs."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _flush()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # keep the order of stdout and stderr
+        sys.stdout.reconfigure(line_buffering=True)
+    before = {number: os.dup(number) for number in (1, 2)}
+    with path.open("ab") as file:
+        for number in before:
+            os.dup2(file.fileno(), number)
+    try:
+        yield
+    finally:
+        _flush()
+        for number, descriptor in before.items():
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+
+
+def _flush() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()

@@ -1,0 +1,123 @@
+"""Slots: separate cores and GPUs for the jobs of sweeps that run at the same time on one machine.
+
+A process takes a slot by kernel locks, one file per device; all sweeps of a user share the files.
+The locks end with the process. The process and its children run on the cores of the slot only, and
+their number of threads follows from that (rl/inference/server.py, rl/trainer/loop.py).
+"""
+
+import fcntl
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rl.config.schema import ConfigError
+
+_TICK_S = 0.5
+_CORES_OF_A_JOB = 2  # by default: one for vLLM, one for the trainer
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The devices of one job."""
+
+    cores: tuple[int, ...]  # logical CPUs
+    gpus: tuple[str, ...]  # as in CUDA_VISIBLE_DEVICES
+
+
+def slots_of(launcher: Mapping[str, Any], cores: Sequence[int], gpus: Sequence[str]) -> list[Slot]:
+    """Return the slots for a launcher's jobs on this machine; none if the launcher places them.
+
+    All slots are equal. Their number is joblib's n_jobs, or as many as submitit_local's
+    cpus_per_task and gpus_per_node allow, else one per GPU, or one per two cores. No two slots
+    share a GPU.
+    """
+    kind = str(launcher.get("_target_")).rpartition(".")[2]
+    if (
+        kind == "JoblibLauncher" and launcher["n_jobs"] != 1
+    ):  # with 1 the job runs in the sweep's process
+        wanted, per_core, per_gpu = max(launcher["n_jobs"], 0), 0, 0
+    elif kind == "LocalLauncher":
+        wanted, per_core = 0, launcher["cpus_per_task"] or 0
+        per_gpu = launcher["gpus_per_node"] or 0
+    else:  # the jobs run one after another, or a scheduler places them
+        return []
+    limits = [
+        _most_jobs("cpus_per_task", per_core, len(cores), "cores"),
+        _most_jobs("gpus_per_node", per_gpu, len(gpus), "GPUs"),
+    ]
+    limits = [most for most in limits if most]
+    default = len(gpus) or max(len(cores) // _CORES_OF_A_JOB, 1)
+    num = min(wanted or (min(limits) if limits else default), len(cores), len(gpus) or len(cores))
+    num_cores, num_gpus = per_core or len(cores) // num, per_gpu or len(gpus) // num
+    return [
+        Slot(
+            tuple(cores[i * num_cores : (i + 1) * num_cores]),
+            tuple(gpus[i * num_gpus : (i + 1) * num_gpus]),
+        )
+        for i in range(num)
+    ]
+
+
+def _most_jobs(key: str, each: int, available: int, what: str) -> int:
+    if each > available:
+        raise ConfigError(
+            [f"hydra.launcher.{key}={each}, and this machine has {available} {what}: lower it"]
+        )
+    return available // each if each else 0
+
+
+@contextmanager
+def slot_of(slots: Sequence[Slot], folder: Path | None = None) -> Iterator[Slot | None]:
+    """Wait for a free slot and restrict this process to it while the block runs.
+
+    Yield None if there are no slots. `folder` contains the locks, in the temporary folder by
+    default, so that all sweeps of the user on this machine share them.
+    """
+    if not slots:
+        yield None
+        return
+    folder = folder or Path(tempfile.gettempdir(), f"offbyone-slots-{os.getuid()}")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    while True:
+        for slot in slots:
+            with ExitStack() as locks:
+                if all(_locked(locks, path) for path in _files(slot, folder)):
+                    with _confined_to(slot):
+                        yield slot
+                    return
+        time.sleep(_TICK_S)
+
+
+def _files(slot: Slot, folder: Path) -> list[Path]:
+    names = [f"core-{core}" for core in slot.cores] + [f"gpu-{gpu}" for gpu in slot.gpus]
+    return [folder / name.replace("/", "-") for name in names]
+
+
+def _locked(locks: ExitStack, path: Path) -> bool:
+    # Children do not inherit the lock, because Python closes descriptors on exec.
+    file = locks.enter_context(path.open("a"))
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextmanager
+def _confined_to(slot: Slot) -> Iterator[None]:
+    """Restrict this thread and its future children to the devices of the slot."""
+    cores, gpus = os.sched_getaffinity(0), os.environ.get("CUDA_VISIBLE_DEVICES")
+    os.sched_setaffinity(0, slot.cores)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(slot.gpus)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+        os.environ.pop("CUDA_VISIBLE_DEVICES")
+        if gpus is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = gpus

@@ -1,0 +1,163 @@
+"""What a page asks of a run, ready for JSON: a table of all rollouts, and single rollouts.
+
+The browser holds the table (a few numbers for each rollout, by column) and filters it. It requests
+conversations and tokens when the user opens a rollout.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import yaml
+
+from lab.viewer.index import RunIndex
+from lab.viewer.rollout_lines import Row, without_surrogates
+from lab.viewer.token_record import tokens_of
+from rl.runtime.folder import RunFolder
+from rl.runtime.lock import FolderInUse, ensure_free
+
+COLUMNS = (
+    *("step", "source", "group_id", "place", "env", "reward", "advantage", "length", "turns"),
+    *("staleness", "push", "stop", "used", "error", "question"),
+)
+_SQL_COLUMNS = (*COLUMNS, "id", "example", "title", "text")
+_KINDS = {"reward": pa.float64(), "advantage": pa.float64(), "push": pa.float64()}
+_KINDS |= {"staleness": pa.int64()}  # columns that may have no value in any row
+_NO_FILES: dict[str, Any] = {
+    "enable_external_access": "false"
+}  # a condition must not read or write files
+_MOST_BROKEN = 5  # lines that are named
+_DIGITS = 5  # after the decimal point: more than a histogram or a label shows
+
+
+def table(index: RunIndex, start: int = 0, generation: int = 0) -> dict[str, Any]:
+    """Return the rows from number `start` on, or all rows if the page has another generation."""
+    with index.lock:
+        if generation != index.generation:
+            start = 0
+        rows = index.rows[start:]
+        return {
+            "generation": index.generation,
+            "start": start,
+            "columns": {
+                name: [_rounded(x) for x in values] if name in _KINDS else values
+                for name, values in _columns(index, rows, COLUMNS).items()
+            },
+            "titles": {str(row.question): row.title for row in rows},
+            "scales": {str(step): x for step, x in index.scales.items() if x is not None},
+            **facts(index),
+        }
+
+
+def _columns(index: RunIndex, rows: Sequence[Row], names: Sequence[str]) -> dict[str, list[Any]]:
+    given = zip(*rows, strict=True) if rows else [()] * len(Row._fields)
+    columns: dict[str, list[Any]]
+    columns = {name: list(values) for name, values in zip(Row._fields, given, strict=True)}
+    columns["push"] = [index.push(row) for row in rows]
+    return {name: columns[name] for name in names}
+
+
+def _rounded(value: float | None) -> float | None:
+    return round(value, _DIGITS) if value is not None and math.isfinite(value) else None
+
+
+def facts(index: RunIndex) -> dict[str, Any]:
+    """Return the run's name, whether it is going on, and what could not be read."""
+    going = is_locked(index.run_folder)
+    broken = sorted(index.broken, key=lambda line: (line.path, line.number))
+    problems = [
+        f"{_short(line.path)} line {line.number} is not a rollout: {line.why}"
+        for line in broken[:_MOST_BROKEN]
+    ]
+    if len(broken) > _MOST_BROKEN:
+        problems.append(f"and {len(broken) - _MOST_BROKEN} more lines like that")
+    if not going:  # a run that is going on may be writing the line
+        half = [file.path for file in index.files.values() if file.complete < file.size]
+        problems += [f"{_short(path)} ends with an incomplete line" for path in half]
+    if index.records_problem:
+        problems.append(index.records_problem)
+    return {
+        "name": index.run_folder.name,
+        "path": str(index.run_folder.path),
+        "going": going,
+        "record": bool(index.scales),
+        "problems": problems,
+    }
+
+
+def _short(path: Path) -> str:
+    return "/".join(path.parts[-2:])
+
+
+def is_locked(run_folder: RunFolder) -> bool:
+    """Return True if a process trains in the folder now."""
+    try:
+        ensure_free(run_folder, patience_s=0)  # without waiting: a page asks every second
+    except FolderInUse:
+        return True
+    return False
+
+
+def rollouts(index: RunIndex, numbers: Sequence[int]) -> list[dict[str, Any]]:
+    """Return whole lines of rollout files, each with the `n` of its row."""
+    lines = []
+    for n in sorted(numbers):
+        row = index.rows[n]
+        with row.path.open("rb") as file:
+            file.seek(row.start)
+            line = json.loads(without_surrogates(file.read(row.size)))
+        lines.append({**line, "n": n, "id": row.id, "step": row.step, "source": row.source})
+    return lines
+
+
+def tokens(index: RunIndex, number: int) -> dict[str, Any]:
+    """Return a rollout's rows of tokens and their training record, or why there are none."""
+    row = index.rows[number]
+    if row.source == "evaluation":
+        return {"rows": [], "why": "evaluations are not trained on, so they have no token record"}
+    options = _loss_options(index)
+    return tokens_of(index.run_folder, row.step, row.id, used=row.used, knobs=options)
+
+
+def _loss_options(index: RunIndex) -> dict[str, Any]:
+    """Return the numbers in the configuration of the run's loss; a page quotes clipping bounds."""
+    try:
+        config = yaml.safe_load(index.run_folder.config.read_text())
+        return {k: v for k, v in config["loss"].items() if isinstance(v, int | float)}
+    except (OSError, yaml.YAMLError, TypeError, KeyError, AttributeError):
+        return {}
+
+
+def search(index: RunIndex, text: str) -> list[int]:
+    """Return the numbers of the rollouts that contain a text, ignoring case."""
+    return [n for n, row in enumerate(index.rows) if text.lower() in row.text]
+
+
+def where(index: RunIndex, condition: str) -> list[int]:
+    """Return the numbers of the rollouts that meet an SQL condition over the table's columns.
+
+    Raises:
+        ValueError: it is not a condition.
+
+    """
+    with index.lock:
+        named = [name for name in _SQL_COLUMNS if name in condition]
+        columns = _columns(index, index.rows, named)
+        numbers = range(len(index.rows))
+    arrays = {name: pa.array(values, _KINDS.get(name)) for name, values in columns.items()}
+    try:
+        with duckdb.connect(":memory:", config=_NO_FILES) as db:
+            db.register("viewed", pa.table({"n": numbers, **arrays}))
+            found = db.execute(f"SELECT n FROM viewed WHERE ({condition}) ORDER BY n").fetchall()
+            return [n for (n,) in found]
+    except duckdb.Error as error:
+        known = ", ".join(c for c in COLUMNS if c != "question")
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"where={condition!r} is not a condition ({reason}): write it as SQL over {known}, "
+            'such as where="step = 120 AND reward > 0.5"'
+        ) from error

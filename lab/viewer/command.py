@@ -1,0 +1,173 @@
+"""The command line of view.py: which runs to show, in the browser or as one file.
+
+python view.py outputs/run [outputs/other ...] [port=8000] [export=page.html [where="step=1"]]
+"""
+
+import secrets
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlencode
+
+from rich.console import Console
+
+from lab.viewer.runs import NoRun, runs_in, runs_of
+
+if TYPE_CHECKING:
+    from lab.viewer.index import RunIndex
+
+USAGE = """\
+Show what a run said, and what training did with every token:
+
+    python view.py outputs/run                        in the browser, also while it trains
+    python view.py outputs/one outputs/other          the same question in several runs
+    python view.py outputs/sweeps/a-sweep             all of its runs
+    python view.py outputs/run where="step = 120"     only these rollouts
+    python view.py outputs/run export=page.html where="step = 120"    one file to mail
+
+    port=8000    the port; without it a free one is chosen
+    where=...    SQL over step, source, env, reward, advantage, length, turns, staleness, push,
+                 stop, used, error: where="source = 'evaluation' AND reward < 0.5"
+"""
+KEYS = ("port", "export", "where")
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The parsed command line."""
+
+    folders: list[Path]
+    port: int  # 0: any
+    export: Path | None
+    where: str | None
+
+
+def parsed(words: Sequence[str]) -> Arguments:
+    """Return the arguments in the words of a command line.
+
+    Raises:
+        ValueError: a word is wrong; the message is for the user.
+
+    """
+    folders: list[Path] = []
+    options: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if equals and name in KEYS:
+            options[name] = value
+        elif equals and not Path(word).exists():
+            known = ", ".join(f"{key}=" for key in KEYS)
+            raise ValueError(f"{word}: there is no {name}=, only {known}")
+        else:
+            folders.append(Path(word))
+    port = options.get("port", "0")
+    if not port.isdigit() or int(port) >= 2**16:
+        raise ValueError(f"port={port} is not a port: give a number from 1024 to 65535")
+    export = Path(options["export"]) if "export" in options else None
+    if export is not None and not export.absolute().parent.is_dir():
+        raise ValueError(f"export={export}: there is no folder {export.parent}")
+    return Arguments(folders, int(port), export, options.get("where"))
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the command and return the exit status."""
+    console = Console(highlight=False, soft_wrap=True)
+    if not words or set(words) & {"-h", "--help", "help"}:
+        console.print(USAGE, markup=False)
+        console.print(_runs_here(), markup=False)
+        return 0
+    try:
+        _view(parsed(words), console)
+    except (NoRun, ValueError) as error:
+        console.print(str(error), markup=False, style="red")
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _runs_here() -> str:
+    runs = runs_in(Path("outputs"))
+    if not runs:
+        return "There are no runs in outputs/ yet: python train.py makes one."
+    listed = [f"    python view.py {run}" for run in runs[:20]]
+    more = [f"    ... and {len(runs) - 20} more"] if len(runs) > 20 else []
+    return "\n".join(["Runs, the latest first:", "", *listed, *more])
+
+
+def _view(arguments: Arguments, console: Console) -> None:
+    runs = runs_of(arguments.folders)
+    from lab.viewer.index import RunIndex  # late, because it takes a second to import
+
+    indexes = {name: RunIndex(run) for name, run in runs.items()}
+    with console.status("reading") as status:
+        for name, index in indexes.items():
+            index.refresh(
+                lambda read, total, name=name: status.update(
+                    f"reading {name}: {read / 1e6:.0f} of {total / 1e6:.0f} MB"
+                )
+            )
+    if arguments.export is not None:
+        _export(arguments.export, arguments.where, indexes, console)
+    else:
+        _serve(indexes, arguments, console)
+
+
+def _export(
+    path: Path, where: str | None, indexes: "Mapping[str, RunIndex]", console: Console
+) -> None:
+    from lab.viewer import answers
+    from lab.viewer.export import Chosen, page
+
+    chosen = [
+        Chosen(index, name, answers.where(index, where or "true"))
+        for name, index in indexes.items()
+    ]
+    note = f"where {where}" if where else ""
+    text = page([one for one in chosen if one.numbers] or chosen, note)
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"export={path} cannot be written: {error.strerror}") from error
+    console.print(f"{path} ({len(text) / 1e6:.1f} MB)", markup=False)
+
+
+def _serve(indexes: "Mapping[str, RunIndex]", arguments: Arguments, console: Console) -> None:
+    import uvicorn
+
+    from lab.viewer import answers
+    from lab.viewer.server import application
+
+    fragment = ""
+    if arguments.where is not None:
+        answers.where(next(iter(indexes.values())), arguments.where)  # raises if it is wrong
+        fragment = "#" + urlencode({"where": arguments.where})
+    key = secrets.token_urlsafe(12)
+    listener = loopback(arguments.port)
+    address = f"http://127.0.0.1:{listener.getsockname()[1]}/{key}/{fragment}"
+    config = uvicorn.Config(
+        application(list(indexes.values()), list(indexes), key),
+        log_level="error",
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=1,
+    )
+    console.print(address, markup=False)
+    console.print("Ctrl-C ends it. The page follows the run.", style="dim")
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+def loopback(port: int) -> socket.socket:
+    """Return a socket that listens on the loopback interface, 0 for any free port."""
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(("127.0.0.1", port))
+        listener.listen()  # now, so that a browser that connects at once waits for the server
+    except OSError as error:
+        listener.close()
+        problem = f"port={port} is not available ({error.strerror}): choose another"
+        raise ValueError(problem) from error
+    return listener

@@ -1,0 +1,147 @@
+"""The viewer's page with some rollouts as one HTML file, which opens from disk and can be mailed.
+
+The modules of the page become one script, the rollouts a compressed block of text. The content
+security policy names that script by its hash, so the browser runs nothing else and loads nothing.
+"""
+
+import base64
+import gzip
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lab.viewer import answers
+from lab.viewer.index import RunIndex
+from lab.viewer.rollout_lines import Row
+from rl.runtime.folder import RunFolder
+
+STATIC = Path(__file__).parent / "static"
+MOST_ROLLOUTS = 8000  # with all their tokens about 25 MB, which mail still accepts
+_IMPORT = re.compile(r'^import .*? from "\./(\w+)\.js";\n', re.MULTILINE)
+_EXPORT = re.compile(r"^export (?:async )?(?:const|class|function) (\w+)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Rollouts of a run, by number."""
+
+    index: RunIndex
+    name: str
+    numbers: Sequence[int]
+
+
+def page(chosen: Sequence[Chosen], note: str = "") -> str:
+    """Return the text of the file; `note` says on the page what was chosen.
+
+    Groups are exported whole, so that every rollout can be compared with its group.
+
+    Raises:
+        ValueError: there are no rollouts, or too many for a file.
+
+    """
+    numbers = [whole_groups(one.index, one.numbers) for one in chosen]
+    total = sum(map(len, numbers))
+    if not total:
+        raise ValueError("no rollout meets this condition, so there is nothing to export")
+    if total > MOST_ROLLOUTS:
+        first = chosen[0].index.rows[0]
+        raise ValueError(
+            f"{total:,} rollouts are too many for one file (at most {MOST_ROLLOUTS:,}): choose "
+            f"some, such as where=\"source = '{first.source}' AND step = {first.step}\""
+        )
+    runs = [_run(one, which) for one, which in zip(chosen, numbers, strict=True)]
+    content = msgspec.json.encode({"runs": runs, "note": note or f"{total:,} rollouts, exported"})
+    packed = base64.b64encode(gzip.compress(content, mtime=0)).decode()
+    script = bundle("main")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = (
+        f"default-src 'none'; script-src 'sha256-{digest}'; "
+        "style-src 'unsafe-inline'; img-src data:"
+    )
+    charset = '<meta charset="utf-8">'
+    style = (STATIC / "style.css").read_text(encoding="utf-8")
+    replacements = {
+        charset: f'{charset}\n<meta http-equiv="Content-Security-Policy" content="{policy}">',
+        '<link rel="stylesheet" href="static/style.css">': f"<style>\n{style}</style>",
+        '<script type="module" src="static/main.js"></script>': (
+            f'<script type="text/plain" id="embedded">{packed}</script>\n'
+            f'<script type="module">{script}</script>'
+        ),
+    }
+    html = (STATIC / "index.html").read_text(encoding="utf-8")
+    for old, new in replacements.items():
+        assert old in html
+        html = html.replace(old, new)
+    return html
+
+
+def write_page(run_folder: RunFolder, path: Path, note: str) -> None:
+    """Write the page of a run's first rollouts, as many whole groups as one file may hold."""
+    index = RunIndex(run_folder)
+    index.refresh()
+    numbers = list(range(len(index.rows)))
+    if len(numbers) > MOST_ROLLOUTS:
+        cut = _group(index.rows[MOST_ROLLOUTS])
+        numbers = [n for n in numbers[:MOST_ROLLOUTS] if _group(index.rows[n]) != cut]
+        note += f" (the first {len(numbers):,} rollouts)"
+    path.write_text(page([Chosen(index, run_folder.name, numbers)], note), encoding="utf-8")
+
+
+def whole_groups(index: RunIndex, numbers: Sequence[int]) -> list[int]:
+    """Return these rollouts and the others of their groups, in order."""
+    groups = {_group(index.rows[n]) for n in numbers}
+    return [n for n, row in enumerate(index.rows) if _group(row) in groups]
+
+
+def _group(row: Row) -> tuple[str, int, int]:
+    return row.source, row.step, row.group_id
+
+
+def _run(chosen: Chosen, numbers: list[int]) -> dict[str, Any]:
+    """Return what a page would request, with rollouts numbered from 0."""
+    table = answers.table(chosen.index)
+    table["columns"] = {
+        name: [values[n] for n in numbers] for name, values in table["columns"].items()
+    }
+    asked = {str(question) for question in table["columns"]["question"]}
+    steps = {str(step) for step in table["columns"]["step"]}
+    table["titles"] = {key: text for key, text in table["titles"].items() if key in asked}
+    table["scales"] = {key: value for key, value in table["scales"].items() if key in steps}
+    # The recipient of the file must not learn paths of this machine.
+    table |= {"name": chosen.name, "path": "", "going": False, "problems": []}
+    return {
+        "table": table,
+        "rollouts": answers.rollouts(chosen.index, numbers),
+        "tokens": [answers.tokens(chosen.index, n) for n in numbers],
+    }
+
+
+def bundle(name: str) -> str:
+    """Return a module and all modules that it imports as one script."""
+    parts: dict[str, str] = {}
+
+    def add(module: str) -> None:
+        if module not in parts:
+            text = (STATIC / f"{module}.js").read_text(encoding="utf-8")
+            for needed in _IMPORT.findall(text):
+                add(needed)
+            parts[module] = _enclosed(_IMPORT.sub("", text))
+
+    add(name)
+    return "\n".join(parts.values())
+
+
+def _enclosed(module: str) -> str:
+    """Return a module as a function scope from which only the exported names are visible."""
+    names = ", ".join(_EXPORT.findall(module))
+    inside = _EXPORT.sub(lambda match: match[0].removeprefix("export "), module)
+    return (
+        f"const {{ {names} }} = (() => {{\n{inside}return {{ {names} }};\n}})();"
+        if names
+        else inside
+    )

@@ -1,0 +1,130 @@
+"""The index of one run: a row for each rollout, in memory, kept up to date.
+
+    rollouts/*.jsonl  evaluations/*.jsonl  tokens/*.parquet  ->  RunIndex
+
+`refresh` reads only what is new: the complete lines that were added to a file. Rows are numbered
+from 0 and keep their number, so a page asks for the rows after the last one it has. If a file was
+rewritten (a resumed run repeats steps), everything is read again under another generation, and a
+page starts over.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+
+from lab.viewer.pushes import pushes_of
+from lab.viewer.rollout_lines import BrokenLine, Row, SourceFile, rows_of
+from rl.runtime.folder import RunFolder, step_of
+
+_TAIL = 64  # bytes that distinguish a file that grew from a file that was rewritten
+
+
+class _Rewritten(Exception):
+    """A file was deleted, or its beginning has changed."""
+
+
+class RunIndex:
+    """The index of a run. Threads may share it if they hold `lock`."""
+
+    def __init__(self, run_folder: RunFolder) -> None:
+        self.run_folder = run_folder
+        self.generation = 0
+        self.records_problem = ""  # why the token record cannot be read
+        self.lock = threading.RLock()
+        self._reset()
+
+    def _reset(self) -> None:
+        self.generation += 1
+        self.rows: list[Row] = []
+        self.files: dict[Path, SourceFile] = {}
+        self.broken: list[BrokenLine] = []
+        self.scales: dict[int, float | None] = {}  # by step: the |gradient| of a strong token
+        self._pushes: dict[int, dict[str, float]] = {}  # by step and rollout
+        self._records: dict[Path, int] = {}  # modification time of each file
+
+    def push(self, row: Row) -> float | None:
+        """Return how hard training moved a rollout, None without a record."""
+        is_trained = row.source == "training" and row.id != ""
+        return self._pushes.get(row.step, {}).get(row.id) if is_trained else None
+
+    def refresh(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Read what is new. Call `progress` with the bytes read so far and their total."""
+        with self.lock:
+            try:
+                self._refresh_rollouts(progress)
+            except _Rewritten:
+                self._reset()
+                self._refresh_rollouts(progress)
+            self._refresh_records()
+
+    def _refresh_rollouts(self, progress: Callable[[int, int], None] | None) -> None:
+        present = source_files(self.run_folder)
+        if self.files.keys() - {file.path for file in present}:
+            raise _Rewritten
+        changed = [file for file in present if not self._is_read(file)]
+        total, read = sum(file.size for file in changed), 0
+        for file in changed:
+            self._read_lines(file)
+            read += file.size
+            if progress is not None:
+                progress(read, total)
+
+    def _is_read(self, file: SourceFile) -> bool:
+        known = self.files.get(file.path)
+        return known is not None and (known.modified, known.size) == (file.modified, file.size)
+
+    def _read_lines(self, file: SourceFile) -> None:
+        """Add the complete lines after those that were read before."""
+        content = file.path.read_bytes()
+        known = self.files.get(file.path, file)
+        start, tail = known.complete, known.tail
+        if content[start - len(tail) : start] != tail:
+            raise _Rewritten
+        end = content.rfind(b"\n") + 1
+        lines = known.lines + content.count(b"\n", start, end)
+        tail = content[max(0, end - _TAIL) : end]
+        before = [row.group_id for row in self.rows if row.path == file.path] if start else []
+        for row in rows_of(content[start:end], known, Counter(before)):
+            if isinstance(row, BrokenLine):
+                self.broken.append(row)
+            else:
+                self.rows.append(row)
+        self.files[file.path] = replace(file, complete=end, lines=lines, tail=tail)
+
+    def _refresh_records(self) -> None:
+        """Add up what the ranks recorded of each rollout."""
+        files = {
+            path: path.stat().st_mtime_ns
+            for path in sorted(self.run_folder.tokens.glob("step_[0-9]*.trainer.rank*.parquet"))
+        }
+        steps = {step_of(path) for path, time in files.items() if self._records.get(path) != time}
+        for step in sorted(steps):
+            paths = [path for path in files if step_of(path) == step]
+            try:
+                self._pushes[step], self.scales[step] = pushes_of(paths)
+            except (OSError, ValueError, pa.ArrowException) as error:
+                reason = str(error).splitlines()[0]
+                self.records_problem = f"the token record cannot be read: {reason}"
+                return
+            self._records |= {path: files[path] for path in paths}
+        self.records_problem = ""
+
+
+def source_files(run_folder: RunFolder) -> list[SourceFile]:
+    """Return every file of rollouts: training before evaluation, in the order of steps."""
+    found = [
+        *(("training", path) for path in run_folder.rollouts.glob("step_[0-9]*.jsonl")),
+        *(("evaluation", path) for path in run_folder.evaluations.glob("version_[0-9]*.jsonl")),
+        *(("evaluation", path) for path in [run_folder.evaluated] if path.is_file()),
+    ]
+    files = []
+    for source, path in found:
+        with suppress(FileNotFoundError):  # a resumed run has just deleted the step
+            stat, step = path.stat(), 0 if path == run_folder.evaluated else step_of(path)
+            files.append(SourceFile(path, source, step, stat.st_mtime_ns, stat.st_size))
+    return sorted(files, key=lambda file: (file.source != "training", file.step))

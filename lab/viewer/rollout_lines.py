@@ -1,0 +1,207 @@
+"""Lines of rollout files as rows of the index.
+
+bytes of complete lines -> RolloutLine -> a row: numbers to filter by, text to search
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import xxhash
+
+_LONGEST_TITLE = 300  # characters of a question in the list
+_EXACT_BITS = 53  # a browser rounds larger integers
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file of rollouts, and how much of it the index has read."""
+
+    path: Path
+    source: str  # training, evaluation
+    step: int  # or version
+    modified: int
+    size: int
+    complete: int = 0  # bytes of the lines that were read
+    lines: int = 0
+    tail: bytes = b""  # the last bytes of those lines
+
+
+class Row(NamedTuple):
+    """What the index knows of a rollout."""
+
+    path: Path
+    source: str
+    start: int  # bytes of the file before the line
+    size: int
+    step: int
+    group_id: int
+    place: int  # in the group
+    id: str
+    example: str
+    env: str
+    reward: float | None
+    advantage: float | None  # the mean if each turn has one
+    length: int
+    turns: int
+    staleness: int | None
+    stop: str
+    used: bool
+    error: bool
+    question: int
+    title: str
+    text: str
+
+
+class RolloutLine(msgspec.Struct):
+    """The keys that the index reads. Evaluations lack group, advantage, versions and used."""
+
+    messages: list[Any]
+    example: Any = None
+    env: str = ""
+    group: int | None = None
+    id: str = ""
+    reward: float | None = None
+    advantage: float | list[float] | None = None
+    tokens: int = 0
+    turns: int = 0
+    versions: list[int] = []
+    stop_reason: str = ""
+    used: bool = True
+    error: str = ""
+
+
+_DECODER = msgspec.json.Decoder(RolloutLine)
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
+
+@dataclass(frozen=True)
+class BrokenLine:
+    """A line that is not a rollout; the number counts from 1."""
+
+    path: Path
+    number: int
+    why: str
+
+
+def rows_of(content: bytes, file: SourceFile, places: Counter[int]) -> Iterator[Row | BrokenLine]:
+    """Yield a row for each line of `content`.
+
+    Args:
+        content: complete lines of the file, after those that were read before.
+        file: the file, as it was read before.
+        places: how many rollouts of each group the file had so far; this function adds to it.
+
+    """
+    offset = file.complete
+    for number, line in enumerate(content.splitlines(keepends=True), file.lines + 1):
+        try:
+            yield _row(_decoded(line), file, offset, len(line), places)
+        except (ValueError, RecursionError) as error:
+            if line.strip():
+                yield BrokenLine(file.path, number, str(error))
+        offset += len(line)
+
+
+def _decoded(line: bytes) -> RolloutLine:
+    try:
+        return _DECODER.decode(line)
+    except msgspec.DecodeError:
+        return _DECODER.decode(without_surrogates(line))
+
+
+def without_surrogates(line: bytes) -> bytes:
+    """Return a line without lone surrogates, which Python writes into JSON and msgspec refuses."""
+    if b"\\ud" not in line:
+        return line
+    text = json.dumps(json.loads(line), ensure_ascii=False)
+    return _SURROGATES.sub("\ufffd", text).encode()
+
+
+def _row(line: RolloutLine, file: SourceFile, start: int, size: int, places: Counter[int]) -> Row:
+    texts = [message_text(message) for message in line.messages]
+    opening = _opening(line.messages, texts)
+    group = line.group
+    if group is None:  # an evaluation: two examples may ask the same question
+        group = _question(line.env, [str(line.example), *opening])
+    place = places[group]
+    places[group] += 1
+    advantage = line.advantage
+    if isinstance(advantage, list):
+        advantage = sum(advantage) / len(advantage) if advantage else None
+    return Row(
+        path=file.path,
+        source=file.source,
+        start=start,
+        size=size,
+        step=file.step,
+        group_id=group,
+        place=place,
+        id=line.id,
+        example=str(line.example),
+        env=line.env,
+        reward=line.reward,
+        advantage=advantage,
+        length=line.tokens,
+        turns=line.turns,
+        staleness=file.step - min(line.versions) if line.versions else None,
+        stop=line.stop_reason,
+        used=line.used,
+        error=bool(line.error),
+        question=_question(line.env, opening),
+        title=_title(opening),
+        text="\n".join(texts).lower(),
+    )
+
+
+def _opening(messages: list[Any], texts: list[str]) -> list[str]:
+    """Return the texts before the first answer, without system messages.
+
+    A question stays the same under another system prompt.
+    """
+    opening = []
+    for message, text in zip(messages, texts, strict=True):
+        role = message.get("role") if isinstance(message, dict) else None
+        if role == "assistant":
+            break
+        if role != "system":
+            opening.append(text)
+    return opening
+
+
+def _question(env: str, opening: list[str]) -> int:
+    """Return a number that is the same for the same question, in any step and any run."""
+    digest = xxhash.xxh3_64_intdigest("\0".join([env, *opening]).encode("utf-8", "replace"))
+    return digest >> (64 - _EXACT_BITS)
+
+
+def _title(opening: list[str]) -> str:
+    text = " ".join(opening[-1].split()) if opening else ""
+    return text if len(text) <= _LONGEST_TITLE else text[: _LONGEST_TITLE - 1] + "…"
+
+
+def message_text(message: Any) -> str:
+    """Return the text of a message of any shape: thoughts, content, and tool calls."""
+    if not isinstance(message, dict):
+        return _text(message)
+    content = message.get("content")
+    if len(message) == 2 and isinstance(content, str):  # fast path: most messages
+        return content
+    parts = [message.get("reasoning_content"), content]
+    calls = message.get("tool_calls")
+    for call in calls if isinstance(calls, list) else []:
+        function = call.get("function") if isinstance(call, dict) else call
+        if isinstance(function, dict):
+            parts += [function.get("name"), function.get("arguments")]
+        else:
+            parts.append(function)
+    return "\n".join(_text(part) for part in parts if part)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

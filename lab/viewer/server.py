@@ -1,0 +1,114 @@
+"""The page and its requests, on the loopback interface, behind a key in the address.
+
+    /<key>/  page    runs  table  rollouts  tokens  search  where  export    JSON, one file to mail
+
+Every user of this machine can reach the port, so every path begins with the key. The content
+security policy lets the page load nothing from elsewhere and run only its own modules.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, PlainTextResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from lab.viewer import answers
+from lab.viewer.export import STATIC, Chosen, page
+from lab.viewer.index import RunIndex
+
+_HEADERS = {
+    b"content-security-policy": b"default-src 'none'; script-src 'self'; style-src 'self'; "
+    b"connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+    b"frame-ancestors 'none'",
+    b"x-content-type-options": b"nosniff",
+    b"referrer-policy": b"no-referrer",
+    b"cache-control": b"no-store",
+}
+_WRONG_KEY = "This is not the address that view.py printed: its key is missing or wrong."
+
+
+class _Selection(msgspec.Struct):
+    """The rollouts that a page exports."""
+
+    run: int
+    n: list[int]
+
+
+def application(indexes: Sequence[RunIndex], names: Sequence[str], key: str) -> Starlette:
+    """Return the web application that serves these runs under their names."""
+
+    def table(index: RunIndex, query: Any) -> Any:
+        index.refresh()
+        return answers.table(index, int(query["start"]), int(query["generation"]))
+
+    def rollouts(index: RunIndex, query: Any) -> Any:
+        return answers.rollouts(index, [int(n) for n in query["n"].split(",") if n])
+
+    questions: dict[str, Callable[[RunIndex, Any], Any]] = {
+        "table": table,
+        "rollouts": rollouts,
+        "tokens": lambda index, query: answers.tokens(index, int(query["n"])),
+        "search": lambda index, query: answers.search(index, query["q"]),
+        "where": lambda index, query: answers.where(index, query["q"]),
+    }
+
+    def answered(answer: Callable[[RunIndex, Any], Any]) -> Callable[[Request], Response]:
+        """Return the endpoint of a question; Starlette runs it in a thread."""
+
+        def endpoint(request: Request) -> Response:
+            query = request.query_params
+            try:
+                return _json(answer(indexes[int(query["run"])], query))
+            except (KeyError, ValueError, IndexError, OSError) as error:
+                problem = f"this request cannot be answered: {error}"
+                return PlainTextResponse(problem, status_code=400)
+
+        return endpoint
+
+    async def export(request: Request) -> Response:
+        try:
+            wanted = msgspec.json.decode(await request.body(), type=_Selection)
+            chosen = Chosen(indexes[wanted.run], names[wanted.run], wanted.n)
+            # In a thread, because it takes long and other requests must not wait.
+            text = await run_in_threadpool(page, [chosen])
+        except (ValueError, IndexError, OSError) as error:
+            return PlainTextResponse(str(error), status_code=400)
+        return Response(text, media_type="text/html")
+
+    routes = [
+        Route("/", lambda _: FileResponse(STATIC / "index.html")),
+        Route("/runs", lambda _: _json(list(names))),
+        Route("/export", export, methods=["POST"]),
+        *(Route(f"/{name}", answered(answer)) for name, answer in questions.items()),
+        Mount("/static", StaticFiles(directory=STATIC)),
+    ]
+    wrong = Route("/{path:path}", lambda _: PlainTextResponse(_WRONG_KEY, status_code=404))
+    return Starlette(
+        routes=[Mount(f"/{key}", routes=routes), wrong], middleware=[Middleware(_WithHeaders)]
+    )
+
+
+def _json(answer: object) -> Response:
+    return Response(msgspec.json.encode(answer), media_type="application/json")
+
+
+class _WithHeaders:
+    """Adds _HEADERS to every response."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *_HEADERS.items()]
+            await send(message)
+
+        await self._app(scope, receive, with_headers)

@@ -1,0 +1,65 @@
+// The rollouts to compare with an open one: sections of {run, title, rows, step}, or a sentence that
+// says why there are none.
+
+export const SECTIONS = {
+  group(tables, run, row) {
+    const table = tables[run];
+    const group = table.groups[table.groupOf[row]];
+    return [{ run, title: label(group), rows: range(group), step: group.step }];
+  },
+  versions(tables, run, row) {
+    const table = tables[run];
+    const { source } = table.groups[table.groupOf[row]];
+    const groups = asked(table, table.columns.question[row]).filter(
+      (group) => group.source === source,
+    );
+    if (groups.length < 2) {
+      return "This question was asked once in this run. Every evaluation repeats the held-out questions: open one under Evaluations.";
+    }
+    return groups.map((group) => ({
+      run,
+      title: label(group),
+      rows: range(group),
+      step: group.step,
+    }));
+  },
+  runs(tables, run, row) {
+    if (tables.length < 2)
+      return "Only one run is open. To see the same question in others, name their folders too: python view.py outputs/one outputs/other";
+    const table = tables[run];
+    const here = table.groups[table.groupOf[row]];
+    const sections = [];
+    tables.forEach((other, i) => {
+      const groups = other.facts
+        ? asked(other, table.columns.question[row]).filter((g) => g.source === here.source)
+        : [];
+      if (!groups.length) return;
+      const nearest = groups.reduce((a, b) =>
+        Math.abs(b.step - here.step) < Math.abs(a.step - here.step) ? b : a,
+      );
+      sections.push({
+        run: i,
+        title: `${other.facts.name} · ${label(nearest)}`,
+        rows: range(nearest),
+        step: nearest.step,
+        mine: i === run,
+      });
+    });
+    if (sections.length < 2)
+      return "No other run was asked this question. Held-out questions are the same in every run: open one under Evaluations.";
+    return sections.sort((a, b) => Number(b.mine) - Number(a.mine));
+  },
+};
+
+function asked(table, question) {
+  const groups = table.groups.filter((group) => table.columns.question[group.start] === question);
+  return groups.sort((a, b) => a.step - b.step);
+}
+
+function label(group) {
+  return group.source === "evaluation" ? `version ${group.step}` : `step ${group.step}`;
+}
+
+function range(group) {
+  return Array.from({ length: group.end - group.start }, (_, i) => group.start + i);
+}

@@ -1,0 +1,172 @@
+"""The tokens of one rollout: what was sampled, what training recorded, why one has no gradient.
+
+`ratio` is pi / old if the step has old logprobs, else pi / mu, as in the losses. `mismatch` is the
+difference between trainer and server before the update: log old (or pi) - log mu. For tokens of an
+earlier version it also contains what training changed since. rl/runtime/token_files.py explains
+the other columns.
+"""
+
+import math
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import tokenizers
+from tokenizers.decoders import DecodeStream
+
+from rl.runtime.folder import RunFolder
+from rl.runtime.token_files import RecordedRow, read_rows
+
+_MAX_LOG_RATIO = 20.0  # the losses clamp here, and exp(20) is still finite
+_METRIC = "metric_"
+NO_RECORD = "this step has no token record: train with record=all or record=sample"
+NOT_TRAINED = "no rank has recorded this rollout: not yet, or this step trained on nothing"
+REJECTED = "the rollout was rejected or dropped, so it was not trained on"
+
+
+def tokens_of(
+    run_folder: RunFolder, step: int, identity: str, *, used: bool, knobs: dict[str, Any]
+) -> dict[str, Any]:
+    """Return {rows, why} for JSON: `why` says what is missing, "" if nothing is.
+
+    Args:
+        run_folder: the run.
+        step: the rollout's step.
+        identity: the rollout's id.
+        used: whether it was trained on.
+        knobs: the numeric options of the loss, which a reason quotes.
+
+    """
+    if not identity or not run_folder.tokens_of(step, "rollouts").is_file():
+        return {"rows": [], "why": NO_RECORD}
+    try:
+        recorded = read_rows(run_folder, step, identity)
+    except (OSError, ValueError, pa.ArrowException) as error:
+        return {"rows": [], "why": f"the token record of step {step} cannot be read: {error}"}
+    if not recorded:
+        return {"rows": [], "why": "this group is not in the token record (record=sample)"}
+    why = ""
+    if not used:
+        why = REJECTED
+    elif not any(row.trained for row in recorded):
+        why = NOT_TRAINED
+    tokenizer, problem = _tokenizer(run_folder)
+    rows = [_row(row, tokenizer, used, knobs) for row in recorded]
+    return {"rows": rows, "why": "; ".join(filter(None, [why, problem]))}
+
+
+def _row(
+    recorded: RecordedRow,
+    tokenizer: tokenizers.Tokenizer | None,
+    used: bool,
+    knobs: dict[str, Any],
+) -> dict[str, Any]:
+    """Return a row by column: one value per token, None where a column has no value."""
+    given, trained = recorded.sampled, recorded.trained
+    ids, mask = given["token_ids"].tolist(), given["mask"]
+    metrics = {n.removeprefix(_METRIC): x for n, x in trained.items() if n.startswith(_METRIC)}
+    numbers = {name: x for name, x in trained.items() if not name.startswith(_METRIC)}
+    if "pi" in numbers:
+        before = numbers.get("old", numbers["pi"])
+        change = numbers["pi"] - numbers.get("old", given["mu"])
+        limited = np.clip(change, -_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+        numbers |= {"ratio": np.exp(limited), "mismatch": before - given["mu"]}
+
+    def reason(i: int) -> str | None:
+        if not mask[i]:
+            return None
+        if not recorded.trained:
+            return None if used else REJECTED
+        flagged = [name for name, values in metrics.items() if values[i]]
+        return no_gradient({name: float(x[i]) for name, x in numbers.items()}, flagged, knobs)
+
+    return {
+        "row": recorded.row,
+        "ids": ids,
+        "pieces": pieces(tokenizer, ids),
+        "special": _special(tokenizer, ids),
+        "mask": mask.tolist(),
+        "turns": given["turns"].tolist(),
+        "version": [v if v >= 0 else None for v in given["version"].tolist()],
+        "mu": _listed(given["mu"], mask),
+        **{name: _listed(values, mask) for name, values in numbers.items()},
+        "metrics": {name: _listed(values, mask) for name, values in metrics.items()},
+        "reason": [reason(i) for i in range(len(ids))],
+    }
+
+
+def _listed(values: np.ndarray, mask: np.ndarray) -> list[float | None]:
+    """Return numbers for JSON, to six digits; None outside the mask and for NaN and infinity."""
+    return [
+        float(f"{x:.6g}") if m and math.isfinite(x) else None
+        for x, m in zip(values.tolist(), mask, strict=True)
+    ]
+
+
+def no_gradient(token: dict[str, Any], flagged: list[str], knobs: dict[str, Any]) -> str | None:
+    """Return why a token has no gradient; None if it has one or the record lacks it.
+
+    Args:
+        token: its numbers by name.
+        flagged: names of the loss's metrics that are not 0 for it.
+        knobs: the numeric options of the loss.
+
+    """
+    grad = token.get("grad")
+    if grad is None or not math.isfinite(grad) or grad != 0:
+        return None
+    advantage, ratio = token.get("advantage"), token.get("ratio")
+    if token.get("weight") == 0:
+        return "its weight in the objective is 0"
+    if token.get("correction") == 0:
+        return "the correction for the server's logprobs dropped it (correction 0)"
+    if token.get("kept") == 0:
+        return "it did not reach the objective"
+    if advantage == 0:
+        return "advantage 0: its rollout is as good as its group"
+    clips = [name for name in flagged if "clip" in name or "mask" in name or "drop" in name]
+    if clips and ratio is not None and advantage is not None:
+        sign = ">" if advantage > 0 else "<"
+        bounds = ", ".join(f"{k}={v:g}" for k, v in knobs.items() if "clip" in k)
+        why = f"ratio {ratio:.2f} and A {sign} 0: clipped ({', '.join(clips)}"
+        return f"{why}; loss: {bounds})" if bounds else f"{why})"
+    return "the objective does not change with its probability"
+
+
+def pieces(tokenizer: tokenizers.Tokenizer | None, ids: list[int]) -> list[str]:
+    """Return each token's text. If several tokens make one character, the last one has it."""
+    if tokenizer is None:
+        return [f"{number} " for number in ids]
+    stream, shown = DecodeStream(skip_special_tokens=False), []
+    for number in ids:
+        try:
+            piece = stream.step(tokenizer, number)
+        except Exception:  # noqa: BLE001 the bytes so far are not a character
+            stream = DecodeStream(skip_special_tokens=False)
+            piece = stream.step(tokenizer, number)
+        shown.append(piece or "")
+    return shown
+
+
+def _special(tokenizer: tokenizers.Tokenizer | None, ids: list[int]) -> list[bool]:
+    if tokenizer is None:
+        return [False] * len(ids)
+    added = tokenizer.get_added_tokens_decoder()
+    return [number in added for number in ids]
+
+
+def _tokenizer(run_folder: RunFolder) -> tuple[tokenizers.Tokenizer | None, str]:
+    try:
+        path = run_folder.model() / "tokenizer.json"
+    except OSError:
+        path = run_folder.path / "model.txt"
+    if not path.is_file() or path.name != "tokenizer.json":
+        return None, f"ids instead of text, because the run's tokenizer is missing ({path})"
+    return _loaded(path), ""
+
+
+@lru_cache(maxsize=8)
+def _loaded(path: Path) -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_file(str(path))

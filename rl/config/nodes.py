@@ -1,0 +1,197 @@
+"""The nodes of a run that our own processes read, as typed records.
+
+A `CoreNode` is also the mapping that stands in config.yaml, so `build(run.model)` works. A field
+with a default is a key that the chosen target may lack. What a target states as a class attribute
+is a property here, read from its source, so that no process builds a node to learn it.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, ClassVar, Self
+
+from rl.config.annotations import Node
+from rl.config.facts import fact, is_by_hand, is_external, is_imitator, spans_hosts
+
+
+def _fitting(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that are fields of a dataclass; a whole number for a float becomes one."""
+    types = {entry.name: entry.type for entry in fields(kind)}
+    return {k: float(v) if types[k] is float else v for k, v in values.items() if k in types}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoreNode(Mapping[str, Any]):
+    """One node: its fields are what the core reads, and the mapping is the node as configured."""
+
+    node: Node = field(repr=False)
+
+    @classmethod
+    def of(cls, node: Mapping[str, Any]) -> Self:
+        """Return the typed node of a mapping out of a configuration."""
+        return cls(node=dict(node), **_fitting(cls, node))
+
+    def stated(self, name: str, default: Any = None) -> Any:
+        """Return the key of that name, else the class attribute of the target, else the default."""
+        return self.node[name] if name in self.node else fact(self["_target_"], name, default)
+
+    def plain(self) -> Node:
+        """Return the node as config.yaml holds it."""
+        return self.node
+
+    def __getitem__(self, key: str) -> Any:
+        return self.node[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.node)
+
+    def __len__(self) -> int:
+        return len(self.node)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelNode(CoreNode):
+    """The policy's model (conf/model)."""
+
+    dtype: str
+    head_dtype: str | None = None
+    path: str | None = None  # None: the model is built here
+    warm_start: Node | None = None
+
+    @property
+    def drawn_by_trainer(self) -> bool:
+        """Whether the trainer initialises the weights."""
+        return self.stated("drawn_by_trainer", False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterNode(CoreNode):
+    """What is trained beside frozen weights (conf/adapter)."""
+
+    rank: int = 0
+    target_modules: str | list[str] = "all-linear"
+
+    @property
+    def freezes_base(self) -> bool:
+        """Whether only the adapter is trained."""
+        return self.stated("freezes_base", False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplerNode(CoreNode):
+    """Where rollouts come from (conf/sampler)."""
+
+    max_staleness: int = 0  # a sampler of the user may have its own default
+
+    @property
+    def uses_vllm(self) -> bool:
+        """Whether the policy samples the rollouts, so that vLLM is needed."""
+        return not is_imitator(self["_target_"])
+
+    @property
+    def temperature(self) -> float:
+        """The temperature that tokens are sampled at; the trainer divides logits by it."""
+        if (value := self.stated("temperature")) is None:
+            raise ValueError(
+                f"{self['_target_']} states no temperature, which the trainer divides logits by: "
+                "give it a key or a class attribute of that name"
+            )
+        return float(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferenceNode(CoreNode):
+    """Who serves the policy (conf/inference)."""
+
+    startup_timeout: float
+    listen: str = "unix"
+    replicas: int | None = None
+    devices: list[int | str] | None = None
+    tensor_parallel_size: int = 1
+    cpu_kv_cache_gib: int | None = None
+    args: Node | None = None  # None: the run does not start vLLM
+    urls: list[str] | None = None
+    api_key_variable: str | None = None
+
+    @property
+    def is_external(self) -> bool:
+        """Whether the vLLMs run already when training starts, possibly on other hosts."""
+        return is_external(self)
+
+    @property
+    def names(self) -> list[str]:
+        """The process name of each vLLM."""
+        return replica_names(len(self.urls) if self.urls is not None else self.replicas or 1)
+
+
+def replica_names(number: int) -> list[str]:
+    """Return the process names of so many vLLMs; a single one has no number."""
+    return ["inference"] if number == 1 else [f"inference{i}" for i in range(number)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterNode(CoreNode):
+    """Where processes are started (conf/cluster)."""
+
+    gpus: bool = True
+    interface: str | None = None
+    cores_per_replica: int | None = None
+    cores_per_rank: int | None = None
+
+    @property
+    def spans_hosts(self) -> bool:
+        """Whether processes may be on different machines, so that they need TCP and a key."""
+        return spans_hosts(self)
+
+    @property
+    def by_hand(self) -> bool:
+        """Whether the user starts the processes, so that they watch for the end of the run."""
+        return is_by_hand(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerSettings:
+    """The training processes (conf/train.yaml explains each key)."""
+
+    RANGES: ClassVar[dict[str, str]] = {
+        "ranks": ">= 1",
+        "tokens_per_micro_batch": ">= 1",
+        "logprob_chunk": ">= 1",
+        "max_grad_norm": "> 0",
+        "num_threads": ">= 1",
+        "checkpoint_every": ">= 0",
+        "keep_checkpoints": ">= 1",
+        "max_nonfinite_steps": ">= 1",
+        "wait_timeout": "> 0",
+    }
+
+    ranks: int | None
+    devices: list[int | str] | None
+    tokens_per_micro_batch: int
+    logprob_chunk: int
+    max_grad_norm: float
+    gradient_checkpointing: bool
+    compile: bool
+    num_threads: int | None
+    checkpoint_every: int
+    keep_checkpoints: int
+    max_nonfinite_steps: int
+    wait_timeout: float
+
+    @classmethod
+    def of(cls, node: Mapping[str, Any]) -> Self:
+        """Return the settings of a mapping out of a configuration."""
+        return cls(**_fitting(cls, node))
+
+    def plain(self) -> Node:
+        """Return the node as config.yaml holds it."""
+        return {"_target_": f"{__name__}.{type(self).__name__}", **asdict(self)}
+
+
+TYPED = {
+    "model": ModelNode,
+    "adapter": AdapterNode,
+    "sampler": SamplerNode,
+    "inference": InferenceNode,
+    "cluster": ClusterNode,
+    "trainer": TrainerSettings,
+}

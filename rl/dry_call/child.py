@@ -1,0 +1,164 @@
+"""The dry call in a child process, beside what the supervisor does meanwhile. No torch here.
+
+    with DryCall([config]) as dry_call:      the child starts, unless the result is in the cache
+        ...                                  vLLM starts
+        learned = dry_call.learned()         waits for the child; ConfigError
+
+What was learned is kept in the user's cache until one of the files that the child imported changes.
+"""
+
+import hashlib
+import json
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from importlib.metadata import version
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from envs.loading import cache_folder
+from rl.config.check import check_learned
+from rl.config.learned import Learned
+from rl.config.schema import ConfigError, Run
+
+_KEYS = (
+    *("loss", "correction", "kl", "critic", "advantage", "aggregation", "truncation", "reward"),
+    *("buffer", "order", "env", "client", "logger", "optim", "reference"),
+    *("batch_size", "group_size", "max_seq_len", "updates_per_batch"),
+)
+_LAST_LINES = 5
+LIMIT_S = 600.0  # for all configurations of a sweep
+Answer = Mapping[str, Any]
+
+
+class DryCall:
+    """The dry calls of some configurations; those that are not in the cache share one child."""
+
+    def __init__(
+        self,
+        configs: Sequence[Mapping[str, Any]],
+        choices: Sequence[Mapping[str, str] | None] = (),
+    ) -> None:
+        """`choices` of each configuration, by which the user knows its nodes (check.py)."""
+        self._whole, self._choices = configs, choices or [None] * len(configs)
+        self._configs = [_asked(config) for config in configs]
+        self._answers: list[Answer | None] = [_kept(config) for config in self._configs]
+        self._child: subprocess.Popen[bytes] | None = None
+        self._folder = tempfile.TemporaryDirectory(prefix="offbyone-check-")
+
+    def __enter__(self) -> Self:
+        if waiting := self._waiting():
+            with self._path("asked").open("w+b") as asked, self._path("log").open("wb") as log:
+                asked.write(pickle.dumps([self._configs[i] for i in waiting]))
+                asked.seek(0)
+                self._child = subprocess.Popen(
+                    [sys.executable, "-m", "rl.dry_call.learn", str(self._path("answer"))],
+                    stdin=asked,
+                    stdout=log,
+                    stderr=log,
+                    # One thread each: vLLM starts at the same time.
+                    env={**os.environ, "OMP_NUM_THREADS": "1"},
+                )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        if self._child is not None:
+            self._child.kill()
+            self._child.wait()
+        self._folder.cleanup()
+
+    def _path(self, name: str) -> Path:
+        return Path(self._folder.name, name)
+
+    def _waiting(self) -> list[int]:
+        return [i for i, answer in enumerate(self._answers) if answer is None]
+
+    def learned(self, number: int = 0) -> Learned:
+        """Return what was learned about one of the configurations.
+
+        Raises:
+            ConfigError: one of its callables cannot be used, or they do not go together.
+
+        """
+        if waiting := self._waiting():
+            self._read_answers(waiting)
+        answer = self._answers[number]
+        assert answer is not None
+        if "problems" in answer:
+            raise ConfigError(answer["problems"])
+        learned = Learned.from_settings(answer["learned"])
+        check_learned(self._whole[number], learned, choices=self._choices[number])
+        return learned
+
+    def completed(self, run: Run) -> Run:
+        """Return the only run of this dry call with what was learned. ConfigError as above."""
+        return replace(run, learned=asdict(self.learned()))
+
+    def _read_answers(self, waiting: Sequence[int]) -> None:
+        assert self._child is not None
+        try:
+            status = self._child.wait(LIMIT_S)
+        except subprocess.TimeoutExpired:  # code outside of Python ignores the child's own clock
+            self._child.kill()
+            status = self._child.wait()
+        try:
+            reply = json.loads(self._path("answer").read_text())
+        except (OSError, ValueError):
+            lines = self._path("log").read_text(errors="replace").strip().splitlines()
+            end = "\n  ".join(lines[-_LAST_LINES:])
+            raise ConfigError(
+                [f"the process that calls your functions once ended with status {status}:\n  {end}"]
+            ) from None
+        for number, answer in zip(waiting, reply["answers"], strict=True):
+            self._answers[number] = answer
+            if "learned" in answer:
+                _keep(self._configs[number], answer, reply["files"])
+
+
+def _asked(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys that a dry call looks at; the seed and the folder change nothing."""
+    sampler = {"max_staleness": config["sampler"].get("max_staleness")}
+    return {**{key: config[key] for key in _KEYS}, "sampler": sampler}
+
+
+def _kept_at(config: Mapping[str, Any]) -> Path:
+    where = [sys.executable, sys.version, os.getcwd(), os.environ.get("PYTHONPATH", "")]
+    text = repr([config, where, version("torch"), str(Path(__file__))])
+    return cache_folder() / "dry_calls" / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
+
+
+def _identity(file: str) -> list[int]:
+    status = os.stat(file)
+    return [status.st_mtime_ns, status.st_size, status.st_ino]
+
+
+def _kept(config: Mapping[str, Any]) -> Answer | None:
+    """Return the cached answer if none of its files has changed."""
+    with suppress(OSError, ValueError, KeyError):
+        kept = json.loads(_kept_at(config).read_text())
+        if all(_identity(file) == then for file, then in kept["files"].items()):
+            Learned.from_settings(kept["learned"])
+            return {"learned": kept["learned"]}
+    return None
+
+
+def _keep(config: Mapping[str, Any], answer: Answer, files: Sequence[str]) -> None:
+    """Write an answer to the cache, whole or not at all; without a cache the run goes on."""
+    path = _kept_at(config)
+    with suppress(OSError):
+        content = {**answer, "files": {file: _identity(file) for file in files}}
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        aside = path.with_suffix(f".{os.getpid()}")
+        aside.write_text(json.dumps(content))
+        aside.replace(path)

@@ -1,0 +1,139 @@
+"""A dry call of what a user can write: `python -m rl.dry_call.learn` in a short-lived process.
+
+    configurations (JSON) -> import the targets, call them with made-up values -> what was learned
+
+The supervisor imports no torch, so a child does this (rl/dry_call/child.py). `score` and `reply`
+of an environment, the logger and the critic's model are not called, because they may reach a judge,
+a sandbox or a network.
+"""
+
+import json
+import os
+import pickle
+import re
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rl.config.learned import Learned
+from rl.config.schema import ConfigError, Run
+from rl.dry_call.report import Report, is_library, unwrapped
+
+LIMIT_S = 60
+Config = Mapping[str, Any]
+
+
+def learn(config: Config) -> Learned:
+    """Call what a configuration composes.
+
+    Raises:
+        ConfigError: something raised, or returned what a run cannot use; with file and line.
+
+    """
+    from rl.config.build import build
+    from rl.dry_call import groups, tensors
+
+    report, facts = Report(), dict[str, Any]()
+    built = _built(report, config)
+    if report.problems:
+        raise ConfigError(report.problems)
+    reads, corrects = tensors.check_loss(report, built["loss"], config["updates_per_batch"])
+    facts["loss_reads"] = tuple(sorted(reads))
+    facts["loss_corrects"] = corrects
+    loss_module = sys.modules[unwrapped(built["loss"]).__module__]
+    facts["loss_weighs_sequences"] = bool(getattr(loss_module, "PER_SEQUENCE", False))
+    facts["correction_is_neutral"] = tensors.check_correction(report, built["correction"])
+    facts["divergence_is_linear"] = tensors.check_divergence(report, built["kl.estimator"])
+    if "critic.estimator" in built:
+        tensors.check_critic(report, built["critic.estimator"], built["critic.loss"])
+    facts |= groups.check_advantage(report, built["advantage"], config["group_size"])
+    facts |= groups.check_aggregation(report, built["aggregation"])
+    facts |= groups.check_truncation(
+        report, built["truncation"], built["reward"](), config["max_seq_len"]
+    )
+    sampler = config["sampler"]
+    count = config["batch_size"] // config["group_size"]
+    groups.check_buffer(report, config["buffer"], count, sampler.get("max_staleness") or 0)
+    pools = groups.first_examples(report, config["env"])
+    if pools:
+        groups.check_order(report, config["order"], pools)
+    groups.check_methods(report, unwrapped(build(config["env"])))
+    if report.problems:
+        raise ConfigError(report.problems)
+    return Learned(**facts)
+
+
+def completed(config: Config) -> Run:
+    """Return the run of a configuration, dry-called in this process: for benchmarks and tests."""
+    return Run.of({**config, "learned": asdict(learn(config))})
+
+
+def _built(report: Report, config: Config) -> dict[str, Any]:
+    """Return each callable of the nodes that are called, imported and with its options."""
+    from rl.config.build import build
+
+    called = {
+        group: config[group]
+        for group in ("loss", "correction", "advantage", "aggregation", "truncation", "reward")
+    }
+    called["kl.estimator"] = config["kl"]["estimator"]
+    if "estimator" in config["critic"]:
+        called |= {f"critic.{name}": config["critic"][name] for name in ("estimator", "loss")}
+    # The others are only imported; those of `rl` are known to work, and some take seconds.
+    others = ("env", "order", "buffer", "client", "logger", "optim", "reference", "critic")
+    nodes = {group: config[group] for group in others}
+    nodes = {group: node for group, node in nodes.items() if not _is_of_rl(node)} | called
+    built = {}
+    for group, node in nodes.items():
+        try:
+            built[group] = build(node)
+        except ValueError as error:
+            report.problems.append(f"{group}: {error}")
+    return built
+
+
+def _is_of_rl(node: Config) -> bool:
+    return str(node["_target_"]).startswith("rl.")
+
+
+def own_files(configs: Sequence[Config]) -> list[str]:
+    """Return the source files of the targets, and of everything imported here but libraries."""
+    targets = set(re.findall(r"'_target_': '([\w.]+)\.\w+'", repr(configs)))
+    files = {name: getattr(m, "__file__", None) for name, m in list(sys.modules.items())}
+    chosen = {file for name, file in files.items() if file and name in targets}
+    return sorted(chosen | {file for file in files.values() if file and not is_library(file)})
+
+
+def _answer(config: Config) -> dict[str, Any]:
+    # Again every second, because `Report.calling` turns the first TimeoutError into a problem.
+    signal.setitimer(signal.ITIMER_REAL, LIMIT_S, 1.0)
+    try:
+        return {"learned": asdict(learn(config))}
+    except ConfigError as error:
+        return {"problems": error.problems}
+    except Exception as error:  # noqa: BLE001 one configuration must not lose the others' answers
+        return {"problems": [f"the dry call raised {type(error).__name__}: {error}"]}
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _too_slow(*_: object) -> None:
+    raise TimeoutError(f"it did not return within {LIMIT_S} s")
+
+
+def main(configs: Sequence[Config], answer: Path) -> None:
+    """Write the answers for these configurations to a file, and the files that they depend on."""
+    from rl.dry_call import groups, tensors  # noqa: F401 torch is imported before the clock starts
+
+    signal.signal(signal.SIGALRM, _too_slow)
+    answers = [_answer(config) for config in configs]
+    answer.write_text(json.dumps({"answers": answers, "files": own_files(configs)}))
+
+
+if __name__ == "__main__":
+    main(pickle.load(sys.stdin.buffer), Path(sys.argv[1]))
+    sys.stdout.flush()
+    os._exit(0)  # an environment that still loads its data must not keep this process

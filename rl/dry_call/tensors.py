@@ -1,0 +1,233 @@
+"""Dry calls of what computes with tensors: loss, correction, divergence, critic.
+
+Eight made-up tokens of two sequences with several turns; a third sequence has no token here. The
+importance ratios are near 1, so that no bound is reached, and advantages have both signs.
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from losses.tokens import TokenLoss, Tokens
+from rl.dry_call.report import Report, Wrong, unwrapped
+
+GIVEN = "eight made-up tokens"
+NUM_TOKENS, NUM_SEQUENCES = 8, 3
+# Names that the run gives to numbers of its own: a loss's metric would replace or lose one of them.
+TAKEN = frozenset(
+    (
+        *("loss", "grad_norm", "learning_rate", "skipped", "empty", "entropy", "ratio_clamped"),
+        *("kl_to_rollout", "kl_divergence", "kl_beta", "kl_penalty", "correction"),
+        *("reward", "shaped_reward", "tokens", "policy_version", "reference_retries"),
+        *("value_mean", "return_mean", "explained_variance", "critic_learning_rate"),
+        *("critic_grad_norm", "critic_skipped", "nonfinite_steps"),
+    )
+)
+
+
+class Watched(Tensor):
+    """A field of the made-up tokens that notes when its numbers are used.
+
+    Reading the attribute alone is not use: `vars(tokens)` and `dataclasses.replace` read them all.
+    """
+
+    field: str
+    used: set[str]
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Call the function on plain tensors."""
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", "")
+        is_shape = isinstance(result, torch.Size | torch.dtype | torch.device | bool | int)
+        if not is_shape and not name.endswith("_like") and not name.startswith("new_"):
+            for value in _flat([*args, *(kwargs or {}).values()]):
+                if isinstance(value, Watched):
+                    value.used.add(value.field)
+        return result
+
+
+def _flat(values: list[Any]) -> list[Any]:
+    flat: list[Any] = []
+    for value in values:
+        flat += _flat(list(value)) if isinstance(value, list | tuple) else [value]
+    return flat
+
+
+def made_up_tokens(*, has_old: bool, change: float = 0.0) -> tuple[Tokens, list[Tensor], set[str]]:
+    """Return tokens, those of their tensors that need a gradient, and the set of used fields.
+
+    `change` is added to rollout_logprobs.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def near(values: Tensor) -> Tensor:
+        return values + 0.02 * torch.randn(values.shape, generator=generator)
+
+    logprobs = -0.2 - torch.rand(NUM_TOKENS, generator=generator)
+    candidates = torch.randn(NUM_TOKENS, 4, generator=generator).log_softmax(-1)
+    leaves = [logprobs.clone().requires_grad_(), candidates.clone().requires_grad_()]
+    fields: dict[str, Tensor] = {
+        "logprobs": leaves[0],
+        "rollout_logprobs": near(logprobs) + change,
+        "advantages": torch.tensor([1.0, 1.0, 0.5, 0.5, 0.5, -1.0, -1.0, -0.5]),
+        "sequence_ids": torch.tensor([0, 0, 0, 0, 0, 1, 1, 1]),
+        "staleness": torch.tensor([0, 0, 1, 1, 1, 0, 0, 2]),
+        "entropies": 0.1 + torch.rand(NUM_TOKENS, generator=generator),
+        "positions": torch.tensor([0, 1, 2, 3, 4, 0, 1, 2]),
+        "turns": torch.tensor([0, 0, 1, 1, 1, 0, 0, 1]),
+        "ref_logprobs": near(logprobs),
+        "candidate_logprobs": leaves[1],
+        "ref_candidate_logprobs": near(candidates).sort(descending=True).values,
+    }
+    if has_old:
+        fields["old_logprobs"] = near(logprobs)
+    used: set[str] = set()
+    watched: dict[str, Any] = {}
+    for name, values in fields.items():
+        watched[name] = values.as_subclass(Watched)
+        watched[name].field, watched[name].used = name, used
+    return Tokens(num_sequences=NUM_SEQUENCES, **watched), leaves, used
+
+
+def check_loss(report: Report, loss: Any, num_updates: int) -> tuple[set[str], bool]:
+    """Return the fields that a loss reads, and whether it corrects for the sampler by itself.
+
+    Ratios are taken to old_logprobs if a batch gets several updates. The call that the run will
+    make must work; the other one only adds what is read there. A loss corrects for the sampler if
+    a small change of rollout_logprobs changes it although old_logprobs are given.
+    """
+    used, results = set[str](), list[Tensor]()
+    for has_old, change in ((False, 0.0), (True, 0.0), (True, 1e-3)):
+        trial = report if has_old == (num_updates > 1) and not change else Report()
+        tokens, leaves, here = made_up_tokens(has_old=has_old, change=change)
+        with trial.calling("loss", loss, GIVEN):
+            result = loss(tokens)
+            check_token_loss(result, leaves, taken=TAKEN)
+            results += [result.loss.detach()] if has_old else []
+        used |= here
+    corrects = len(results) == 2 and not torch.equal(*results)
+    module = sys.modules.get(unwrapped(loss).__module__)
+    if (stated := getattr(module, "READS", None)) is None:
+        return used, corrects
+    with report.calling("loss", loss):
+        if unknown := set(stated) - set(Tokens.__dataclass_fields__):
+            raise Wrong(f"has READS={stated}, but Tokens has no field {sorted(unknown)}")
+    return set(stated), corrects
+
+
+def check_token_loss(
+    result: Any, leaves: list[Tensor], *, taken: frozenset[str] = frozenset()
+) -> None:
+    """Raise Wrong unless `result` is a TokenLoss of eight numbers with a gradient."""
+    if not isinstance(result, TokenLoss):
+        raise Wrong(
+            f"returned {_described(result)}: return TokenLoss(loss, metrics) of losses/tokens.py"
+        )
+    values = result.loss
+    if not isinstance(values, Tensor) or values.shape != (NUM_TOKENS,):
+        raise Wrong(
+            f"returned a loss that is {_described(values)} for {NUM_TOKENS} tokens: return one "
+            "number per token, neither summed nor averaged"
+        )
+    if not values.requires_grad:
+        raise Wrong(
+            "returned a loss without gradient: compute it from tokens.logprobs or "
+            "tokens.candidate_logprobs, and do not detach them"
+        )
+    gradients = torch.autograd.grad(values.sum(), leaves, allow_unused=True)
+    if not all(g.isfinite().all() for g in (values, *gradients) if g is not None):
+        raise Wrong(
+            "returned a loss or a gradient that is NaN or infinite for ordinary tokens: clamp what "
+            "it divides by, takes the logarithm of, or raises to a power"
+        )
+    check_metrics(result.metrics, taken)
+
+
+def check_metrics(metrics: Any, taken: frozenset[str]) -> None:
+    """Raise Wrong unless these are tensors of one number per token, or of a single one."""
+    if not isinstance(metrics, Mapping):
+        raise Wrong(
+            f"returned metrics that are {_described(metrics)}: return a dict, {{}} at least"
+        )
+    for name, values in metrics.items():
+        if not isinstance(values, Tensor):
+            raise Wrong(
+                f"returned the metric {name!r} as {_described(values)}: return a tensor, one "
+                "number per token or a single one"
+            )
+        if values.numel() != 1 and values.shape != (NUM_TOKENS,):
+            raise Wrong(
+                f"returned the metric {name!r} with the shape {list(values.shape)} for "
+                f"{NUM_TOKENS} tokens: return one number per token, or a single one for all"
+            )
+        if name in taken:
+            raise Wrong(
+                f"returned a metric {name!r}, a name that the run uses itself: choose another name"
+            )
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a Tensor of shape {list(value.shape)}"
+    kind = type(value).__name__
+    return f"{kind} {value!r}" if isinstance(value, int | float | str) else f"a {kind}"
+
+
+def check_correction(report: Report, correction: Any) -> bool:
+    """Return whether a correction leaves all weights at 1, however far trainer and vLLM differ."""
+    gaps = torch.tensor([5.0, -5.0, 2.0, 3.0, 4.0, -5.0, -4.0, -3.0])
+    old = torch.full((NUM_TOKENS,), -6.0)
+    ids = torch.tensor([0, 0, 0, 0, 0, 1, 1, 1])
+    with report.calling("correction", correction, GIVEN):
+        result = correction(old, old - gaps, ids, NUM_SEQUENCES)
+        weights = getattr(result, "weights", None)
+        if not isinstance(weights, Tensor) or weights.shape != (NUM_TOKENS,):
+            raise Wrong(
+                f"returned {_described(result if weights is None else weights)}: return "
+                "Correction(weights, metrics) of losses/correction.py, one weight per token"
+            )
+        if not weights.isfinite().all():
+            raise Wrong("returned a weight that is NaN or infinite: clamp the ratio")
+        check_metrics(getattr(result, "metrics", None), TAKEN)
+        return bool((weights == 1).all())
+    return False
+
+
+def check_divergence(report: Report, estimator: Any) -> bool:
+    """Return whether the gradient of an estimator is the same for every token.
+
+    As a part of the loss it then has no effect on average, because the mean of the gradient of
+    log pi over tokens that pi samples is zero.
+    """
+    logprobs = torch.linspace(-2.0, -0.2, NUM_TOKENS).requires_grad_()
+    with report.calling("kl", estimator, GIVEN):
+        values = estimator(logprobs, torch.full((NUM_TOKENS,), -1.0))
+        if not isinstance(values, Tensor) or values.shape != (NUM_TOKENS,):
+            raise Wrong(f"returned {_described(values)}: return one number per token")
+        if not values.requires_grad:
+            raise Wrong("returned numbers without gradient: do not detach the first argument")
+        (gradient,) = torch.autograd.grad(values.sum(), [logprobs])
+        return bool((gradient == gradient[0]).all())
+    return False
+
+
+def check_critic(report: Report, estimator: Any, loss: Any) -> None:
+    """Call what turns values into advantages, and what the values are trained by."""
+    rewards, values = torch.tensor([[0.0, 0.0, 1.0], [0.5, 0.0, 0.0]]), torch.full((2, 3), 0.3)
+    with report.calling("critic.estimator", estimator, "made-up rewards and values"):
+        advantages = estimator(rewards, values)
+        if not isinstance(advantages, Tensor) or advantages.shape != values.shape:
+            raise Wrong(
+                f"returned {_described(advantages)} for values of shape [2, 3]: return one "
+                "advantage for each value"
+            )
+    now = torch.linspace(-1.0, 1.0, NUM_TOKENS).requires_grad_()
+    with report.calling("critic.loss", loss, "eight made-up values"):
+        check_token_loss(loss(now, now.detach() + 0.1, now.detach() - 0.01), [now])

@@ -1,1 +1,0 @@
-"""A better system prompt for an environment, looked for by GEPA."""

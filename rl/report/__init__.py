@@ -1,1 +1,0 @@
-"""What a person sees: the screen, the table of a sweep."""

@@ -1,0 +1,77 @@
+"""A buffer that rejects groups which teach little, by their rewards."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from rl.records import Group
+from rl.rollouts.buffer import FifoBuffer
+
+
+class DifficultyBuffer(FifoBuffer):
+    """Rejects groups that teach little (conf/buffer/difficulty).
+
+    Attributes:
+        min_spread: smallest difference of the best and the worst shaped reward; with advantages by
+            turn, of the best and the worst advantage of one turn.
+        min_reward_variance: smallest variance of the shaped rewards.
+        min_reward: a group is too hard if its mean reward, the environment's own, is lower.
+        max_reward: a group is too easy if that mean is higher.
+
+    """
+
+    judges_rewards: ClassVar[bool] = True
+    RANGES: ClassVar[dict[str, str]] = {
+        "min_spread": ">= 0",
+        "min_reward_variance": ">= 0",
+        "min_reward": "< max_reward",
+    }
+
+    def __init__(
+        self,
+        *,
+        min_spread: float,
+        min_reward_variance: float | None,
+        min_reward: float | None,
+        max_reward: float | None,
+    ) -> None:
+        super().__init__()
+        self.min_spread, self.min_reward_variance = min_spread, min_reward_variance
+        self.min_reward, self.max_reward = min_reward, max_reward
+
+    def why_useless(self, group: Group) -> str:
+        """Return the first reason that applies."""
+        if reason := super().why_useless(group):
+            return reason
+        if not any(credit.trains for credit in group.credits):
+            return "untrained"  # all were cut off, and truncation masks those
+        mean = sum(group.rewards) / len(group.rewards)
+        if self.min_reward is not None and mean < self.min_reward:
+            return "too_hard"
+        if self.max_reward is not None and mean > self.max_reward:
+            return "too_easy"
+        # The shaped rewards, because advantages are computed from them.
+        shaped = [credit.reward for credit in group.credits if credit.reward is not None]
+        if max(map(_spread, _compared(group, shaped))) < self.min_spread:
+            return "zero_spread"
+        least = self.min_reward_variance
+        return "low_variance" if least is not None and _variance(shaped) < least else ""
+
+
+def _compared(group: Group, shaped: Sequence[float]) -> list[Sequence[float]]:
+    """Return the numbers in which the rollouts differ: rewards, or the advantages of each turn."""
+    by_turn = [credit.advantages for credit in group.credits if credit.reward is not None]
+    most = max(map(len, by_turn), default=0)
+    if most < 2:
+        return [shaped]
+    # The turns of equal rewards may have earned different advantages, which teach something.
+    return [[numbers[t] for numbers in by_turn if t < len(numbers)] for t in range(most)]
+
+
+def _spread(numbers: Sequence[float]) -> float:
+    return max(numbers) - min(numbers) if numbers else 0.0
+
+
+def _variance(rewards: Sequence[float]) -> float:
+    """Return the mean squared difference from the mean; 0 without rewards."""
+    mean = sum(rewards) / max(len(rewards), 1)
+    return sum((reward - mean) ** 2 for reward in rewards) / max(len(rewards), 1)

@@ -1,0 +1,80 @@
+"""Chooses the rollouts whose tokens are recorded, and writes what was sampled of them.
+
+The trainer ranks record what an update computed for the same tokens. They know the ids of the
+recorded rollouts from `RankBatch.record_ids` (rl/runtime/token_files.py describes the files).
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from rl.records import Group, SampledColumns, TrainingRow, columns_of
+from rl.runtime.folder import RunFolder
+from rl.runtime.token_files import Lines, write_lines
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenRecord:
+    """conf/record.
+
+    Attributes:
+        num_groups: groups per step, drawn at random; null: all, and those that the buffer rejected.
+
+    """
+
+    RANGES: ClassVar[dict[str, str]] = {"num_groups": ">= 0"}
+
+    num_groups: int | None
+
+    def choose(self, groups: Sequence[Group], rejected: Sequence[Group], step: int) -> list[Group]:
+        """Return the groups of a step whose tokens are recorded."""
+        if self.num_groups is None:
+            return [*groups, *rejected]
+        # At random, because the first groups are the oldest, so always the stalest.
+        return random.Random(step).sample(groups, min(self.num_groups, len(groups)))
+
+    def ids(self, groups: Sequence[Group], recorded: Sequence[Group]) -> tuple[str, ...]:
+        """Return `RankBatch.record_ids` of a batch."""
+        if not recorded:
+            return ()
+        chosen = {group.index for group in recorded}
+        return tuple(
+            id if group.index in chosen else "" for group in groups for id in group.rollout_ids
+        )
+
+    def write(self, run_folder: RunFolder, step: int, recorded: Sequence[Group]) -> None:
+        """Write the sampled tokens of the recorded groups."""
+        if not recorded:
+            return
+        keyed = [
+            (id, number, row)
+            for group in recorded
+            for id, rollout in zip(group.rollout_ids, group.rollouts, strict=True)
+            for number, row in enumerate(rollout.rows)
+        ]
+        rows = [row for *_, row in keyed]
+        lines = Lines(
+            ids=[id for id, *_ in keyed],
+            rows=[number for _, number, _ in keyed],
+            lengths=[len(row.token_ids) for row in rows],
+            columns={
+                # Without any row, the empty array gives the type.
+                column.recorded_as: np.concatenate(
+                    [np.empty(0, column.dtype), *(_recorded(row, name) for row in rows)]
+                )
+                for name, column in columns_of(SampledColumns).items()
+                if column.recorded_as
+            },
+        )
+        write_lines(run_folder.tokens_of(step, "rollouts"), lines)
+
+
+def _recorded(row: TrainingRow, name: str) -> np.ndarray:
+    """Return a column of a row; floats are NaN where no policy sampled the token."""
+    values = getattr(row, name)
+    if not np.issubdtype(values.dtype, np.floating):
+        return values
+    return np.where(row.token_versions >= 0, values, np.float32(np.nan))

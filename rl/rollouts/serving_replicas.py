@@ -1,0 +1,66 @@
+"""The vLLM replicas as the rollouts process sees them: which have the newest weights, how busy."""
+
+import asyncio
+from collections.abc import Mapping
+
+from rl.config.nodes import InferenceNode
+from rl.inference.replica import Replica, started_replicas
+from rl.inference.router import Route, Router
+from rl.inference.routes import PrefixCache, prefix_cache
+from rl.runtime.endpoint import request_restart
+from rl.runtime.folder import RunFolder
+
+_LOOK_EVERY_S = 1.0
+
+
+class ServingReplicas:
+    """Tells the router which replicas have the newest weights, and which are restarted."""
+
+    def __init__(self, run_folder: RunFolder, inference: InferenceNode) -> None:
+        self.router = Router(self._request_restart)
+        self._run_folder, self._inference = run_folder, inference
+        self._only_one = len(inference.names) == 1
+        self._caches: dict[Route, PrefixCache] = {}  # counters at the last call of `metrics`
+
+    def _request_restart(self, replica: Replica, why: str) -> None:
+        # If the supervisor has restarted it already, the incarnation differs and nothing happens.
+        request_restart(self._run_folder, replica.name, replica.incarnation, why)
+
+    def publish(self, incarnations: Mapping[str, int]) -> None:
+        """Route requests to the replicas whose incarnation has the weights just published."""
+        started = started_replicas(self._run_folder, self._inference)
+        self.router.serve(r for r in started if incarnations.get(r.name) == r.incarnation)
+
+    async def watch(self) -> None:
+        """Stop asking each replica that the supervisor restarts, until cancelled."""
+        while not self._only_one:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            # In a thread, because the run folder may be on a slow disk.
+            started = await asyncio.to_thread(started_replicas, self._run_folder, self._inference)
+            newest = {replica.name: replica.incarnation for replica in started}
+            for route in self.router.routes:
+                if newest[route.replica.name] != route.replica.incarnation:
+                    self.router.lose(route, "it is being started again")
+
+    async def metrics(self) -> dict[str, float]:
+        """Return what each replica did since the last call; {} if there is only one."""
+        if self._only_one:
+            return {}
+        started = started_replicas(self._run_folder, self._inference)
+        metrics: dict[str, float] = {
+            "inference/replicas_alive": len(self.router.routes),
+            "inference/restarts": sum(replica.incarnation for replica in started),
+        }
+        routes = self.router.routes
+        caches = await asyncio.gather(
+            *(asyncio.to_thread(prefix_cache, route.replica) for route in routes)
+        )
+        for route, cache in zip(routes, caches, strict=True):
+            name = route.replica.name
+            metrics[f"{name}/groups"] = route.num_groups
+            metrics[f"{name}/completions"], route.num_completions = route.num_completions, 0
+            metrics[f"{name}/tokens"], route.num_tokens = route.num_tokens, 0
+            if cache is not None:
+                metrics[f"{name}/prefix_hits"] = cache.share_since(self._caches.get(route))
+                self._caches[route] = cache
+        return metrics

@@ -1,1 +1,0 @@
-"""What all processes of a run share: folder, metrics, status, failures, children."""

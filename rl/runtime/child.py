@@ -1,0 +1,212 @@
+"""Child processes that never outlive the supervisor.
+
+Each child has its own process group and a log file. Three mechanisms end it: leaving the context
+manager (TERM, wait, KILL to the whole group); the kernel's parent-death signal; and the reaper, a
+small process that reads from a pipe. When the supervisor dies, the pipe closes and the reaper ends
+every group that it was told about. vLLM needs the reaper, because its workers survive a KILL of
+their parent.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+_PR_SET_PDEATHSIG = 1
+_GRACE_S = 1.0
+_TAIL_BYTES = 1 << 18
+_LIBC = ctypes.CDLL(None)  # load it before any fork, because loading takes locks
+
+
+def last_lines(log: Path, count: int = 20) -> str:
+    """Return the end of a log file, with the last state of each progress bar."""
+    if not log.exists():
+        return "(no log yet)"
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+        lines = file.read().decode(errors="replace").rstrip().split("\n")
+    return "\n".join(line.rstrip("\r").split("\r")[-1] for line in lines[-count:])
+
+
+def _die_with_parent(parent: int) -> None:
+    """Run in the child between fork and exec. Nothing here may take a lock."""
+    # A scheduler sends USR2 as a notice for the supervisor, and vLLM would die of it.
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    # The kernel sends it when the forking thread ends, so fork in the main thread only.
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # the parent died before the call
+        os._exit(1)
+
+
+def group_alive(group: int) -> bool:
+    """Return whether the group contains a process that is not a zombie."""
+    # killpg(group, 0) counts zombies, and in a container they may never be collected.
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, IndexError, ValueError):
+            # The name in parentheses may contain spaces and parentheses, so read behind it.
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[2]) == group and fields[0] != "Z":
+                return True
+    return False
+
+
+def ending(status: int | None) -> str:
+    """Describe an exit status. A KILL leaves no log, so name its likely cause."""
+    killed = " (killed, perhaps by the kernel because memory ran out)"
+    return f"ended with status {status}{killed if status == -signal.SIGKILL else ''}"
+
+
+def end_groups(groups: Sequence[int], grace_s: float = _GRACE_S) -> None:
+    """Send TERM to the process groups, wait, and send KILL to those that are left."""
+    deadline = time.monotonic() + grace_s
+    for sig in (signal.SIGTERM, signal.SIGKILL):
+        for group in groups:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, sig)
+        while time.monotonic() < deadline and any(group_alive(group) for group in groups):
+            time.sleep(0.05)
+        deadline += 1.0  # after KILL, the kernel needs a moment to free much memory
+
+
+class Reaper:
+    """A process that ends our process groups if the supervisor dies."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._groups: set[int] = set()
+
+    def __enter__(self) -> Self:
+        self._start()
+        return self
+
+    def _start(self) -> None:
+        # Without site-packages and PYTHON* variables the reaper starts at once and cannot be
+        # broken by them. Children inherit no descriptors, so only this process holds the pipe.
+        self._process = subprocess.Popen(
+            [sys.executable, "-S", "-E", str(Path(__file__).with_name("reaper.py"))],
+            stdin=subprocess.PIPE,
+            bufsize=0,  # a buffer would be lost if this process is killed
+            start_new_session=True,  # a terminal sends Ctrl-C to its whole process group
+        )
+        for group in self._groups:
+            self._tell(f"+{group}")
+
+    def _tell(self, line: str) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # the reaper was killed; `ensure_alive` replaces it
+            self._process.stdin.write(f"{line}\n".encode())
+
+    def watch(self, group: int) -> None:
+        """End this process group if the supervisor dies."""
+        self._groups.add(group)
+        self._tell(f"+{group}")
+
+    def forget(self, group: int) -> None:
+        """Stop watching a group that has ended, because the kernel may reuse its number."""
+        self._groups.discard(group)
+        self._tell(f"-{group}")
+
+    def ensure_alive(self) -> None:
+        """Start another reaper if this one was killed."""
+        if self._process is not None and self._process.poll() is not None:
+            self._start()
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
+            self._process.wait(timeout=_GRACE_S + 5)
+
+
+class Child:
+    """One child process and its descendants: a process group with a log file."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        log: Path,
+        reaper: Reaper,
+        env: Mapping[str, str] | None = None,
+        ends_on_term: bool = True,
+    ) -> None:
+        """`ends_on_term=False` means that the process takes its first TERM for a scheduler's.
+
+        At the end it is killed; its descendants still get a TERM.
+        """
+        self.ends_on_term = ends_on_term
+        self.name, self.command, self.log = name, list(command), log
+        self._reaper, self.env = reaper, dict(env or {})
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the process; its output is appended to the log."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **self.env},
+                start_new_session=True,
+                preexec_fn=partial(_die_with_parent, os.getpid()),
+            )
+        self._reaper.watch(self._process.pid)
+
+    @property
+    def group(self) -> int | None:
+        """The process group, None before the start and after the end."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit status, None while running, negative for a signal."""
+        return None if self._process is None else self._process.poll()
+
+    def tail(self) -> str:
+        """Return the end of its log."""
+        return last_lines(self.log)
+
+    def kill(self) -> None:
+        """End the whole group; its exit status remains available."""
+        end_together([self])
+
+    def end(self) -> None:
+        """End the whole group. Safe to call twice."""
+        if self._process is None:
+            return
+        end_together([self])
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=1)
+        self._reaper.forget(self._process.pid)
+        self._process = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def kill_leader(self) -> None:
+        """Kill the process itself, but not its descendants."""
+        if self._process is not None:
+            self._process.kill()
+
+
+def end_together(children: Sequence[Child]) -> None:
+    """End the groups of all children within one grace period."""
+    for child in children:
+        if not child.ends_on_term:
+            child.kill_leader()
+    end_groups([child.group for child in children if child.group is not None])

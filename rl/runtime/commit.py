@@ -1,0 +1,22 @@
+"""The commit of this code, which every run records."""
+
+import subprocess
+from pathlib import Path
+
+REPO = Path(__file__).parents[2]
+UNCOMMITTED = "+uncommitted"
+
+
+def commit_of(folder: Path = REPO) -> str:
+    """Return the checked-out commit of a folder, "" if the folder has none or git is missing."""
+    head = _git(folder, "rev-parse", "HEAD")
+    return f"{head}{UNCOMMITTED}" if head and _git(folder, "status", "--porcelain") else head
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), "--no-optional-locks", *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

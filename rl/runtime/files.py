@@ -1,0 +1,80 @@
+"""Names of files, atomic files, private files, and lines of JSON."""
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+_DEEPEST = 64  # levels of nesting; json.dumps itself is limited by Python's stack
+_LONGEST_INT = 4300  # digits that Python converts to text
+
+
+class Inside:
+    """A file or folder with a fixed name: `Inside(name)` in a class with a `path`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, owner: Any, _: type) -> Path:
+        return owner.path / self.name
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write to a temporary file and rename it, so that readers never see half of the text."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.write_text(text, encoding="utf-8")
+    aside.replace(path)
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a new file that only the user can read; raise FileExistsError if it exists."""
+    # The file gets its mode on creation: until a later chmod, other users could open it.
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+
+
+def remove(path: Path) -> None:
+    """Delete a folder, a file or a link, but never the target of a link."""
+    import shutil
+
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)  # rmtree does not follow links either
+
+
+def json_line(record: dict[str, Any]) -> str:
+    """Return one line of JSON and its end, whatever the record contains (see `plain`)."""
+    try:
+        return json.dumps(record, allow_nan=False) + "\n"
+    except (TypeError, ValueError, RecursionError):
+        return json.dumps(plain(record)) + "\n"
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """Return the value as JSON can represent it.
+
+    A number that is not finite becomes null. An object that JSON does not know becomes its repr.
+    """
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, int) and abs(value) < 10**_LONGEST_INT:
+        return value
+    if isinstance(value, dict | list | tuple) and depth < _DEEPEST:
+        if isinstance(value, dict):
+            return {_shown(key): plain(item, depth + 1) for key, item in value.items()}
+        return [plain(item, depth + 1) for item in value]
+    return _shown(value)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    try:
+        return repr(value)
+    except Exception as error:  # noqa: BLE001 a user's __repr__ may raise anything
+        return f"({type(value).__name__}, which cannot be shown: {type(error).__name__})"

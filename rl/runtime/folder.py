@@ -1,0 +1,222 @@
+"""The files of a run: the only place that knows their names."""
+
+import hashlib
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rl.runtime.files import Inside, remove
+from rl.runtime.private_folder import PrivateFolder
+
+_NUMBERED = re.compile(r"\.?(?:step|version)_([0-9]+)")
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """The checkpoint that a resumed run starts from."""
+
+    step: int  # the next step, which is also the policy version
+    folder: Path
+    rollouts: dict[str, Any]  # state of the dispatcher
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The paths inside the folder of a run."""
+
+    path: Path
+
+    lock = Inside("lock")  # locked by the supervisor during the run; contains its process id
+    config = Inside("config.yaml")  # the resolved configuration
+    overrides = Inside("overrides.yaml")  # the overrides and the chosen file of each group
+    versions = Inside("versions.json")  # the version of every installed package
+    metrics = Inside("metrics.jsonl")  # one line per step
+    dropped_metrics = Inside("metrics.dropped.jsonl")  # lines of lost steps, which are repeated
+    rollouts = Inside("rollouts")  # every rollout, one file per step
+    dropped_rollouts = Inside("rollouts.dropped")  # those of lost steps, which are repeated
+    tokens = Inside("tokens")  # values of single tokens (token_files.py)
+    evaluations = Inside("evaluations")  # the rollouts of every evaluation
+    evaluated = Inside("rollouts.jsonl")  # the rollouts of `python evaluate.py`
+    checkpoints = Inside("checkpoints")  # one folder per complete checkpoint
+    built_model = Inside("model")  # the initial model, where the run builds one
+    warm_start = Inside("warm-start")  # the run that trains the initial model; deleted afterwards
+    logs = Inside("logs")  # the output of each process
+    statuses = Inside("status")  # what each process is doing, one file per process
+    warnings = Inside("warnings")  # the warnings of each process, one file per process
+    failures = Inside("failures")  # the error that ended a process, one file per process
+    endpoints = Inside("endpoints")  # the address of each server, one file per process
+    stop_request = Inside("stop")  # if it exists, the trainer saves a checkpoint and ends
+    commands = Inside("commands.txt")  # cluster=manual: the command of each process
+    over = Inside("over")  # if it exists, processes that the user started end
+    wandb_id = Inside("wandb_id.txt")  # the id of the run at Weights & Biases
+    tensorboard = Inside("tensorboard")  # the event files of TensorBoard
+    _model = Inside("model.txt")
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @property
+    def name(self) -> str:
+        """The name of the run."""
+        return self.path.name
+
+    @property
+    def is_run(self) -> bool:
+        """Whether the folder contains the configuration of a run or anything that a run records."""
+        kept = (self.config, self.overrides, self.metrics, self.rollouts, self.evaluations)
+        return any(path.exists() for path in (*kept, self.evaluated))
+
+    @property
+    def private(self) -> PrivateFolder:
+        """Sockets, keys and temporary files."""
+        return PrivateFolder(self.path / "sockets")
+
+    def log_of(self, process: str) -> Path:
+        """Return the log of one process: inference, rollouts, trainer.rank0, ..."""
+        return self.logs / f"{process}.log"
+
+    def endpoint_of(self, process: str) -> Path:
+        """Return the file with the address of a server (endpoint.py)."""
+        return self.endpoints / f"{process}.json"
+
+    def restart_request_of(self, process: str) -> Path:
+        """Return the file that asks the supervisor to restart a process."""
+        return self.endpoints / f"{process}.restart"
+
+    def rollouts_of(self, step: int) -> Path:
+        """Return the file with the rollouts of a step, one JSON object per line."""
+        return _in_new_folder(self.rollouts / f"step_{step:06d}.jsonl")
+
+    def evaluation_of(self, version: int) -> Path:
+        """Return the file with the evaluation of a policy version, one JSON object per line."""
+        return _in_new_folder(self.evaluations / f"version_{version:06d}.jsonl")
+
+    def tokens_of(self, step: int, process: str) -> Path:
+        """Return the file in which `rollouts` or `trainer.rank0` records the tokens of a step."""
+        return self.tokens / f"step_{step:06d}.{process}.parquet"
+
+    def pushed_weights(self, folder: str | None) -> Path:
+        """Return where the trainer writes weights for vLLM; several runs may share `folder`."""
+        if folder is None:
+            return self.path / "weights"
+        digest = hashlib.sha256(os.fsencode(self.path.resolve())).hexdigest()[:8]
+        return Path(folder).expanduser() / f"{self.name}-{digest}"
+
+    def clear_processes(self) -> None:
+        """Delete the files of the processes of an earlier start."""
+        self.private.clear()
+        left = (self.failures, self.statuses, self.warnings, self.endpoints, self.stop_request)
+        for path in (*left, self.commands, self.over):
+            remove(path)
+        # A process that was killed while it wrote or deleted a checkpoint leaves such a folder.
+        for path in self.checkpoints.glob(".step_*"):
+            remove(path)
+
+    def clear_preparations(self, but: str | None) -> None:
+        """Delete the files of a start that failed, unless the model's folder `but` is in them."""
+        kept = Path(but).expanduser().resolve() if but else None
+        for path in (self.built_model, self.warm_start):
+            if kept is None or not kept.is_relative_to(path.resolve()):
+                remove(path)
+
+    def model(self) -> Path:
+        """Return the local folder of the initial model."""
+        return Path(self._model.read_text().split("\n")[0])
+
+    def model_fingerprint(self) -> str:
+        """Return the recorded fingerprint of the initial model, "" if none was recorded."""
+        return self._model.read_text().split("\n")[1]
+
+    def set_model(self, folder: Path, fingerprint: str = "") -> None:
+        """Record the local folder and the fingerprint of the initial model."""
+        self._model.write_text(f"{folder}\n{fingerprint}\n")
+
+    def checkpoint(self, step: int) -> Path:
+        """Return the folder of the checkpoint after `step` optimizer steps."""
+        return self.checkpoints / f"step_{step:06d}"
+
+    @staticmethod
+    def state_of(checkpoint: Path) -> Path:
+        """Return the file of a checkpoint with its step and the state of the rollouts process."""
+        return checkpoint / "state.json"
+
+    @staticmethod
+    def export_of(checkpoint: Path) -> Path:
+        """Return the folder of a checkpoint with the model in Hugging Face's format."""
+        return checkpoint / "hf"
+
+    def exports(self) -> list[Path]:
+        """Return the models of the complete checkpoints, oldest first."""
+        exports = map(self.export_of, self.complete_checkpoints())
+        return [export for export in exports if export.is_dir()]
+
+    def has_steps(self) -> bool:
+        """Return whether a run lies here: a step, an evaluation or a rollout of a search is done.
+
+        A start that failed earlier leaves files too, but nothing that another start could lose.
+        """
+        was_logged = self.metrics.is_file() and self.metrics.stat().st_size > 0
+        was_evaluated = (self.path / "summary.json").is_file()  # evaluate.py writes no metrics
+        was_searched = self.evaluated.is_file()  # nor does optimize_prompt.py
+        is_saved = any(self.checkpoints.glob("step_*"))
+        return was_logged or was_evaluated or was_searched or is_saved
+
+    def complete_checkpoints(self) -> list[Path]:
+        """Return the complete checkpoints, oldest first. Incomplete ones have another name."""
+        return sorted(self.checkpoints.glob("step_[0-9]*"), key=step_of)
+
+    def num_saved_steps(self) -> int:
+        """Return the step of the newest complete checkpoint, 0 without one."""
+        complete = self.complete_checkpoints()
+        return step_of(complete[-1]) if complete else 0
+
+    def resumed(self) -> ResumePoint | None:
+        """Return the newest complete checkpoint, None for a new run."""
+        complete = self.complete_checkpoints()
+        if not complete:
+            return None
+        state = json.loads(self.state_of(complete[-1]).read_text())
+        return ResumePoint(step=state["step"], folder=complete[-1], rollouts=state["rollouts"])
+
+
+def _in_new_folder(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def step_of(path: Path) -> int:
+    """Return 12 for step_000012, .version_000012.jsonl or step_000012.trainer.rank0.parquet.
+
+    Raises:
+        ValueError: the name contains no number.
+
+    """
+    number = _NUMBERED.match(path.name)
+    if not number:
+        raise ValueError(f"no step and no version: {path}")
+    return int(number[1])
+
+
+def drop_steps_from(run_folder: RunFolder, step: int) -> None:
+    """Move rollouts from this step on to dropped_rollouts; delete their tokens and evaluations."""
+    for path in _later(run_folder.rollouts, step):
+        # Append, because a step may be lost more than once.
+        dropped = run_folder.dropped_rollouts / path.name
+        dropped.parent.mkdir(exist_ok=True)
+        with dropped.open("ab") as file:
+            file.write(path.read_bytes())
+        path.unlink()
+    # The step that trains from a version also repeats its evaluation. If the resumed run ends
+    # before that step, a remaining evaluation would pass for the result of the run.
+    for path in [*_later(run_folder.tokens, step), *_later(run_folder.evaluations, step)]:
+        path.unlink()
+
+
+def _later(folder: Path, step: int) -> list[Path]:
+    """Return the files from this step on, incomplete ones included."""
+    patterns = ("step", ".step", "version", ".version")
+    numbered = [path for pattern in patterns for path in folder.glob(f"{pattern}_[0-9]*")]
+    return [path for path in numbered if step_of(path) >= step]

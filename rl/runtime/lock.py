@@ -1,0 +1,113 @@
+"""A kernel lock on a run folder: one process at a time; the lock ends with its holder.
+
+The file remains after the run. If it were removed, two processes could lock two files of one name.
+The process id inside it is valid only while the file is locked.
+"""
+
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from rl.runtime.files import remove
+from rl.runtime.folder import RunFolder
+
+# Errors of a full disk, an exhausted quota, and a limit on file size (ulimit -f).
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_PATIENCE_S = 0.5  # a caller of `ensure_free` holds the lock for a moment
+_TICK_S = 0.02
+
+
+class FolderUnusable(RuntimeError):
+    """No run can use this folder; the message is for the user."""
+
+
+class FolderInUse(FolderUnusable):
+    """Another process runs in this folder."""
+
+    def __init__(self, run_folder: RunFolder, pid: str) -> None:
+        super().__init__(
+            f"{run_folder} is running (pid {pid}): wait for its end, stop it (kill {pid}), or "
+            "choose another run_name"
+        )
+
+
+def ensure_free(run_folder: RunFolder, patience_s: float = _PATIENCE_S) -> None:
+    """Raise FolderInUse if another process runs in this folder. Change nothing."""
+    with suppress(OSError), run_folder.lock.open("rb") as file:
+        # A shared lock, so that two callers do not block each other.
+        _take(run_folder, file, fcntl.LOCK_SH, patience_s)
+
+
+@contextmanager
+def locked(run_folder: RunFolder, undone_by: type[Exception] | tuple[()] = ()) -> Iterator[None]:
+    """Lock the folder while the block runs. Create the folder if it is missing.
+
+    Args:
+        run_folder: of the run.
+        undone_by: an error of this class means that nothing was started: a folder that this call
+            created is deleted with its content.
+
+    Raises:
+        FolderUnusable: another process holds the lock, or the folder cannot be written.
+
+    """
+    above = run_folder.path.parents
+    made = [path for path in (run_folder.path, *above) if not path.exists()]
+    try:
+        run_folder.path.mkdir(parents=True, exist_ok=True)
+        # Mode "w" would truncate the holder's process id, and a buffer would be flushed at the end.
+        file = run_folder.lock.open("a+b", buffering=0)
+    except OSError as error:
+        raise _unwritable(run_folder, error) from error
+    with file:
+        _take(run_folder, file, fcntl.LOCK_EX, _PATIENCE_S)
+        try:
+            file.truncate(0)
+            file.write(f"{os.getpid()}\n".encode())
+        except OSError as error:
+            raise _unwritable(run_folder, error) from error
+        try:
+            yield
+        except undone_by:
+            _remove(made)
+            raise
+
+
+def _remove(made: list[Path]) -> None:
+    """Remove the first folder, then each parent that is empty."""
+    if made:
+        remove(made[0])
+        with suppress(OSError):
+            for path in made[1:]:
+                path.rmdir()
+
+
+def _unwritable(run_folder: RunFolder, error: OSError) -> FolderUnusable:
+    remedy = "make room, or " if error.errno in FULL else ""
+    return FolderUnusable(
+        f"{run_folder} cannot be written ({error.strerror}): {remedy}choose another output_dir"
+    )
+
+
+def _take(run_folder: RunFolder, file: IO[bytes], kind: int, patience_s: float) -> None:
+    deadline = time.monotonic() + patience_s
+    while True:
+        # A process loses its lockf lock when it closes any descriptor of the file, so use flock.
+        # Child processes do not keep the lock, because Python closes descriptors on exec.
+        try:
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                file.seek(0)
+                pid = file.read(32).decode(errors="replace").strip()
+                raise FolderInUse(run_folder, pid or "unknown") from None
+            time.sleep(_TICK_S)
+        except OSError:  # this file system has no locks
+            return
+        else:
+            return

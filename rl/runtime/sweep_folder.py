@@ -1,0 +1,124 @@
+"""The folder of a sweep: its question, and one record per job, written by the job's process.
+
+    <folder>/sweep.json        question, command, and what the processes of jobs need to know
+             jobs/00003.json   a job: its overrides, the folder of its run, how it ended
+             logs/00003.log    its output, if jobs run in processes of their own
+
+A job is identified by its overrides, so the same command finds its record under any number.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from rl.runtime.files import Inside, write_whole
+from rl.runtime.text import key_of
+
+SWEEP_VARIABLE = "OFFBYONE_SWEEP"  # environment variable with the sweep's folder
+WAITING, RUNNING, DONE, FAILED = "waiting", "running", "done", "failed"
+NOT_STARTED, DID_NOT_END = "not started", "did not end"
+_ONLY_WHERE = {"run_name", "resume"}  # keys that do not change what a job does
+
+
+@dataclass
+class JobRecord:
+    """One job of a sweep."""
+
+    overrides: list[str]
+    state: str = WAITING
+    run_name: str | None = None  # known from the first start on
+    folder: str | None = None  # of its run
+    error: str | None = NOT_STARTED  # why there is no result; None for a job that is done
+    result: float | None = None  # the value that a sweeper maximises
+    max_steps: int | None = None
+    started: float | None = None  # unix seconds of the last start
+    ended: float | None = None
+
+
+@dataclass(frozen=True)
+class SweepFolder:
+    """The paths inside the folder of a sweep."""
+
+    path: Path
+
+    info = Inside("sweep.json")
+    jobs = Inside("jobs")  # one record per job
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def log_of(self, number: int) -> Path:
+        """Return the output of a job."""
+        return self.path / "logs" / f"{number:05d}.log"
+
+    def read_info(self) -> dict[str, Any]:
+        """Return the content of sweep.json; empty if the file is missing or broken."""
+        with suppress(OSError, ValueError):
+            content = json.loads(self.info.read_text())
+            return content if isinstance(content, dict) else {}
+        return {}
+
+    def write_info(self, info: Mapping[str, Any]) -> None:
+        """Write sweep.json."""
+        _write(self.info, info)
+
+    def records(self) -> dict[int, JobRecord]:
+        """Return the readable records by number, lowest first."""
+        known = {field.name for field in fields(JobRecord)}
+        records = {}
+        for path in sorted(self.jobs.glob("[0-9]*.json")):
+            with suppress(OSError, ValueError, TypeError, AttributeError):
+                content = json.loads(path.read_text())
+                kept = {key: value for key, value in content.items() if key in known}
+                records[int(path.stem)] = JobRecord(**kept)
+        return records
+
+    def claim(self, overrides: Sequence[str]) -> tuple[int, JobRecord]:
+        """Return number and record of the job with these overrides; create them if necessary."""
+        records = self.records()
+        for number, record in records.items():
+            if identity(record.overrides) == identity(overrides):
+                return number, record
+        record = JobRecord(list(overrides))
+        aside = self.path / f".job-{os.getpid()}"
+        _write(aside, asdict(record))
+        for number in count(max(records, default=-1) + 1):
+            with suppress(FileExistsError):  # another process took this number
+                os.link(aside, self._path_of(number))
+                aside.unlink()
+                return number, record
+        raise AssertionError("numbers do not end")
+
+    def write(self, number: int, record: JobRecord) -> None:
+        """Write the record of a job."""
+        _write(self._path_of(number), asdict(record))
+
+    def _path_of(self, number: int) -> Path:
+        self.jobs.mkdir(parents=True, exist_ok=True)
+        return self.jobs / f"{number:05d}.json"
+
+
+def sweep_of_this_process() -> SweepFolder | None:
+    """Return the sweep that this process belongs to, None if there is none."""
+    folder = os.environ.get(SWEEP_VARIABLE)
+    return SweepFolder(Path(folder)) if folder else None
+
+
+def identity(overrides: Sequence[str]) -> tuple[str, ...]:
+    """Return the overrides that identify a job in its sweep."""
+    return tuple(sorted(item for item in overrides if key_of(item) not in _ONLY_WHERE))
+
+
+def labels(jobs: Sequence[Sequence[str]]) -> list[str]:
+    """Return for each job the overrides that some other job does not have."""
+    common = set.intersection(*map(set, jobs)) if len(jobs) > 1 else set()
+    return [" ".join(item for item in job if item not in common) or "as composed" for job in jobs]
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    write_whole(path, json.dumps(content, indent=1) + "\n")

@@ -1,0 +1,67 @@
+"""Warnings of every process, one file per process, so that the terminal can show them."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from rl.runtime.folder import RunFolder
+from rl.runtime.text import strip_escapes
+
+_MOST = 20  # lines per process; its log contains all of them
+
+
+class _WarningFile(logging.Handler):
+    def __init__(self, run_folder: RunFolder, process: str) -> None:
+        super().__init__(logging.WARNING)
+        self._run_folder, self._process = run_folder, process
+        self._lines = set[str]()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a new warning of this project or of the user's code. Libraries warn too often."""
+        line = strip_escapes(record.getMessage()).split("\n")[0]
+        if "site-packages" in record.pathname or line in self._lines or len(self._lines) >= _MOST:
+            return
+        self._lines.add(line)
+        note_warning(self._run_folder, self._process, line)
+
+
+def note_warning(run_folder: RunFolder, process: str, line: str) -> None:
+    """Show a line about a process on the terminal."""
+    with suppress(OSError):  # a full disk is reported by the process that writes data
+        run_folder.warnings.mkdir(parents=True, exist_ok=True)
+        with (run_folder.warnings / f"{process}.log").open("a") as file:
+            file.write(f"{strip_escapes(line)}\n")
+
+
+@contextmanager
+def noting_warnings(run_folder: RunFolder, process: str) -> Iterator[None]:
+    """Write the warnings of this process to its log and to the terminal while the block runs."""
+    handlers = [logging.StreamHandler(), _WarningFile(run_folder, process)]
+    handlers[0].setLevel(logging.WARNING)
+    root = logging.getLogger()
+    for handler in handlers:
+        root.addHandler(handler)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            root.removeHandler(handler)
+
+
+class WarningTail:
+    """Reads the warnings of all processes as they appear."""
+
+    def __init__(self, run_folder: RunFolder) -> None:
+        self._run_folder = run_folder
+        self._num_read: dict[str, int] = {}
+
+    def read(self) -> list[str]:
+        """Return the complete lines since the last call, as `process: warning`."""
+        new = []
+        for path in sorted(self._run_folder.warnings.glob("*.log")):
+            with suppress(OSError):
+                lines = path.read_text(errors="replace").split("\n")[:-1]
+                start = self._num_read.get(path.stem, 0)
+                new += [f"{path.stem}: {strip_escapes(line)}" for line in lines[start:]]
+                self._num_read[path.stem] = len(lines)
+        return new

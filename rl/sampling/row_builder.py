@@ -1,0 +1,90 @@
+"""Builds training rows from the turns of one rollout, so that each row is what the server saw.
+
+In each turn the server receives a prompt and samples a completion. While every prompt starts with
+all tokens so far, the rollout stays one row. A prompt that rewrites history starts a new row: a
+fork.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from rl.inference.completion import Completion
+from rl.records import SampledColumns, TrainingRow, columns_of
+
+Hint = Callable[..., Awaitable[list[int]]]
+"""(prompt that begins a row) -> the tokens that a reference with hints sees instead of it"""
+
+_COLUMNS = columns_of(SampledColumns)
+
+
+class GrowingRow:
+    """A training row while tokens are appended to it."""
+
+    def __init__(self) -> None:
+        self.hinted_prompt: list[int] | None = None
+        self._values: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
+
+    @property
+    def token_ids(self) -> list[int]:
+        """All tokens so far."""
+        return self._values["token_ids"]
+
+    def extend(self, token_ids: Sequence[int], **values: Sequence[Any]) -> None:
+        """Append tokens; a column that is not given gets its fill value."""
+        for name, column in _COLUMNS.items():
+            given = token_ids if name == "token_ids" else values.get(name)
+            self._values[name] += [column.fill] * len(token_ids) if given is None else given
+
+    def sampled(self, token_ids: Sequence[int], turn: int, **values: Sequence[Any]) -> None:
+        """Append the tokens that the policy chose in one turn."""
+        count = len(token_ids)
+        self.extend(token_ids, completion_mask=[True] * count, turns=[turn] * count, **values)
+
+    def freeze(self) -> TrainingRow:
+        """Return the row."""
+        hinted = self.hinted_prompt
+        return TrainingRow(
+            **{name: np.array(self._values[name], c.dtype) for name, c in _COLUMNS.items()},
+            hinted_prompt=None if hinted is None else np.array(hinted, np.int32),
+        )
+
+
+class RowBuilder:
+    """The rows of one rollout, oldest first."""
+
+    def __init__(self, hints: Hint | None = None) -> None:
+        """`hints`: what a reference sees instead of a prompt; None: it sees the same prompt."""
+        self._hints = hints
+        self._rows: list[GrowingRow] = []
+        self._num_turns = 0
+        self.num_untracked_tokens = 0
+
+    def turn(self, completion: Completion) -> None:
+        """Add a turn: the server saw the whole prompt and sampled these tokens after it."""
+        self.num_untracked_tokens += completion.num_untracked_tokens
+        prompt = completion.prompt_ids
+        row = self._rows[-1] if self._rows else None
+        if row is None or prompt[: len(row.token_ids)] != row.token_ids:
+            row = GrowingRow()  # the first row, or a fork because the prompt rewrites history
+            self._rows.append(row)
+        row.extend(prompt[len(row.token_ids) :])
+        row.sampled(
+            completion.token_ids,
+            self._num_turns,
+            rollout_logprobs=completion.logprobs,
+            token_versions=completion.versions,
+        )
+        self._num_turns += 1
+
+    async def hint(self, prompt: object) -> None:
+        """Store what a reference with hints sees instead of `prompt`, if `prompt` began a row."""
+        row = self._rows[-1]  # before the await: a concurrent turn may begin another row meanwhile
+        if self._hints is not None and row.hinted_prompt is None:
+            row.hinted_prompt = await self._hints(prompt)
+
+    def freeze(self) -> tuple[TrainingRow, ...]:
+        """Return the rows that hold a token to train on."""
+        rows = (row.freeze() for row in self._rows)
+        return tuple(row for row in rows if row.completion_mask.any())

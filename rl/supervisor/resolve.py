@@ -1,0 +1,92 @@
+"""From a composed configuration to a run with every derived value, before anything starts.
+
+check        keys, types, ranges, rules                  rl/config/check.py
+Run.of       typed nodes                                 rl/config/nodes.py
+placement    devices and threads of each process         rl/placement/placement.py
+with_plan    counts and flags that follow the devices    rl/placement/settings.py
+for_model    vLLM's memory, once the model is known      rl/placement/budget.py
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from rl.config.check import check
+from rl.config.schema import Run, refused
+from rl.model.shape import Shape
+from rl.placement.budget import fitted, process_memory
+from rl.placement.page import plan_page
+from rl.placement.placement import Plan, placement
+from rl.placement.settings import with_plan
+from rl.runtime.devices import Host, this_host
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A run and the places of its processes."""
+
+    run: Run  # with the counts of GPUs, ranks and replicas filled in, as config.yaml holds it
+    plan: Plan
+    machines: Sequence[Host]  # of cluster=ray or manual: one that has what will be reserved
+
+    def for_model(self, sizes: Shape | None) -> tuple[Self, str]:
+        """Return the run with vLLM's share of the memory, and the page that shows the plan.
+
+        ConfigError if the run needs more memory than the machines have.
+        """
+        if sizes is None:
+            return self, plan_page(self.plan, None, self.machines)
+        run = fitted(self.run, self.plan, sizes, self.machines)
+        memory = process_memory(run, self.plan, sizes)
+        return replace(self, run=run), plan_page(self.plan, memory, self.machines)
+
+
+def resolve(
+    config: Mapping[str, Any],
+    choices: Mapping[str, str],
+    *,
+    machines: Sequence[Host] | None = None,
+) -> Resolved:
+    """Return the run that a composed configuration describes, with the places of its processes.
+
+    Args:
+        config: the composed configuration.
+        choices: group: the file that was chosen, as messages name it.
+        machines: to plan for instead of this machine.
+
+    Raises:
+        ConfigError: the configuration is wrong, or the processes do not fit the devices.
+
+    """
+    check(config, choices=choices)
+    with refused():
+        return placed(Run.of(config), machines)
+
+
+def placed(run: Run, machines: Sequence[Host] | None = None) -> Resolved:
+    """Return a checked run with the places of its processes. ConfigError if they do not fit."""
+    if run.cluster.spans_hosts:
+        plan, machines = _reserved(run, machines)
+    else:
+        machines = machines or [this_host()]
+        plan = placement(run, machines)
+    return Resolved(with_plan(run, plan), plan, machines)
+
+
+def _reserved(run: Run, machines: Sequence[Host] | None) -> tuple[Plan, Sequence[Host]]:
+    """Return the plan of a run whose hosts are reserved later; a count that is null means 1."""
+    inference, cluster = run.inference, run.cluster
+    replicas, ranks = inference.replicas or 1, run.trainer.ranks or 1
+    counted = run.changed({"inference.replicas": replicas, "trainer.ranks": ranks})
+    if machines:
+        return replace(placement(counted, machines), idle=()), machines  # other GPUs stay free
+    gpus = range(inference.tensor_parallel_size * replicas + ranks) if cluster.gpus else ()
+    machines = [Host(devices=tuple(map(str, gpus)), cores=1, cpus=1)]
+    plan = placement(counted, machines)
+    replica_threads = None if gpus else cluster.cores_per_replica
+    rank_threads = run.trainer.num_threads or cluster.cores_per_rank
+    return replace(
+        plan,
+        inference=tuple(replace(place, threads=replica_threads) for place in plan.inference),
+        ranks=tuple(replace(place, threads=rank_threads) for place in plan.ranks),
+    ), machines

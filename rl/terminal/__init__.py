@@ -1,0 +1,1 @@
+"""Output on the terminal while a run trains."""

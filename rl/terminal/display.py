@@ -1,0 +1,103 @@
+"""Live output on a terminal: a picture that is redrawn in place, or lines in a log file.
+
+The screens of a run, of a sweep and of a prompt search are Displays.
+"""
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterable
+from typing import Self
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+log = logging.getLogger(__name__)
+
+
+class Display:
+    """A context manager that shows something while its block runs.
+
+    A subclass defines `picture` for a terminal and `lines` for anything else, and calls `update`
+    regularly. An error is logged once and turns the display off, but never reaches the block.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console()
+        self._live: Live | None = None  # None: print lines
+        self._is_on = False
+        self._drawn: object = None
+
+    def read(self) -> None:
+        """Read what is new."""
+
+    def state(self) -> object:
+        """Return what the picture depends on; it is redrawn on a change and every second."""
+
+    def picture(self, now: float) -> RenderableType:
+        """Return the picture at `now` (unix seconds)."""
+        raise NotImplementedError
+
+    def lines(self, now: float, *, last: bool) -> Iterable[str]:
+        """Return the lines to print at `now`; `last` at the end of the block."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        if is_terminal(self.console):
+            self._live = Live(console=self.console, auto_refresh=False, vertical_overflow="crop")
+        self._is_on = True
+        self.update()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.update(last=True)
+        self._is_on = False
+
+    def update(self, *, last: bool = False) -> None:
+        """Read what is new and show it. Cheap, and raises nothing."""
+        if not self._is_on:
+            return
+        try:
+            self.read()
+            self._show(time.time(), last)
+        except Exception as error:  # noqa: BLE001 (a closed terminal must not end the run)
+            log.warning("the screen is off from here on: %s: %s", type(error).__name__, error)
+            self._is_on = False
+            with contextlib.suppress(Exception):
+                self._close()
+
+    def note(self, line: str, style: str = "") -> None:
+        """Print one line, above the picture if there is one."""
+        if self._live:
+            self.console.print(Text(line, style))
+        else:
+            self._print(line)
+
+    def _show(self, now: float, last: bool) -> None:
+        if self._live is None:
+            for line in self.lines(now, last=last):
+                self._print(line)
+            return
+        state = (self.state(), int(now))
+        if state != self._drawn:
+            self._drawn = state
+            self._live.start()  # only the first call has an effect
+            self._live.update(self.picture(now), refresh=True)
+        if last:
+            self._close()
+
+    def _close(self) -> None:
+        if self._live:
+            self._live.stop()
+            self.console.print()
+
+    def _print(self, line: str) -> None:
+        self.console.file.write(line + "\n")
+        self.console.file.flush()
+
+
+def is_terminal(console: Console) -> bool:
+    """Return whether a picture can be redrawn in place."""
+    # FORCE_COLOR makes rich take any file for a terminal, so ask the file as well.
+    return console.is_terminal and not console.is_dumb_terminal and console.file.isatty()

@@ -1,0 +1,254 @@
+"""The live picture of a run: progress, reward, metrics, times, and what each process is doing.
+
+These functions only draw: they take a RunView and return something that rich can print.
+"""
+
+import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from itertools import chain
+from statistics import fmean
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.progress_bar import ProgressBar
+from rich.segment import Segment
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from rl.runtime.metrics import Row, time_split, total_seconds
+from rl.runtime.status import ProcessStatus
+
+WINDOW = 20  # steps over which times and the remaining time are averaged
+SLOW_S = 30.0  # a phase that lasts longer is highlighted
+STEADY = ("serving", "sampling", "running", "watching", "ready", "idle", "done")  # never too long
+PROCESSES = {"inference": 0, "rollouts": 1, "trainer": 2}  # their order on the screen
+LABEL, VALUE = 13, 9  # characters of a name and of its number
+ACTIVITIES = {  # of a step, in the order they are drawn; `other` is the rest of the time
+    "wait": "yellow",
+    "update": "cyan",
+    "forward_backward": "cyan",
+    "optimizer": "blue",
+    "push": "magenta",
+    "other": "bright_black",
+}
+STATISTICS = (  # name on the screen, metric, format; three to a line
+    ("loss", "train/loss", ""),
+    ("entropy", "train/entropy", ""),
+    ("grad norm", "train/grad_norm", ""),
+    ("learning rate", "train/learning_rate", ".1e"),
+    ("clipped", "train/clip_fraction", ".1%"),
+    ("no spread", "rollout/zero_spread", ".1%"),
+    ("tokens/s", "rollout/tokens_per_s", ",.0f"),
+    ("mean length", "rollout/mean_length", ",.1f"),
+    ("truncated", "rollout/truncated", ".1%"),
+    ("staleness", "staleness/mean", ".2f"),
+    ("at most", "staleness/max", ".0f"),
+    ("mismatch", "mismatch/mean_abs", ".5f"),
+)
+ALARMS = {  # metrics that should be zero
+    "train/skipped": "step skipped: loss or gradient not finite",
+    "train/nonfinite_steps": "{:.0f} steps skipped: gradient not finite",
+    "rollout/errors": "{:.1%} of rollouts failed",
+}
+
+
+@dataclass
+class RunView:
+    """What the screen knows of a run: every reward, and the last WINDOW lines of metrics."""
+
+    run_name: str
+    max_steps: int
+    started: float = field(default_factory=time.time)  # unix seconds
+    done: int = 0  # optimizer steps
+    rows: list[Row] = field(default_factory=list)  # oldest first
+    rewards: dict[int, float] = field(default_factory=dict)  # by step
+    statuses: dict[str, ProcessStatus] = field(default_factory=dict)
+
+    def add(self, row: Row) -> None:
+        """Add the next line of metrics. A repeated step replaces all lines from that step on.
+
+        A line keeps the numbers of the last evaluation. The line of the last evaluation alone,
+        which follows the last step, is joined with the line of that step.
+        """
+        last = self.rows[-1] if self.rows else {}
+        if row["step"] == self.max_steps and last:
+            row = last | row | {"step": last["step"]}
+        row = {name: value for name, value in last.items() if name.startswith("eval/")} | row
+        step = row["step"]
+        self.done = step + 1
+        self.rows = [*(old for old in self.rows if old["step"] < step), row][-WINDOW:]
+        while self.rewards and next(reversed(self.rewards)) >= step:
+            self.rewards.popitem()
+        if row.get("train/reward") is not None:
+            self.rewards[step] = row["train/reward"]
+
+    def times(self, now: float) -> str:
+        """Return how long the run has taken and will still take."""
+        return times(now - self.started, self.seconds_left(now))
+
+    def seconds_left(self, now: float) -> float | None:
+        """Estimate the remaining seconds from the last steps; None if it is unknown."""
+        if not self.rows or self.done >= self.max_steps:
+            return None
+        left = (self.max_steps - self.done) * total_seconds(self.rows) / len(self.rows)
+        # Subtract the time since the last step, so that the estimate counts down.
+        return left - (now - (self.rows[-1].get("time") or now))
+
+
+def live_panel(view: RunView, now: float) -> RenderableType:
+    """Return the whole picture at `now` (unix seconds)."""
+    count = f"{view.done:>{len(str(view.max_steps))}} of {view.max_steps} steps"
+    blocks = [heading(view.run_name, view.times(now), view.done, view.max_steps, count)]
+    if view.rows:
+        blocks += [reward_chart(view), statistics(view.rows[-1]), time_bar(view.rows)]
+    if view.statuses:
+        blocks.append(processes(view.statuses, now))
+    spaced = [part for block in blocks for part in (block, Text())]
+    return Group(*spaced[:-1])
+
+
+def heading(title: str, times: str, done: int, total: int, count: str) -> RenderableType:
+    """Return two lines: title and times, then a progress bar with a text at its end."""
+    upper, lower = (Table.grid(expand=True, padding=(0, 2, 0, 0)) for _ in range(2))
+    for table in (upper, lower):
+        table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+        table.add_column(justify="right", no_wrap=True)
+    upper.add_row(Text(title, "bold"), Text(times, "dim"))
+    bar = ProgressBar(max(total, 1), done, complete_style="cyan", finished_style="cyan")
+    lower.add_row(bar, count)
+    return Group(upper, lower)
+
+
+def reward_chart(view: RunView) -> RenderableType:
+    """Return the last, recent, best and evaluated reward, beside a chart over the run."""
+    rewards = list(view.rewards.values())
+    last, evaluated = rewards[-10:], view.rows[-1].get("eval/reward")
+    labels = f"reward\nlast {len(last) or 10}\nbest"
+    values = [last[-1], fmean(last), max(rewards)] if last else [None] * 3
+    if evaluated is not None:
+        labels, values = f"{labels}\nevaluation", [*values, evaluated]
+    numbers = Text("\n".join(number(value) for value in values))
+    numbers.stylize("bold", 0, numbers.plain.index("\n"))
+    return beside(Text(labels), numbers, Chart(rewards, rows=3))
+
+
+def statistics(row: Row) -> RenderableType:
+    """Return the last step's metrics in three columns, and a line of alarms if there are any."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for _ in range(3):
+        table.add_column(width=LABEL, style="dim", no_wrap=True)
+        table.add_column(width=VALUE, justify="right", no_wrap=True)
+    for start in range(0, len(STATISTICS), 3):
+        line = STATISTICS[start : start + 3]
+        cells = [(label, number(row.get(name), spec)) for label, name, spec in line]
+        table.add_row(*chain(*cells))
+    alarms = [what.format(row[name]) for name, what in ALARMS.items() if row.get(name)]
+    return Group(table, Text(", ".join(alarms), "yellow")) if alarms else table
+
+
+def time_bar(rows: list[Row]) -> RenderableType:
+    """Return a bar with the share of each activity in the last steps, and its legend."""
+    split = time_split(rows)
+    if not (total := sum(split.values())):
+        return Text("no times yet", "dim")
+    shares = {name: split[name] / total for name in ACTIVITIES if name in split}
+    shares["other"] = max(0.0, 1 - sum(shares.values()))
+    legend = Text(no_wrap=True, overflow="ellipsis")
+    for name, share in shares.items():
+        label = f"{name.replace('_', ' ')} {share:.0%}  "
+        legend.append("■ ", ACTIVITIES[name]).append(label, "dim")
+    return Group(beside(Text("time per step"), Text(f"{total:.2f} s"), SplitBar(shares)), legend)
+
+
+def processes(statuses: dict[str, ProcessStatus], now: float) -> RenderableType:
+    """Return one line per process; ranks in the same phase share a line."""
+    shared: dict[tuple[str, str], list[tuple[str, ProcessStatus]]] = defaultdict(list)
+    for process, status in statuses.items():
+        name = process.partition(".")[0].rstrip("0123456789")
+        shared[name, status.phase].append((process, status))
+    num_lines = Counter(name for name, _ in shared)
+    table = Table.grid(expand=True, padding=(0, 2, 0, 0))
+    table.add_column(width=LABEL, style="dim", no_wrap=True)
+    table.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
+    table.add_column(justify="right", no_wrap=True)
+    for (name, _), members in sorted(shared.items(), key=lambda i: PROCESSES.get(i[0][0], 3)):
+        process, status = min(members, key=lambda member: member[1].since)
+        label = process if num_lines[name] > 1 else name
+        label = f"{name} x{len(members)}" if len(members) > 1 else label
+        style = "yellow" if is_slow(status, now) else ""
+        table.add_row(label, Text(status.doing, style), Text(duration(now - status.since), style))
+    return table
+
+
+def is_slow(status: ProcessStatus, now: float) -> bool:
+    """Return whether the phase has lasted longer than a phase should."""
+    return now - status.since > SLOW_S and not status.doing.startswith(STEADY)
+
+
+def number(value: float | None, spec: str = "") -> str:
+    """Format a number; without `spec` its width is steady: 12,345, 123.4, 0.734, 2.1e-05."""
+    if value is None:
+        return "-"
+    size = abs(value)
+    steady = ",.0f" if size >= 1000 else ".1f" if size >= 100 else ".3f"
+    return format(value, spec or (".1e" if 0 < size < 0.001 else steady))
+
+
+def times(elapsed: float, left: float | None) -> str:
+    """Format elapsed and remaining seconds: 1 m 40 s, about 3 m 29 s left."""
+    about = f", about {duration(left)} left" if left and left > 0 else ""
+    return f"{duration(elapsed)}{about}"
+
+
+def duration(seconds: float) -> str:
+    """Format seconds: 8 s, 2 m 05 s, 1 h 04 m."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} m {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} m"
+
+
+def beside(label: Text, value: Text, picture: RenderableType) -> RenderableType:
+    """Return name and number in the columns of the statistics, and a picture on the right."""
+    table = Table.grid(expand=True, padding=(0, 2, 0, 0))
+    table.add_column(width=LABEL, style="dim")
+    table.add_column(width=VALUE, justify="right")
+    table.add_column(ratio=1)
+    table.add_row(label, value, picture)
+    return table
+
+
+class SplitBar:
+    """A bar whose coloured lengths are shares of a whole."""
+
+    def __init__(self, shares: dict[str, float]) -> None:
+        self.shares = shares
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        position, drawn = 0.0, 0
+        for name, share in self.shares.items():
+            position += share
+            end = round(position * options.max_width)  # round the ends, so that the bar is full
+            yield Segment("━" * (end - drawn), Style.parse(ACTIVITIES[name]))
+            drawn = end
+        yield Segment.line()
+
+
+class Chart:
+    """Values as columns of block characters, oldest left; a narrow chart averages neighbours."""
+
+    def __init__(self, values: list[float], rows: int) -> None:
+        self.values, self.rows = values, rows
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        size = -(-len(self.values) // options.max_width) or 1  # values per column
+        means = [fmean(self.values[i : i + size]) for i in range(0, len(self.values), size)]
+        low, high = min(means, default=0.0), max(means, default=0.0)
+        scale = (8 * self.rows - 1) / ((high - low) or 1.0)
+        heights = [1 + round((mean - low) * scale) for mean in means]  # eighths, at least one
+        for row in reversed(range(self.rows)):
+            cells = "".join(" ▁▂▃▄▅▆▇█"[min(8, max(0, height - 8 * row))] for height in heights)
+            yield Text(cells, "cyan", no_wrap=True)

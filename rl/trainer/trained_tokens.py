@@ -1,0 +1,55 @@
+"""Records what one rank computed for the tokens of a step (rl/runtime/token_files.py).
+
+N: completion tokens of a micro-batch, B: its rows.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl.records import RankBatch
+from rl.runtime.folder import RunFolder
+from rl.runtime.token_files import Lines, write_lines
+
+
+class StepRecord:
+    """The observations of one step on one rank."""
+
+    def __init__(self, batch: RankBatch) -> None:
+        self._batch = batch
+        self._observations: list[tuple[int, dict[str, Tensor]]] = []
+
+    def observe(self, number: int, tokens: Mapping[str, Tensor]) -> None:
+        """Keep what the update computed for a micro-batch; an `Observer` of the learner."""
+        # The tensors stay on the GPU, because a copy would stall it in the middle of the update.
+        self._observations.append((number, dict(tokens)))
+
+    def write(self, run_folder: RunFolder, rank: int) -> None:
+        """Write the rows of this batch that are recorded, even if there are none."""
+        names = list(dict.fromkeys(name for _, tokens in self._observations for name in tokens))
+        ids: list[str] = []
+        rows: list[int] = []
+        lengths: list[int] = []
+        columns: dict[str, list[np.ndarray]] = {name: [] for name in names}
+        for number, tokens in self._observations:
+            micro = self._batch.micro_batches[number]
+            record_ids = [self._batch.record_ids[i] if i >= 0 else "" for i in micro.rollout_ids]
+            recorded = np.array([bool(id) for id in record_ids])  # [B]
+            counts = micro.completion_mask.sum(1)  # [B]
+            ids += filter(None, record_ids)
+            rows += micro.row_numbers[recorded].tolist()
+            lengths += counts[recorded].tolist()
+            chosen = np.repeat(recorded, counts)  # [N]
+            # Stacked, because each copy from a GPU takes its time.
+            values = torch.stack([each.float() for each in tokens.values()]).cpu().numpy()
+            by_name = dict(zip(tokens, values[:, chosen], strict=True))
+            # A loss may return a metric for some micro-batches only.
+            absent = np.full(chosen.sum(), np.nan, np.float32)
+            for name in names:
+                columns[name].append(by_name.get(name, absent))
+        lines = Lines(
+            ids, rows, lengths, {name: np.concatenate(each) for name, each in columns.items()}
+        )
+        write_lines(run_folder.tokens_of(self._batch.step, f"trainer.rank{rank}"), lines)

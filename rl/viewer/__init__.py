@@ -1,1 +1,0 @@
-"""Look at what a run said and what training did with it: an index, a page, one file to mail."""

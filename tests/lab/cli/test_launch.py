@@ -1,0 +1,322 @@
+"""What a user sees: a few lines, no traceback, an exit status. Each test starts real processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lab.cli.hydra_errors import explain
+from lab.cli.launch import command_of, options_first
+from rl.runtime.sweep_folder import SweepFolder
+from tests.support.composing import REPO, composed
+from tests.support.launching import train
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["loss=cispoo"], "loss=cispoo: no such choice: did you mean cispo? (loss has cispo, "),
+        (["batchsize=3"], "there is no key batchsize: did you mean batch_size?"),
+        (["loss=grpo", "loss.clip_hihg=3"], "no key loss.clip_hihg: did you mean loss.clip_high?"),
+        (["model.path=x"], "there is no key model.path: model has hidden_size, "),
+        (["loss.eps=3"], "did you mean optim.eps? loss has clip_low, clip_high"),
+        (["loss.foo=3"], "there is no key loss.foo: loss has clip_low, clip_high"),
+        (
+            ["los=gspo", "loss=cispoo", "batchsize=32", "optim.learning_rat=1e-3"],
+            "loss=cispoo: no such choice: did you mean cispo? (loss has cispo, ",
+        ),
+        (["los=gspo", "batchsize=32", "seed=1"], "- there is no key batchsize: did you mean batch"),
+        (["lr=3e-4"], "there is no key lr: did you mean optim.learning_rate?"),
+        (["+max_step=3"], "max_step is no key of a run: did you mean max_steps?"),
+        (["sync.strategy=disk"], "there is no key sync.strategy: renamed to sync"),
+        (
+            ["+sampler.slips=0.1"],
+            "sampler.slips is no key of sampler=async: renamed to sampler.corr",
+        ),
+        (["loss", "grpo"], "loss cannot be read: write key=value"),
+        (["batch_size=250"], "use batch_size=240 or 256"),
+        (["model=hf"], "model.path has no value yet: give it one, model.path=..."),
+        (["loss=grpo,cispo"], "To sweep over it, add --multirun"),
+        (["--multirun", "loss=grpo,gspoo"], "loss=gspoo: no such choice: did you mean gspo?"),
+    ],
+)
+def test_a_mistake_is_reported_in_a_few_lines(
+    arguments: list[str], said: str, tmp_path: Path
+) -> None:
+    result = train(*arguments, output_dir=tmp_path / "outputs", started_in=tmp_path)
+    assert said in result.stderr
+    what = "sweep" if "--multirun" in arguments else "run"
+    assert result.stderr.startswith(f"this {what} cannot start:\n- ")
+    assert "Traceback" not in result.stderr
+    assert len(result.stderr.splitlines()) <= 5
+    assert result.stdout == ""
+    assert result.returncode == 2
+    assert not any(path.is_dir() for path in tmp_path.iterdir())
+
+
+def test_help_lists_the_groups_with_their_choices(tmp_path: Path) -> None:
+    result = train("--help", output_dir=tmp_path)
+    assert "loss: cispo, " in result.stdout
+    assert "sampler: async, demonstrations, sync" in result.stdout
+    assert result.returncode == 0
+    plan = train("--help", output_dir=tmp_path, program="plan.py")
+    assert plan.stdout.startswith("python plan.py [group=choice ...]")
+
+
+def test_a_reader_that_closes_the_pipe_early_is_no_error(tmp_path: Path) -> None:
+    command = [sys.executable, REPO / "train.py", "--help"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    assert process.stdout
+    process.stdout.close()  # as head does
+    assert process.stderr
+    assert (process.stderr.read(), process.wait(timeout=60)) == ("", 0)
+
+
+def test_a_machine_of_a_plan_is_written_with_a_plus(tmp_path: Path) -> None:
+    result = train("gpus=8", output_dir=tmp_path, program="plan.py")
+    assert result.stderr == (
+        "this run cannot start:\n- gpus=8 is not a key of a run: write +gpus=8\n"
+    )
+
+
+def test_the_resolved_configuration_can_be_shown(tmp_path: Path) -> None:
+    result = train("--cfg", "job", "--resolve", "loss=grpo", "seed=3", output_dir=tmp_path)
+    assert "run_name: reverse-text-grpo-s3-" in result.stdout
+    assert "${" not in result.stdout
+    assert result.returncode == 0
+
+
+PROGRAM = """
+import sys
+import time
+
+import hydra
+
+from rl.config.schema import ConfigError
+from rl.runtime.failure import RunFailed
+from lab.cli.launch import Job, compose, launch, task
+
+
+@hydra.main(version_base=None, config_path="conf", config_name="train")
+@task
+def main(job: Job):
+    print(job.config["run_name"], job.overrides, job.choices, flush=True)
+    match job.config["do"]:
+        case "refuse":
+            raise ConfigError(["one", "two"])
+        case "fail":
+            raise RunFailed("vLLM \x1b[31mended\\nits\x07 last line")
+        case "crash":
+            raise ZeroDivisionError("a bug")
+        case "sleep":
+            time.sleep(60)
+        case "compose":
+            print(compose(["loss=b", "do=nothing"]), flush=True)
+    return 1.0
+
+
+launch(main)
+"""
+
+PRIMARY = """
+defaults: [{loss: a}, _self_]
+do: nothing
+run_name: ${hydra:runtime.choices.loss}-s${seed}
+seed: 0
+hydra:
+  output_subdir: null
+  run: {dir: out}
+  sweep: {dir: out, subdir: .}
+  job_logging: {root: null}
+  hydra_logging: {root: null}
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    """A little program with a configuration of its own."""
+    (tmp_path / "conf" / "loss").mkdir(parents=True)
+    (tmp_path / "conf" / "train.yaml").write_text(PRIMARY)
+    for choice in "ab":
+        (tmp_path / "conf" / "loss" / f"{choice}.yaml").write_text(f"name: {choice}")
+    (tmp_path / "sweeps").mkdir()
+    (tmp_path / "sweeps" / "seeds.yaml").write_text(
+        "defaults: [train, _self_]\n"
+        "hydra: {mode: MULTIRUN, sweeper: {params: {loss: 'a,b', seed: range(2)}}}\n"
+    )
+    (tmp_path / "program.py").write_text(PROGRAM)
+    return tmp_path
+
+
+def start(program: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "program.py", *arguments],
+        cwd=program,
+        env={**os.environ, "PYTHONPATH": str(REPO)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(program: Path, *arguments: str) -> tuple[int, str, str]:
+    """Exit status, standard output and standard error."""
+    process = start(program, *arguments)
+    output, errors = process.communicate(timeout=60)
+    return process.returncode, output, errors
+
+
+@pytest.mark.parametrize(
+    ("what", "status", "errors"),
+    [
+        ("refuse", 2, "this run cannot start:\n- one\n- two\n"),
+        ("fail", 1, "the run failed:\nvLLM ended\nits last line\n"),
+    ],
+)
+def test_the_task_says_why_it_stops(what: str, status: int, errors: str, program: Path) -> None:
+    assert run(program, f"do={what}") == (status, f"a-s0 ['do={what}'] {{'loss': 'a'}}\n", errors)
+
+
+def test_a_bug_keeps_its_whole_traceback(program: Path) -> None:
+    status, _, errors = run(program, "do=crash")
+    assert status == 1
+    assert "program.py" in errors
+    assert errors.endswith("ZeroDivisionError: a bug\n")
+
+
+def test_ctrl_c_takes_one_line(program: Path) -> None:
+    process = start(program, "do=sleep")
+    assert process.stdout
+    process.stdout.readline()  # it has begun
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=10)
+    assert (process.returncode, errors) == (130, "\ninterrupted\n")
+
+
+def test_a_sweep_goes_on_when_a_run_fails_and_says_so_at_the_end(program: Path) -> None:
+    status, output, errors = run(program, "--multirun", "do=fail,nothing", "seed=0,1")
+    assert status == 1
+    names = [line.split()[0] for line in output.splitlines()]
+    assert names == ["a-s0-0", "a-s1-1", "a-s0-2", "a-s1-3"]
+    assert errors.count("the run failed:\nvLLM ended\nits last line\n") == 2
+    assert "Traceback" not in errors
+
+
+def test_a_sweep_stops_at_a_run_that_cannot_start(program: Path) -> None:
+    status, output, errors = run(program, "--multirun", "do=refuse,nothing")
+    assert (status, len(output.splitlines())) == (2, 1)
+    assert errors == "this run cannot start:\n- one\n- two\n"
+
+
+@pytest.mark.parametrize(
+    "sweep", [[], ["--multirun"], ["--config-dir=sweeps", "--config-name=seeds"]]
+)
+def test_another_configuration_can_be_composed_inside_a_task(
+    sweep: list[str], program: Path
+) -> None:
+    status, output, errors = run(program, *sweep, "do=compose")
+    assert (status, errors) == (0, "")
+    runs = 4 if len(sweep) == 2 else 1
+    composed = "{'loss': {'name': 'b'}, 'do': 'nothing', 'run_name': 'b-s0', 'seed': 0}"
+    assert output.splitlines().count(composed) == runs
+
+
+def test_all_runs_of_a_sweep_are_checked_before_the_first_starts(tmp_path: Path) -> None:
+    overrides = ["loss=gspo,cispo", "aggregation=token_mean", "seed=0,1,-1"]
+    result = train("--multirun", *overrides, output_dir=tmp_path)
+    assert result.returncode == 2
+    # In this order nothing is trained should the check be missing.
+    assert result.stderr.startswith("this sweep cannot start:\n- seed=-1, but it must be >= 0")
+    assert "\n- loss=gspo gives" in result.stderr
+    assert "(2 of 6 runs, first: loss=gspo aggregation=token_mean seed=0 " in result.stderr
+    assert "- seed=-1, but it must be >= 0 (2 of 6 runs, first: loss=gspo agg" in result.stderr
+
+
+def test_a_sweep_whose_settings_changed_is_refused(tmp_path: Path) -> None:
+    sweep = SweepFolder(tmp_path / "x")
+    sweep.path.mkdir()
+    for seed in (0, 1):
+        number, record = sweep.claim(["loss=grpo", f"seed={seed}", f"output_dir={tmp_path}"])
+        record.run_name = name = f"begun-{seed}"
+        record.folder, record.state = str(tmp_path / name), "failed"
+        sweep.write(number, record)
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_text('{"step": 0}\n')
+        config = composed("loss=grpo", f"seed={seed}", f"run_name={name}", f"output_dir={tmp_path}")
+        config["optim"]["learning_rate"] = 0.5  # the YAML has changed since
+        (tmp_path / name / "config.yaml").write_text(yaml.safe_dump({"format": 2, **config}))
+    again = ["--multirun", "loss=grpo", "seed=0,1,2", f"hydra.sweep.dir={sweep}"]
+    result = train(*again, output_dir=tmp_path)
+    assert result.returncode == 2
+    assert "optim.learning_rate was 0.5 and is 0.0005" in result.stderr
+    assert "(3 of 3 runs, first: loss=grpo seed=0" in result.stderr
+    assert "another configuration than" in result.stderr
+    assert not sweep.info.exists()
+
+
+@pytest.mark.parametrize(
+    ("typed", "command"),
+    [
+        ("python train.py loss=grpo", "python train.py"),
+        (".venv/bin/python -u /x/train.py seed=1 -m", ".venv/bin/python -u /x/train.py"),
+        (
+            "python train.py --config-dir sweeps --config-name losses seed=1",
+            "python train.py --config-name losses --config-dir sweeps hydra.mode=RUN",
+        ),
+        ("python train.py -cd mine loss=own", "python train.py --config-dir mine"),
+    ],
+)
+def test_the_command_before_the_overrides_is_kept_as_typed(typed: str, command: str) -> None:
+    parts = typed.split()
+    program = next(index for index, part in enumerate(parts) if part.endswith(".py"))
+    assert command_of(parts, parts[program:], ["hydra.mode=MULTIRUN"]) == command.split()
+
+
+def test_suggestions_include_the_users_own_choices(tmp_path: Path) -> None:
+    (tmp_path / "mine" / "loss").mkdir(parents=True)
+    (tmp_path / "mine" / "loss" / "bold.yaml").write_text(
+        "_target_: losses.cispo.cispo\nclip_low: 0.0\nclip_high: 3.0\n"
+    )
+    (tmp_path / "mine" / "taste").mkdir()
+    (tmp_path / "mine" / "env").mkdir()
+    (tmp_path / "mine" / "env" / "shout.yaml").write_text("_target_: x.Y\nloudness: 1\n")
+    for given in (["--config-dir", "mine"], ["--config-dir=mine"], ["-cd", "mine"]):
+        result = train(*given, "env=shout", "env.loudnes=2", output_dir=tmp_path)
+        assert "there is no key env.loudnes: did you mean env.loudness?" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("max_num_sequs", ": vLLM has no such flag: did you mean max_num_seqs?"),
+        ("max_num_batched_tokens", " is not set yet and inference.args is free-form: write +"),
+    ],
+)
+def test_a_mistyped_flag_of_vllm_gets_a_suggestion(key: str, said: str, tmp_path: Path) -> None:
+    result = train(f"inference.args.{key}=8", output_dir=tmp_path)
+    assert f"inference.args.{key}{said}" in result.stderr
+
+
+def test_a_folder_that_hydra_cannot_write_is_named() -> None:
+    error = PermissionError(13, "Permission denied", "/read/only")
+    assert explain(error, []).problems == [
+        "/read/only cannot be written (Permission denied): choose another output_dir"
+    ]
+
+
+def test_overrides_may_stand_on_both_sides_of_options():
+    overrides, options = ["seed=1", "~logger", "seed=1"], ["-m", "--config-name=losses"]
+    typed = ["output_dir=x", "--config-dir", "sweeps", *options, *overrides]
+    assert options_first(typed) == [
+        *("--config-dir", "sweeps", "-m", "--config-name=losses"),
+        *("output_dir=x", "seed=1", "~logger", "seed=1"),
+    ]
+    assert options_first(["--help"]) == ["--help"]

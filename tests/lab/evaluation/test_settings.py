@@ -1,0 +1,164 @@
+"""conf/evaluate.yaml: every choice composes, and what cannot work is said in a sentence."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
+
+from lab.cli.launch import resolved
+from lab.evaluation.settings import Evaluation, checked
+from rl.config.schema import ConfigError
+from tests.rl.config.test_shipped import COMPANIONS
+from tests.support.composing import CONF, REPO
+
+HUB = ["model.path=Qwen/Qwen3-0.6B"]
+REMOTE = ["client=messages", "client.url=http://localhost:1/v1", "client.model=name"]
+GROUPS = ("env", "client", "sampler", "inference")
+# Not of an evaluation: nothing is sampled there.
+IMITATE = {"sampler=demonstrations", "sampler=transcripts"}
+
+
+def composed(*overrides: str, output_dir: Path) -> dict[str, Any]:
+    with initialize_config_dir(str(CONF), version_base=None):
+        lines = [*overrides, f"output_dir={output_dir}"]
+        config = compose("evaluate", lines, return_hydra_config=True)
+        HydraConfig.instance().set_config(config)
+        return resolved(config)
+
+
+def evaluation(*overrides: str, output_dir: Path) -> Evaluation:
+    return checked(composed(*overrides, output_dir=output_dir))
+
+
+def only_problem(*overrides: str, output_dir: Path) -> str:
+    with pytest.raises(ConfigError) as caught:
+        evaluation(*overrides, output_dir=output_dir)
+    (problem,) = caught.value.problems
+    return problem
+
+
+@pytest.mark.parametrize(
+    "choice",
+    sorted(
+        {f"{g}={p.stem}" for g in GROUPS for p in (CONF / g).glob("*.yaml")}
+        - IMITATE
+        - {"client=messages", "inference=external"}
+    ),
+)
+def test_every_choice_of_every_group_can_be_evaluated(choice: str, tmp_path: Path) -> None:
+    needed = [key for key in COMPANIONS.get(choice, []) if key.startswith("env.")]
+    evaluation(choice, *HUB, *needed, output_dir=tmp_path)
+
+
+def test_a_part_of_a_mixture_has_no_longer_than_the_client_waits(tmp_path: Path) -> None:
+    limit = "+env.sampling={arithmetic: {rollout_timeout: 900.0}}"
+    problem = only_problem(*HUB, "env=mixture", limit, output_dir=tmp_path)
+    assert problem.startswith("env.sampling.arithmetic.rollout_timeout=900.0 exceeds sampler.roll")
+
+
+def test_a_remote_model_needs_none_of_ours(tmp_path: Path) -> None:
+    remote = evaluation(*REMOTE, output_dir=tmp_path)
+    assert remote.model is remote.inference is None
+
+
+def test_the_folder_of_an_adapter_stands_for_its_base_and_itself(tmp_path: Path) -> None:
+    described = {"base_model_name_or_path": "Qwen/Qwen3-0.6B", "r": 8}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(described))
+    found = evaluation(f"model.path={tmp_path}", output_dir=tmp_path)
+    assert found.model is not None
+    assert found.model["path"] == "Qwen/Qwen3-0.6B"
+    assert found.adapter_path == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ([], "model.path has no value yet: give it one, model.path=..."),
+        (["client=messages", "client.model=m"], "client.url has no value yet"),
+        (["model=tiny"], "an evaluation trains nothing, so it needs a model that is ready"),
+        ([*HUB, "sampler=demonstrations"], "an evaluation plays the policy"),
+        ([*HUB, "num_examples=0"], "num_examples=0, but it must be >= 1"),
+        ([*HUB, "split=test"], 'split is "test"'),
+        ([*HUB, "adapter_path=/nowhere"], "adapter_path=/nowhere holds no adapter_config.json"),
+        (
+            [*HUB, "+client.on_rewrit=fork"],
+            "client.on_rewrit is no key of rl.sampling.renderer_chat.",
+        ),
+        ([*HUB, "run_name=../up"], 'run_name="../up" is not a name for a folder'),
+        (
+            [*HUB, "inference=external", "inference.urls=[http://a:1]"],
+            "inference=external is for training, which pushes weights: ask a server that runs "
+            "already by client=messages client.url=",
+        ),
+        ([*HUB, "inference.replicas=2"], "inference.replicas=2, but here one vLLM is started"),
+        (
+            [*HUB, "model.head_dtype=float32", "+inference.args.hf_overrides={a: 1}"],
+            "model.head_dtype=float32 and inference.args.hf_overrides exclude each other",
+        ),
+        (["model.path=/nowhere/at/all"], "model.path=/nowhere/at/all: no such folder"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused_in_one_sentence(
+    overrides: list[str], said: str, tmp_path: Path
+) -> None:
+    assert only_problem(*overrides, output_dir=tmp_path).startswith(said)
+
+
+def test_a_folder_holds_one_evaluation(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.yaml").touch()
+    problem = only_problem(*HUB, "run_name=mine", output_dir=tmp_path)
+    assert "already holds a run or an evaluation: choose another run_name" in problem
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["num_exampels=3"], "there is no key num_exampels: did you mean num_examples?"),
+        (
+            [*REMOTE, "client.url=host/v1"],
+            "client: client.url=host/v1 is not an address: write http",
+        ),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_said_in_a_few_lines(
+    arguments: list[str], said: str, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, str(REPO / "evaluate.py"), *arguments, f"output_dir={tmp_path}"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 2
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.fixture
+def short_model(tmp_path: Path) -> Path:
+    """The folder of a model that was built for rows of 2,048 tokens, as far as a check looks."""
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "config.json").write_text('{"max_position_embeddings": 2048}')
+    return tmp_path / "hf"
+
+
+def test_rows_are_no_longer_than_the_model_was_built_for(short_model: Path) -> None:
+    at = f"model.path={short_model}"
+    assert evaluation(at, output_dir=short_model.parent).max_seq_len == 2048
+    with pytest.raises(ConfigError, match=r"2048 positions: use model\.max_seq_len=2048 or less"):
+        evaluation(at, "model.max_seq_len=4096", output_dir=short_model.parent)
+    assert evaluation(*HUB, output_dir=short_model.parent).max_seq_len == 4096
+    adapter = short_model.parent / "adapter"
+    adapter.mkdir()
+    form = json.dumps({"base_model_name_or_path": str(short_model)})
+    (adapter / "adapter_config.json").write_text(form)
+    of_adapter = evaluation(f"model.path={adapter}", output_dir=short_model.parent)
+    assert (of_adapter.max_seq_len, of_adapter.adapter_path) == (2048, str(adapter))

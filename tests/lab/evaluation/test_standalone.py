@@ -1,0 +1,140 @@
+"""What an evaluation writes and prints, and how it ends."""
+
+import gzip
+import json
+import re
+from base64 import b64decode
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from envs.episode import Example, StopReason
+from envs.messages import assistant, tool_call, user
+from lab.evaluation.served import as_run_failures
+from lab.evaluation.standalone import write_files
+from lab.evaluation.table import Progress, report
+from rl.config.schema import ConfigError
+from rl.evaluation.summary import Played, summarise
+from rl.records import Rollout
+from rl.runtime.failure import RunFailed
+from rl.runtime.folder import RunFolder
+
+
+def rollout(reward: float | None, *messages, **known) -> Rollout:
+    facts = {"messages": [user("go"), *messages], "rewards": {}, "turns": 1}
+    facts |= {"rows": (), "stop_reason": StopReason.STOP, "generation_time": 0.0}
+    return Rollout(**{**facts, "reward": reward, **known})
+
+
+def played(*rollouts: Rollout, env: str = "mine", **info) -> Played:
+    return Played(Example(id=4, env=env, messages=[], info=info), rollouts)
+
+
+def written(folder: Path, *examples: Played) -> dict:
+    """The content of the page."""
+    write_files(RunFolder(folder), examples, summarise(examples, 1.0), "my/model · python e.py")
+    text = (folder / "rollouts.html").read_text(encoding="utf-8")
+    return json.loads(gzip.decompress(b64decode(re.search(r'id="embedded">([^<]+)<', text)[1])))
+
+
+def test_the_page_has_every_rollout_with_reward_stop_reason_and_the_right_answer(tmp_path):
+    tool = {"role": "tool", "tool_call_id": "call_0", "content": "cats purr"}
+    right = rollout(0.25, tool_call("search", query="cat"), tool, assistant("purring"))
+    failed = rollout(None, error="it broke", stop_reason=StopReason.ENV_ERROR)
+    content = written(tmp_path, played(right, failed, answer="<42>", level=3))
+    first, second = content["runs"][0]["rollouts"]
+    assert first["messages"][2:] == [tool, assistant("purring")]
+    assert (first["reward"], first["stop_reason"], first["expected"]) == (0.25, "stop", "<42>")
+    assert (second["reward"], second["error"]) == (None, "it broke")
+    assert content["runs"][0]["table"]["columns"]["stop"] == ["stop", "env_error"]
+    assert content["note"] == "reward 0.250 · my/model · python e.py"
+    assert json.loads((tmp_path / "summary.json").read_text())["num_scored"] == 1
+
+
+def test_an_example_without_an_answer_shows_all_that_is_known_of_it(tmp_path):
+    content = written(tmp_path, played(rollout(0.0), names=["a", "b"]))
+    assert content["runs"][0]["rollouts"][0]["expected"] == '{"names": ["a", "b"]}'
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        assistant("half a \ud83d pair"),
+        {"role": ["\ud800"], "content": {"a": float("nan"), "b": {1, 2}}},
+        {"role": "tool", "content": b"\xff", "reasoning_content": {"\ud800": 1}},
+        *("no message at all", None),
+        *(assistant("x") | {"tool_calls": calls} for calls in ("calls", 7, [None, 7, {}])),
+        assistant("x") | {"tool_calls": [{"function": {"name": ["x"], "arguments": {1: {2}}}}]},
+    ],
+    ids=str,
+)
+def test_a_message_of_any_shape_is_written_and_printed(message, tmp_path):
+    odd = played(rollout(0.5, message, error="\ud800"), env="\ud800")
+    assert written(tmp_path, odd)["runs"][0]["table"]["columns"]["reward"] == [0.5]
+    assert "1 x " in table(odd)
+
+
+def test_a_page_holds_the_first_groups_of_a_large_evaluation(tmp_path, monkeypatch):
+    monkeypatch.setattr("lab.viewer.export.MOST_ROLLOUTS", 5)
+    examples = [played(rollout(1.0), rollout(0.0)) for _ in range(4)]
+    examples = [replace(one, example=replace(one.example, id=i)) for i, one in enumerate(examples)]
+    content = written(tmp_path, *examples)
+    assert len(content["runs"][0]["rollouts"]) == 4
+    assert content["note"].endswith("(the first 4 rollouts)")
+    assert len((tmp_path / "rollouts.jsonl").read_text().splitlines()) == 8
+
+
+def table(*examples: Played) -> str:
+    console = Console(file=StringIO(), width=100)
+    console.print(report(summarise(examples, 1.0), 1.0, "outputs/x"))
+    return console.file.getvalue()
+
+
+def test_the_table_has_the_numbers_and_what_they_mean():
+    lines = table(played(rollout(0.0), rollout(0.0)), played(rollout(0.0), rollout(0.0)))
+    assert "pass@2" in lines
+    assert "0.000 ± 0.000" in lines
+    assert "! pass@1 is 0 %: too hard" in lines
+
+
+def test_a_mixture_has_a_column_each_and_nothing_is_called_nan():
+    lines = table(played(rollout(1.0), env="a"), played(rollout(None, error="broke"), env="b"))
+    head = next(line for line in lines.splitlines() if line.strip())
+    assert head.split() == ["all", "a", "b"]
+    assert "nan" not in lines
+    assert "1 x broke" in lines
+
+
+@pytest.mark.parametrize("size", [1, 7, 40])
+def test_progress_is_at_most_ten_lines_in_a_log_file(size):
+    console = Console(file=StringIO(), width=100)
+    with Progress(console, size, 2) as progress:
+        for _ in range(size):
+            progress.add(played(rollout(1.0), rollout(0.0)))
+    lines = console.file.getvalue().strip().splitlines()
+    assert 1 <= len(lines) <= 10
+    assert lines[-1] == f"{2 * size} of {2 * size} rollouts, mean reward 0.500"
+
+
+def test_names_that_look_like_markup_are_shown_as_they_are():
+    odd = rollout(1.0, error="[/red] broke", rewards={"[bold]mine": 1.0, "[/]": 0.5})
+    lines = table(played(odd, env="[/env]"), played(rollout(0.0), env="[red]b"))
+    for name in ("[/env]", "[red]b", "[bold]mine", "[/]", "[/red] broke"):
+        assert name in lines
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ConfigError(["the folder holds a run by now"]), ConfigError),
+        (ValueError("no such split"), RunFailed),
+        (ExceptionGroup("", [RunFailed("vLLM ended")]), RunFailed),
+        (KeyError("a bug"), KeyError),
+    ],
+)
+def test_errors_with_a_message_for_the_user_end_an_evaluation(error, kind):
+    with pytest.raises(kind), as_run_failures():
+        raise error

@@ -1,0 +1,74 @@
+"""The commands that a search prints are commands."""
+
+import shlex
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from lab.evaluation.settings import checked
+from lab.prompts.closing_lines import closing_lines, commands
+from lab.prompts.outputs import Candidates
+from rl.config.check import check
+from rl.runtime.folder import RunFolder
+from tests.support.composing import composed
+
+LOCAL = {"env": "reverse-text", "model": "hf", "client": "renderer"}
+REMOTE = ["client=messages", "client.url=http://localhost:1/v1", "client.model=name"]
+HARD = ["+env@env.envs.hard=arithmetic", "+env.weights.hard=1"]
+SEARCH = ["max_calls=9", "reflection.base_url=http://x/v1", "run_name=a", "env.system_prompt=Hm."]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "system_prompt.txt").write_text("Better.\n")
+    return RunFolder(tmp_path / "mine")
+
+
+def composed_by(line: str, tmp_path: Path) -> dict:
+    python, program, *overrides = shlex.split(line)
+    assert python == "python"
+    primary = Path(program).stem
+    return composed(*overrides, f"output_dir={tmp_path}", primary=primary)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "choices"),
+    [
+        (["model.path=Qwen/Qwen3-0.6B"], LOCAL),
+        (["env=arithmetic", "model.path=Qwen/Qwen3-0.6B"], LOCAL | {"env": "arithmetic"}),
+        (["experiment=optimize-gsm8k"], LOCAL | {"env": "gsm8k", "model": "qwen3-0.6b"}),
+        (["env=mixture", *HARD, "model.path=Qwen/Qwen3-0.6B"], LOCAL | {"env": "mixture"}),
+    ],
+)
+def test_what_is_printed_evaluates_and_trains_the_same_policy_with_the_prompt_that_was_found(
+    overrides, choices, folder, tmp_path
+):
+    search = composed(*overrides, *SEARCH, primary="optimize_prompt")
+    evaluate, train = commands(folder, [*overrides, *SEARCH], choices, 50)
+    evaluation, run = composed_by(evaluate, tmp_path), composed_by(train, tmp_path)
+
+    checked(evaluation)
+    check(run)
+    assert evaluation["num_examples"] == 500
+    for config in (evaluation, run):
+        assert config["model"] == search["model"]
+        prompt = str(folder.path / "system_prompt.txt")
+        assert config["env"] == search["env"] | {"system_prompt": prompt}
+
+
+def test_one_example_has_no_standard_error_and_none_is_printed(folder, capsys):
+    found = Candidates(["Hm.", "Better."], [[], [0]], [[0.0], [1.0]], [0, 3], 9)
+    Console().print(closing_lines(found, "max_calls=9", Counter(), folder, [], LOCAL))
+    screen = " ".join(capsys.readouterr().out.split())
+    assert "(+1.000)" in screen
+    assert "±" not in screen
+    assert "evaluate it on other examples" in screen
+
+
+def test_words_of_somebody_elses_server_are_evaluated_and_not_trained_on(folder, tmp_path):
+    choices = LOCAL | {"client": "messages"}
+    (evaluate,) = commands(folder, [*REMOTE, *SEARCH], choices, 50)
+    assert checked(composed_by(evaluate, tmp_path)).client["model"] == "name"

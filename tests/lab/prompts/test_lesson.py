@@ -1,0 +1,60 @@
+"""What the teacher is told of a rollout."""
+
+import pytest
+
+from envs.episode import Example
+from envs.messages import assistant, tool_call, user
+from lab.prompts.lesson import check_columns, lesson
+from lab.prompts.prompt_player import Attempt
+
+EXAMPLE = Example(id=0, env="e", messages=[user("who?")], info={"answer": "Ola", "level": 2})
+SYSTEM = {"role": "system", "content": "Search."}
+
+
+def attempt(*turns: dict, **record: object) -> Attempt:
+    rest = {"reward": 0.5, "stop_reason": "stop", "rewards": {"exact": 0.0}, "turns": 1, **record}
+    return Attempt(EXAMPLE, 2, {"messages": [SYSTEM, user("who?"), *turns], **rest})
+
+
+def test_one_turn_is_told_as_it_was_said():
+    assert lesson(attempt(assistant("Per")), []) == {
+        "query": "who?",
+        "completion": "Per",
+        "expected_answer": "Ola",
+        "reward": 0.5,
+    }
+
+
+def test_a_conversation_is_told_with_its_calls_their_mistakes_and_their_answers():
+    call = tool_call("find", query="Ola")
+    broken = tool_call("find")
+    broken["tool_calls"][0]["error"] = "query is missing"
+    answer = {"role": "tool", "tool_call_id": "call_0", "content": "page 3"}
+    told = lesson(attempt(call, answer, broken, assistant("Ola")), [])
+    assert told["completion"].splitlines() == [
+        'assistant calls find({"query": "Ola"})',
+        "tool: page 3",
+        "assistant calls find({}) [query is missing]",
+        "assistant: Ola",
+    ]
+
+
+def test_a_rollout_that_was_cut_off_says_so_and_one_without_an_answer_has_none():
+    told = lesson(attempt(assistant("P"), stop_reason="max_tokens"), [])
+    assert told["error"] == "the rollout was cut off: max_tokens"
+    unknown = Attempt(Example(id=0, env="e", messages=[]), 2, attempt(assistant("P")).record)
+    assert "expected_answer" not in lesson(unknown, [])
+
+
+def test_columns_are_of_the_rollout_of_the_example_and_what_was_thought():
+    turn = {**assistant("Per"), "reasoning_content": "Let me see."}
+    told = lesson(attempt(turn), ["rewards", "level", "thinking"])
+    assert told["rewards"] == '{"exact": 0.0}'
+    assert (told["level"], told["thinking"]) == (2, "Let me see.")
+    assert "Let me see" not in told["completion"]
+
+
+def test_a_column_that_nothing_has_is_refused_with_those_that_there_are():
+    check_columns(["level", "turns", "thinking"], [EXAMPLE])
+    with pytest.raises(ValueError, match=r"names levle: a rollout has rewards, .*answer, level"):
+        check_columns(["levle"], [EXAMPLE])

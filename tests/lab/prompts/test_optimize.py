@@ -1,0 +1,270 @@
+"""Whole searches by the real GEPA; policy and teacher are one scripted endpoint."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lab.prompts.optimize import optimize_prompt
+from rl.config.schema import ConfigError
+from rl.runtime.failure import RunFailed
+from tests.support.composing import REPO, composed
+from tests.support.launching import wait_for
+from tests.support.prompted_endpoint import PromptedEndpoint
+
+START, HALF, WHOLE = "Say the word.", "Write short words backwards.", "Write the word backwards."
+PROPOSALS = tuple(f"So:\n```\n{prompt}\n```" for prompt in ("Shout it.", HALF, WHOLE))
+LOCAL = {"reflection.base_url": "null", "reflection.model": "null"}
+LOCAL |= {"reflection.path": REPO / "models" / "tiny-wiki", "reflection.max_seq_len": 9999}
+FLAKY = {"env._target_": "tests.support.flaky_reversal.FlakyReversal"}
+
+
+@pytest.fixture
+def endpoint() -> Iterator[PromptedEndpoint]:
+    with PromptedEndpoint(PROPOSALS).listening() as listening:
+        yield listening
+
+
+def flaky(broken: str = "", empty: str = "[]") -> dict[str, object]:
+    return {**FLAKY, "+env.broken": f"'{broken}'", "+env.empty": empty}
+
+
+def search(endpoint: PromptedEndpoint, folder: Path, **more: object) -> Path:
+    """Search in this process; the search's folder."""
+    overrides = endpoint.overrides(**more, output_dir=folder, run_name="mine")
+    config = composed(*overrides, primary="optimize_prompt")
+    choices = {"env": "reverse-text", "client": "messages", "model": "hf"}
+    optimize_prompt(config, overrides=overrides, choices=choices, command=["python", "o.py"])
+    return folder / "mine"
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def metadata(folder: Path) -> dict:
+    return json.loads((folder / "metadata.json").read_text())
+
+
+def test_the_best_prompt_is_found_and_kept_with_the_way_to_it(endpoint, tmp_path, capsys):
+    endpoint.proposals = ("", *PROPOSALS)  # an answer without a prompt costs one round
+    folder = search(endpoint, tmp_path)
+
+    assert (folder / "system_prompt.txt").read_text() == f"{WHOLE}\n"
+    rows = lines(folder / "results.jsonl")
+    assert [row["info"]["system_prompt"] for row in rows] == [START, HALF, WHOLE]
+    assert [row["info"]["parents"] for row in rows] == [[], [0], [1]]
+    assert rows[0]["reward"] == 0 < rows[1]["reward"] < rows[2]["reward"] == 1
+    assert [row["info"]["is_best"] for row in rows] == [False, False, True]
+    frontier = lines(folder / "pareto_frontier.jsonl")
+    assert len(frontier) == 10
+    halves = [i for i, score in enumerate(rows[1]["info"]["scores"]) if score]
+    assert [place["candidates"] for place in frontier] == [
+        [1, 2] if place in halves else [2] for place in range(10)
+    ]
+    assert metadata(folder)["best_score"] == 1
+    assert metadata(folder)["config"]["num_val"] == 10
+    assert metadata(folder)["num_calls"] == len(endpoint.policy_asked) <= 80
+    assert len(lines(folder / "rollouts.jsonl")) == len(endpoint.policy_asked)
+    assert len(lines(folder / "reflections.jsonl")) == len(endpoint.teacher_asked)
+
+    screen = capsys.readouterr().out
+    assert "candidate 1: validation score 0." in screen
+    assert "validation score 0.000 -> 1.000 on 10 examples (+1.000 ± 0.000)" in screen
+    assert f"env.system_prompt={folder}/system_prompt.txt" in screen
+    assert "python evaluate.py env=reverse-text client=messages" in screen
+    assert "python train.py" not in screen  # no words of somebody else's server can be trained on
+
+
+def test_the_teacher_sees_what_was_asked_said_and_wanted_and_the_prompt_so_far(endpoint, tmp_path):
+    search(endpoint, tmp_path, num_rounds=1, state_columns="[stop_reason]")
+
+    (question,) = endpoint.teacher_asked
+    word = endpoint.policy_asked[10][1]  # the first after the validation examples
+    assert START in question
+    for part in (f"reverse: {word}", word, word[::-1], "## reward\n0.0", "## stop_reason\nstop"):
+        assert part in question
+    assert "similarity" not in question
+
+
+def test_a_search_whose_teacher_is_the_policy_itself(endpoint, tmp_path):
+    nobody = {"reflection.base_url": "null", "reflection.model": "null"}
+    folder = search(endpoint, tmp_path, **nobody)
+    assert (folder / "system_prompt.txt").read_text() == f"{WHOLE}\n"
+
+
+@pytest.mark.parametrize("max_calls", [26, 37, 42, 43])
+def test_the_budget_is_never_exceeded_whatever_it_is(max_calls, endpoint, tmp_path):
+    folder = search(endpoint, tmp_path, max_calls=max_calls)
+    num_calls = metadata(folder)["num_calls"]
+    assert num_calls == len(endpoint.policy_asked) <= max_calls
+    assert f"max_calls={max_calls} is too low" in metadata(folder)["ended_by"]
+    assert num_calls + 2 * 3 + 10 > max_calls
+
+
+def test_a_search_ends_when_nothing_is_left_to_improve(endpoint, tmp_path):
+    folder = search(endpoint, tmp_path, perfect_score=1.0, max_calls=400)
+    assert metadata(folder)["ended_by"] == "every validation example has perfect_score=1"
+    assert metadata(folder)["num_calls"] < 100
+
+
+def test_where_no_prompt_is_better_the_first_remains(endpoint, tmp_path, capsys):
+    endpoint.proposals = ("```\nShout it.\n```",)
+    folder = search(endpoint, tmp_path, num_rounds=2)
+    assert (folder / "system_prompt.txt").read_text() == f"{START}\n"
+    assert metadata(folder)["ended_by"] == "num_rounds=2"
+    screen = capsys.readouterr().out
+    assert "none of 1 prompts did better than the first" in screen
+    assert "python evaluate.py" not in screen
+
+
+def test_what_the_environment_cannot_score_is_no_prompts_fault(endpoint, tmp_path, capsys):
+    folder = search(endpoint, tmp_path, **flaky("aeioubcdf"), max_calls=200, num_val=20)
+
+    rows = lines(folder / "results.jsonl")
+    scores = [row["info"]["scores"] for row in rows]
+    unscored = [i for i, score in enumerate(scores[0]) if score is None]
+    assert 0 < len(unscored) < 20
+    assert all([i for i, s in enumerate(own) if s is None] == unscored for own in scores)
+    assert rows[0]["reward"] == 0
+    assert rows[-1]["reward"] == 1  # of those that could be scored
+    frontier = lines(folder / "pareto_frontier.jsonl")
+    assert [p["place"] for p in frontier if not p["candidates"]] == unscored
+    assert not any("is down" in question for question in endpoint.teacher_asked)
+    assert "rollouts could not be scored: FlakyReversal.score raised" in capsys.readouterr().out
+
+
+def test_an_environment_that_scores_nothing_ends_the_search_and_is_asked_again(endpoint, tmp_path):
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    with pytest.raises(RunFailed) as caught:
+        search(endpoint, tmp_path, **flaky(letters))
+    assert "none of 10 rollouts in a row could be scored" in str(caught.value)
+    assert "the scorer is down" in str(caught.value)
+    assert "resume  python o.py" in str(caught.value)
+    assert "resume=true" in str(caught.value)
+
+    before = len(endpoint.policy_asked)
+    with pytest.raises(RunFailed):  # and not by what it remembers
+        search(endpoint, tmp_path, **flaky(letters), resume="true")
+    assert len(endpoint.policy_asked) == 2 * before
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"env.system_prompt": "null"}, "the environment 'reverse-text' has no system prompt"),
+        ({"max_calls": 25}, "max_calls=25 is too low for one round: the start takes 10 rollouts"),
+        ({"state_columns": "[turn, turns]"}, "state_columns names turn: a rollout has rewards"),
+        (flaky(empty="[train]"), "the environment 'flaky' has no train examples"),
+        (flaky(empty="[eval]"), "the environment 'flaky' has no eval examples"),
+        ({"reflection.model": "null"}, "reflection: reflection.base_url=http"),
+        ({"reflection.base_url": "host/v1"}, "reflection: reflection.base_url=host/v1 is not an"),
+        ({"reflection.path": "x/y"}, "and reflection.path=x/y: give one of them"),
+        (LOCAL, "reflection.max_seq_len=9999, but"),
+        (
+            {"reflection.template": "better"},
+            "reflection.template lacks <curr_param> and <side_info>",
+        ),
+    ],
+)
+def test_what_cannot_be_searched_is_said_before_anything_is_asked(more, said, endpoint, tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        search(endpoint, tmp_path, **more)
+    (problem,) = caught.value.problems
+    assert said in problem
+    assert not endpoint.policy_asked
+
+
+def test_a_teacher_that_is_not_there_or_refuses_the_key_is_said_before_the_first_rollout(
+    endpoint, tmp_path
+):
+    nobody = {"reflection.base_url": "http://127.0.0.1:9/v1"}
+    with pytest.raises(RunFailed, match=r"reflection\.base_url=http://127\S+ did not answer"):
+        search(endpoint, tmp_path, **nobody)
+    with replace(endpoint, key="secret").listening() as guarded:
+        theirs = {"reflection.base_url": guarded.url, "reflection.api_key_variable": "NOBODYS_KEY"}
+        with pytest.raises(RunFailed, match=r"refused the key in NOBODYS_KEY: .*reflection"):
+            search(endpoint, tmp_path, **theirs)
+    assert not endpoint.policy_asked
+
+
+def test_a_teacher_that_says_nothing_ends_the_search_before_the_budget_does(endpoint, tmp_path):
+    endpoint.proposals = ("<think>well</think>",)
+    with pytest.raises(RunFailed) as caught:
+        search(endpoint, tmp_path, max_calls=400)
+    assert (
+        "the reflection model said nothing, 4 times in a row: raise reflection.max_tokens"
+        in str(caught.value)
+    )
+    assert len(endpoint.teacher_asked) == 4
+    assert len(endpoint.policy_asked) == 10 + 2 * 3
+
+
+def num_rollouts(folder: Path) -> int:
+    path = folder / "mine" / "rollouts.jsonl"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def start(endpoint: PromptedEndpoint, folder: Path, **more: object) -> subprocess.Popen:
+    overrides = endpoint.overrides(**more, output_dir=folder, run_name="mine")
+    return subprocess.Popen(
+        [sys.executable, "optimize_prompt.py", *overrides],
+        cwd=REPO,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_the_command_that_goes_on_keeps_what_stands_in_brackets(
+    endpoint, tmp_path, capsys, monkeypatch
+):
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lab.prompts.optimize.ServedSearch.search", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        search(endpoint, tmp_path, state_columns="[turns,tokens]")
+    assert "'state_columns=[turns,tokens]'" in capsys.readouterr().out
+
+
+def test_a_search_that_was_interrupted_and_killed_ends_as_if_nobody_had_stopped_it(
+    endpoint, tmp_path
+):
+    whole = search(endpoint, tmp_path / "whole")
+    num_calls, questions = len(endpoint.policy_asked), list(endpoint.teacher_asked)
+    stopped = tmp_path / "stopped"
+
+    with PromptedEndpoint(PROPOSALS, hold_at=7).listening() as first:
+        process = start(first, stopped)
+        assert first.held.wait(60)
+        assert wait_for(lambda: num_rollouts(stopped) == 6, 60)
+        process.send_signal(signal.SIGINT)
+        screen, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, screen
+    assert "all rollouts and reflections so far are saved; resume  " in screen
+    assert "run_name=mine resume=true" in screen
+
+    played = 6 + 34
+    same = {"client.url": first.url, "reflection.base_url": first.url}
+    port = int(first.url.split(":")[2].split("/")[0])
+    with PromptedEndpoint(PROPOSALS, hold_at=35, port=port).listening() as second:
+        process = start(second, stopped, resume="true", **same)
+        assert second.held.wait(60)
+        assert wait_for(lambda: num_rollouts(stopped) == played, 60)
+        process.kill()
+        process.communicate(timeout=60)
+
+    rest = PROPOSALS[len(lines(stopped / "mine" / "reflections.jsonl")) :] or PROPOSALS[-1:]
+    with PromptedEndpoint(rest, port=port).listening() as third:
+        folder = search(third, stopped, resume="true", **same)
+
+    assert len(third.policy_asked) == num_calls - played
+    assert second.teacher_asked + third.teacher_asked == questions
+    for name in ("system_prompt.txt", "results.jsonl", "pareto_frontier.jsonl"):
+        assert (folder / name).read_text() == (whole / name).read_text()

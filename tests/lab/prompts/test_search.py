@@ -1,0 +1,53 @@
+"""When a prompt becomes a candidate, and what GEPA would pass over in silence."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from gepa.core.adapter import EvaluationBatch
+from gepa.proposer.base import CandidateProposal, SubsampleEvaluation
+
+from envs.episode import Example
+from lab.prompts.prompt_player import Attempt
+from lab.prompts.search import COMPONENT, Search, _BetterAndNew
+
+EXAMPLE = Example(id=0, env="e", messages=[])
+
+
+def evaluated(rewards: list[float | None]) -> SubsampleEvaluation:
+    attempts = [Attempt(EXAMPLE, 0, {"reward": reward}) for reward in rewards]
+    return SubsampleEvaluation(scores=[0.5] * len(rewards), outputs=attempts)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "accepted"),
+    [
+        ([0.0, 1.0], [1.0, 1.0], True),
+        ([0.0, 1.0], [1.0, 0.0], False),  # no more than before
+        ([1.0, 0.0, 0.0], [None, 0.0, 1.0], True),  # of the two that both scored
+        ([None, 0.0], [1.0, 0.0], False),  # the parent may have been as good there
+        ([None, 1.0], [1.0, None], False),  # nothing to compare
+    ],
+)
+def test_a_prompt_is_better_by_what_both_it_and_its_parent_scored(before, after, accepted):
+    proposal = CandidateProposal(
+        candidate={COMPONENT: "new"},
+        parent_program_ids=[0],
+        eval_before=evaluated(before),
+        eval_after=evaluated(after),
+    )
+    known = SimpleNamespace(program_candidates=[{COMPONENT: "old"}])
+    assert _BetterAndNew().should_accept(proposal, known) is accepted
+    known.program_candidates.append({COMPONENT: "new"})
+    assert not _BetterAndNew().should_accept(proposal, known)
+
+
+def test_a_rollout_that_cannot_be_told_ends_the_search():
+    teacher, settings = SimpleNamespace(failure=None), SimpleNamespace(state_columns=[])
+    search = Search(settings, None, teacher, None, None, Path())
+    messages = [{"role": "assistant", "tool_calls": ["no call"]}]
+    attempt = Attempt(EXAMPLE, 0, {"reward": 1.0, "messages": messages, "stop_reason": "stop"})
+    batch = EvaluationBatch(outputs=[attempt], scores=[1.0], trajectories=[attempt])
+    with pytest.raises(AttributeError):
+        search.make_reflective_dataset({COMPONENT: "p"}, batch, [COMPONENT])
+    assert isinstance(search._failure, AttributeError)

@@ -1,0 +1,241 @@
+"""The statistics compared with results by hand, with scipy, and by simulation."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from lab.report import statistics as st
+
+
+def scores(y, strata=None):
+    y = np.asarray(y, float)
+    return st.Scores(y, np.zeros(y.shape[1], int) if strata is None else np.asarray(strata))
+
+
+def simulated(rng, num_seeds, num_questions, *, seeds, questions, noise, gain=0.0, arms=2):
+    """Return arms on the same questions; the first one is better by `gain`."""
+    difficulty = rng.normal(0.5, 0.3, num_questions)
+    made = [
+        difficulty
+        + rng.normal(0, questions, num_questions)
+        + rng.normal(0, seeds, (num_seeds, 1))
+        + rng.normal(0, noise, (num_seeds, num_questions))
+        for _ in range(arms)
+    ]
+    made[0] = made[0] + gain
+    return [scores(y) for y in made]
+
+
+def compared(arms, rng, num_draws=400):
+    """Return the differences of all arms to the last one, and the decisions."""
+    questions = st.question_weights(arms[0].strata, rng, num_draws)
+    draws = [
+        st.draw_scores(arm, st.seed_weights(arm.num_seeds, rng, num_draws), questions)
+        for arm in arms
+    ]
+    baseline = arms[-1]
+    spreads = [st.spread_of(arm, baseline) for arm in arms[:-1]]
+    values = [float(arm.y.mean() - baseline.y.mean()) for arm in arms[:-1]]
+    differences = [
+        st.interval(value, drawn - draws[-1], spread)
+        for value, drawn, spread in zip(values, draws, spreads, strict=False)
+    ]
+    adjusted = st.holm([st.p_value(v, s) for v, s in zip(values, spreads, strict=True)])
+    decisions = [
+        st.decide(difference, p, knows_seeds=True)
+        for difference, p in zip(differences, adjusted, strict=True)
+    ]
+    return differences, decisions
+
+
+@pytest.mark.parametrize(("num_seeds", "num_questions"), [(8, 1), (1, 40)])
+def test_resampled_one_way_the_draws_are_those_of_scipy(num_seeds, num_questions):
+    rng = np.random.default_rng(0)
+    arm = scores(rng.normal(0, 1, (num_seeds, num_questions)) ** 2)
+    drawn = st.draw_scores(
+        arm,
+        st.seed_weights(num_seeds, rng, 40_000),
+        st.question_weights(arm.strata, rng, 40_000),
+    )
+    reference = stats.bootstrap(
+        (arm.y.ravel(),), np.mean, n_resamples=40_000, method="percentile", rng=1
+    )
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    width = reference.confidence_interval.high - reference.confidence_interval.low
+    assert low == pytest.approx(reference.confidence_interval.low, abs=0.02 * width)
+    assert high == pytest.approx(reference.confidence_interval.high, abs=0.02 * width)
+    assert drawn.std() == pytest.approx(reference.standard_error, rel=0.02)
+
+
+def test_with_one_question_the_interval_is_that_of_students_t():
+    y = np.array([0.1, 0.5, 0.3, 0.4, 0.25, 0.35])
+    spread = st.spread_of(scores(y[:, None]))
+    assert spread.standard_error == pytest.approx(stats.sem(y))
+    assert spread.freedom == pytest.approx(5)
+    low, high = stats.t.interval(0.95, 5, y.mean(), stats.sem(y))
+    rng = np.random.default_rng(0)
+    draws = st.draw_scores(
+        scores(y[:, None]), st.seed_weights(6, rng), st.question_weights(np.zeros(1, int), rng)
+    )
+    ours = st.interval(float(y.mean()), draws, spread)
+    assert (ours.low, ours.high) == (pytest.approx(low, abs=0.02), pytest.approx(high, abs=0.02))
+
+
+def test_with_one_seed_the_p_value_is_that_of_the_paired_t_test():
+    rng = np.random.default_rng(0)
+    one, two = rng.normal(0.5, 0.3, (2, 1, 30))
+    spread = st.spread_of(scores(one), scores(two))
+    p = st.p_value(float((one - two).mean()), spread)
+    assert p == pytest.approx(stats.ttest_rel(one[0], two[0]).pvalue)
+
+
+def test_with_one_question_the_p_value_is_that_of_welch():
+    rng = np.random.default_rng(0)
+    one, two = rng.normal(0.5, 0.1, (6, 1)), rng.normal(0.6, 0.2, (4, 1))
+    spread = st.spread_of(scores(one), scores(two))
+    reference = stats.ttest_ind(one, two, equal_var=False)
+    assert spread.freedom == pytest.approx(float(reference.df[0]))
+    assert st.p_value(float(one.mean() - two.mean()), spread) == pytest.approx(
+        float(reference.pvalue[0])
+    )
+
+
+def test_the_terms_of_the_spread_by_hand():
+    # Seeds 1 and 3 and 5 above a question, columns 0 and 2 apart, and one residual pattern.
+    y = np.array([[1.0, 3.0], [3.0, 5.0], [5.0, 9.0]])
+    arm = scores(y)
+    # means of seeds 2, 4, 7: variance 19/3; over 3 seeds
+    assert arm.between_seeds == pytest.approx(19 / 9)
+    # residuals: +-1/3, +-1/3, -+2/3, squares 2 * (1 + 1 + 4) / 9 = 4/3 over (3-1)(2-1), over S Q
+    assert arm.noise == pytest.approx(4 / 3 / 2 / 6)
+    # means of questions 3 and 17/3: variance (8/3)^2 / 2, over 2
+    assert st.spread_of(arm).questions == pytest.approx((8 / 3) ** 2 / 4)
+    assert st.spread_of(arm).variance == pytest.approx(19 / 9 + 16 / 9 - 1 / 9)
+
+
+def test_one_seed_on_one_question_has_no_interval():
+    spread = st.spread_of(scores([[0.5]]), scores([[0.4]]))
+    ours = st.interval(0.1, np.full(10, 0.1), spread)
+    assert np.isnan(ours.low)
+    assert np.isnan(st.p_value(0.1, spread))
+    assert st.decide(ours, float("nan"), knows_seeds=True) == st.UNCLEAR
+    assert st.seeds_needed(0.1, spread) is None
+
+
+def test_one_question_per_environment_has_no_interval():
+    one, other = (st.Scores(np.array([y]), np.array([0, 1])) for y in ([0.4, 0.6], [0.5, 0.9]))
+    assert np.isnan(st.spread_of(one).standard_error)
+    assert np.isnan(st.interval(0.2, np.zeros(9), st.spread_of(other, one)).low)
+    four = st.Scores(np.array([[0.2, 0.4, 0.6, 0.8]]), np.array([0, 0, 1, 1]))
+    assert st.spread_of(four).freedom == 2
+
+
+def test_questions_are_drawn_within_their_environment():
+    strata = np.array([0, 0, 0, 1])
+    rng = np.random.default_rng(0)
+    weights = st.question_weights(strata, rng, 100)
+    assert np.allclose(weights[:, 3], 1 / 4)
+    assert np.allclose(weights.sum(1), 1)
+    # Environments are not drawn, so their differences add nothing to the spread.
+    flat = scores([[0, 0, 0, 9]] * 3, strata)
+    assert st.spread_of(flat).variance == 0
+
+
+def test_without_any_variance_the_p_value_is_0_or_1():
+    high, low = scores(np.ones((3, 4))), scores(np.zeros((3, 4)))
+    assert st.p_value(1.0, st.spread_of(high, low)) == 0
+    assert st.p_value(0.0, st.spread_of(high, high)) == 1
+    ours = st.interval(1.0, np.full(10, 1.0), st.spread_of(high, low))
+    assert st.decide(ours, 0.0, knows_seeds=True) == st.BETTER
+    assert st.decide(ours, 0.0, knows_seeds=False) == st.UNCLEAR
+
+
+def test_a_decision_needs_both_the_interval_and_the_adjusted_p():
+    assert st.decide(st.Interval(0.2, 0.1, 0.3), 0.01, knows_seeds=True) == st.BETTER
+    assert st.decide(st.Interval(-0.2, -0.3, -0.1), 0.01, knows_seeds=True) == st.WORSE
+    assert st.decide(st.Interval(0.2, 0.1, 0.3), 0.05, knows_seeds=True) == st.UNCLEAR
+    assert st.decide(st.Interval(0.2, -0.01, 0.3), 0.01, knows_seeds=True) == st.UNCLEAR
+
+
+def test_the_chance_of_being_better_by_hand():
+    # 2 beats 1, ties with 2, loses to 3; 3 beats two and ties with one: (1.5 + 2.5) / 6
+    assert st.chance_better(np.array([2.0, 3.0]), np.array([1.0, 2.0, 3.0])) == pytest.approx(2 / 3)
+    assert st.chance_better(np.ones(2), np.ones(3)) == 0.5
+
+
+def test_holm_by_hand():
+    # sorted 0.01 0.02 0.03 0.04 times 4 3 2 1: 0.04 0.06 0.06 0.04, and never below the one before
+    assert st.holm([0.04, 0.01, 0.03, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
+    assert st.holm([0.7, 0.6]) == [1.0, 1.0]
+    assert st.holm([]) == []
+    unknown, known = st.holm([float("nan"), 0.02])
+    assert np.isnan(unknown)
+    assert known == 0.02  # an unknown p-value does not count
+
+
+@pytest.mark.parametrize(
+    "design",
+    [
+        {"num_seeds": 3, "seeds": 0.05, "questions": 0.0, "noise": 0.05},
+        {"num_seeds": 5, "seeds": 0.03, "questions": 0.1, "noise": 0.2},
+        {"num_seeds": 5, "seeds": 0.0, "questions": 0.0, "noise": 0.2},
+        {"num_seeds": 10, "seeds": 0.02, "questions": 0.05, "noise": 0.3},
+    ],
+    ids=["seeds differ", "all differ", "noise alone", "ten seeds"],
+)
+def test_intervals_cover_the_true_difference_at_their_level(design):
+    rng = np.random.default_rng(5)
+    num = 600
+    covered = 0
+    for _ in range(num):
+        ((ours,), _) = compared(simulated(rng, num_questions=48, gain=0.1, **design), rng, 300)
+        covered += ours.low <= 0.1 <= ours.high
+    assert 0.92 <= covered / num <= 0.97
+
+
+@pytest.mark.parametrize("num_seeds", [3, 5])
+def test_equal_arms_are_rarely_called_better_or_worse(num_seeds):
+    rng = np.random.default_rng(0)
+    unclear = 0
+    for _ in range(100):
+        arms = simulated(rng, num_seeds, 48, seeds=0.03, questions=0.02, noise=0.2, arms=5)
+        unclear += set(compared(arms, rng)[1]) == {st.UNCLEAR}
+    assert unclear >= 95
+
+
+def test_the_smallest_visible_difference_is_found_with_chance_0_8():
+    rng = np.random.default_rng(0)
+    design = {"num_seeds": 5, "num_questions": 48, "seeds": 0.03, "questions": 0.02, "noise": 0.2}
+    # Estimated from a sweep of its own each time; here their median stands for the design.
+    visible = np.median(
+        [st.visible_difference(st.spread_of(*simulated(rng, **design))) for _ in range(200)]
+    )
+    runs = [compared(simulated(rng, gain=visible, **design), rng)[1] for _ in range(300)]
+    assert 0.72 <= np.mean([decisions == [st.BETTER] for decisions in runs]) <= 0.9
+
+
+def test_with_the_needed_seeds_the_difference_is_visible():
+    rng = np.random.default_rng(1)
+    arms = simulated(rng, 5, 48, seeds=0.05, questions=0.0, noise=0.2)
+    spread = st.spread_of(*arms)
+    needed = st.seeds_needed(0.05, spread, 3)
+    assert needed is not None
+    assert needed > 5
+    assert st.visible_difference(spread.with_seeds(needed), 3) <= 0.05
+    assert st.visible_difference(spread.with_seeds(needed - 1), 3) > 0.05
+    assert st.seeds_needed(1e-6, spread) is None  # more seeds do not help against the questions
+
+
+def test_the_interquartile_mean_is_scipys():
+    values = np.random.default_rng(0).normal(0, 1, 22)
+    assert st.interquartile_mean(values) == pytest.approx(stats.trim_mean(values, 0.25))
+    # two environments, four seeds: of 0 1 2 3 and 10 11 12 30 the middle half is 2 3 10 11
+    arm = scores([[0, 10], [1, 11], [2, 12], [3, 30]], [0, 1])
+    ours = st.interquartile_interval(arm, np.random.default_rng(0))
+    assert ours.value == 6.5
+    assert ours.low < 6.5 < ours.high
+
+
+def test_the_quantiles_are_scipys():
+    assert st.student_quantile(4, 0.975) == pytest.approx(stats.t.ppf(0.975, 4))
+    assert st.student_quantile(np.inf, 0.975) == pytest.approx(stats.norm.ppf(0.975))

@@ -1,0 +1,283 @@
+"""Sweeps that are interrupted and resumed, with jobs in sequence and at the same time."""
+
+import json
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from lab.cli.sweep import rerun_command
+from lab.sweeps.job import is_done, run_job
+from lab.sweeps.overview import what_is_left
+from rl.runtime.failure import OutOfTime, RunFailed
+from rl.runtime.folder import RunFolder
+from rl.runtime.metrics import MetricsFile
+from rl.runtime.stop_request import Stopped, stopped_by_signals
+from rl.runtime.sweep_folder import JobRecord, SweepFolder
+from tests.support.launching import alive, below, groups_below, wait_for
+from tests.support.sweep_app import SweepApp
+
+DIR = "hydra.sweep.dir=outputs/x"
+AT_ONCE = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+JOBS = ["--multirun", "rate=0.5,0.7", "seed=0,1", DIR]
+FRESH = [f"rate={rate} seed={seed} from 0" for rate in (0.5, 0.7) for seed in (0, 1)]
+
+
+@pytest.fixture
+def app(tmp_path):
+    return SweepApp(tmp_path)
+
+
+def records(app):
+    return list(SweepFolder(app.folder / "outputs" / "x").records().values())
+
+
+def what_ran(app):
+    """Return the jobs that ran, sorted, because parallel jobs have no order."""
+    return sorted(line.partition(" on ")[0] for line in app.calls())
+
+
+def test_a_finished_job_is_skipped_and_a_failed_one_resumes_its_run(app):
+    status, output = app.run(*JOBS, "crash=error")
+    assert status == 1, output
+    assert what_ran(app) == FRESH
+    assert [record.state for record in records(app)] == ["done", "failed"] * 2
+    assert "job 2 of 4: rate=0.5 seed=1, 1 done" in output
+    assert "2 of 4 jobs are not done (2 failed); to resume them:\n" in output
+    before = [record.folder for record in records(app)]
+    last = max(record.ended for record in records(app))
+    (app.folder / "mended").touch()
+    status, output = app.run(*JOBS, "crash=error")
+    assert status == 0, output
+    # A job that was interrupted before this start counts as one that this start will begin.
+    assert SweepFolder(app.folder / "outputs" / "x").read_info()["started"] > last
+    assert "4 jobs, 2 done before, 2 to be resumed" in output
+    assert what_ran(app) == ["rate=0.5 seed=1 from 2", "rate=0.7 seed=1 from 2"]
+    assert [record.state for record in records(app)] == ["done"] * 4
+    assert [record.folder for record in records(app)] == before
+    assert "are not done" not in output
+
+
+def test_a_job_is_identified_by_its_overrides_not_by_its_number(app):
+    app.run(*JOBS)
+    assert what_ran(app) == FRESH
+    status, output = app.run("--multirun", "seed=0,1,2", "rate=0.7,0.5", DIR)
+    assert status == 0, output
+    assert what_ran(app) == ["rate=0.5 seed=2 from 0", "rate=0.7 seed=2 from 0"]
+    names = [record.run_name for record in records(app)]
+    assert len(set(names)) == 6, names
+
+
+def test_a_job_whose_run_is_gone_or_was_shorter_is_run_again(app):
+    app.run(*JOBS)
+    what_ran(app)
+    folder = app.folder / "outputs" / str(records(app)[0].run_name)
+    folder.rename(folder.with_name("elsewhere"))
+    app.run(*JOBS)
+    assert what_ran(app) == FRESH[:1]
+    (app.folder / "app.yaml").write_text(
+        (app.folder / "app.yaml").read_text().replace("max_steps: 10", "max_steps: 12")
+    )
+    app.run(*JOBS)
+    assert what_ran(app) == [line.replace("from 0", "from 10") for line in FRESH]
+
+
+@pytest.mark.parametrize("content", ["", "max_steps: [", "{}", "null"])
+def test_a_job_whose_configuration_is_damaged_is_not_done(content, tmp_path):
+    record = JobRecord([], state="done", folder=str(tmp_path))
+    (tmp_path / "config.yaml").write_text("max_steps: 3")
+    assert is_done(record, 3)
+    (tmp_path / "config.yaml").write_text(content)
+    assert not is_done(record, 3)
+
+
+def test_a_sweep_prints_its_question_and_the_command_that_resumes_it(app):
+    _, output = app.run("--multirun", "seed=0")
+    (folder,) = (app.folder / "outputs" / "sweeps").iterdir()
+    info = json.loads((folder / "sweep.json").read_text())
+    assert info["question"] == "Does a higher rate help?"
+    assert info["config_name"] == "app"
+    place = os.path.relpath(folder, app.folder)
+    assert info["command"].endswith(f"app.py --multirun seed=0 hydra.sweep.dir={place}")
+    assert output.startswith(f"Does a higher rate help?\nsweep {place}, 1 jobs\n")
+    assert info["command"] in output
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("python train.py -m seed=0,1", "python train.py -m seed=0,1 hydra.sweep.dir=x"),
+        ("python train.py seed=0,1 -m", "python train.py seed=0,1 hydra.sweep.dir=x -m"),
+        ("python train.py hydra.sweep.dir=y -m", "python train.py -m hydra.sweep.dir=x"),
+        ("python train.py ~kl +a=1 -m", "python train.py ~kl +a=1 hydra.sweep.dir=x -m"),
+        (
+            "python train.py --config-dir=sweeps --config-name losses",
+            "python train.py --config-dir=sweeps --config-name losses hydra.sweep.dir=x",
+        ),
+    ],
+)  # fmt: skip
+def test_the_command_that_resumes_a_sweep_suits_hydra(typed, expected, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    again = rerun_command(typed.split(), tmp_path / "x")
+    assert again.replace("'~kl'", "~kl") == expected
+
+
+def test_one_folder_has_one_sweep_at_a_time(app):
+    first = app.start(*JOBS, "pause=5")
+    try:
+        assert wait_for(lambda: any(r.state == "running" for r in records(app)), 30)
+        status, output = app.run(*JOBS)
+        assert status == 2
+        assert output.startswith("this sweep cannot start:\n")
+        assert f"is running (pid {first.pid})" in output
+    finally:
+        first.kill()
+        first.communicate()
+
+
+def test_parallel_jobs_have_their_own_cores_and_one_screen(app):
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        pytest.skip("one core")
+    status, output = app.run(*JOBS, *AT_ONCE, "pause=0.1", "crash=error")
+    assert status == 1, output
+    half = len(cores) // 2
+    shares = {"".join(map(str, cores[:half])), "".join(map(str, cores[half : 2 * half]))}
+    assert {line.partition(" on ")[2] for line in app.calls()} == shares
+    assert f"; 2 at once, each on {half} core" in output
+    assert output.count(" done    rate=") == output.count(" failed  rate=") == 2
+    assert "printed by a job" not in output
+    folder = SweepFolder(app.folder / "outputs" / "x")
+    # The program's command, not the launcher's, because it resumes a single run.
+    assert folder.log_of(0).read_text() == "printed by a job app.py\n"
+    assert folder.log_of(1).read_text().endswith("the run failed:\nvLLM is gone\nand more\n")
+
+
+@pytest.mark.parametrize(
+    ("launcher", "sent"),
+    [
+        (AT_ONCE, signal.SIGKILL),
+        (AT_ONCE, signal.SIGINT),
+        (AT_ONCE, signal.SIGTERM),
+        (["hydra/launcher=submitit_local", "hydra.launcher.cpus_per_task=1"], signal.SIGKILL),
+    ],
+)
+def test_a_killed_sweep_leaves_no_process_and_then_runs_only_missing_jobs(launcher, sent, app):
+    jobs = ["--multirun", "seed=0,2,3", "pause=0.1", DIR]
+    process = app.start(*jobs, *launcher)
+
+    def is_in_the_middle():
+        done = [r for r in records(app) if r.state == "done"]
+        return bool(done) and any(r.state == "running" for r in records(app))
+
+    try:
+        assert wait_for(is_in_the_middle, 60)
+        groups = groups_below(process.pid) | {process.pid}
+        if sent == signal.SIGINT:  # a terminal sends it to all of them
+            os.killpg(process.pid, sent)
+        else:
+            os.kill(process.pid, sent)
+        assert wait_for(lambda: not alive(groups), 30), alive(groups)  # it may still draw the page
+    finally:
+        process.kill()
+    output, _ = process.communicate()
+    if sent != signal.SIGKILL:
+        assert process.returncode == 130, output
+        assert "to resume them:" in output, output
+    what_ran(app)
+    done = [r.run_name for r in records(app) if r.state == "done"]
+    status, output = app.run(*jobs)  # with another launcher, it is the same sweep
+    assert status == 0, output
+    assert len(what_ran(app)) == 3 - len(done) < 3
+    assert [record.state for record in records(app)] == ["done"] * 3
+
+
+def test_a_job_that_submitit_queues_again_resumes(app):
+    jobs = ["--multirun", "seed=0,2", "pause=0.4", DIR]
+    process = app.start(*jobs, "hydra/launcher=submitit_local", "hydra.launcher.cpus_per_task=1")
+
+    def jobs_at_work():
+        return [record for record in records(app) if record.state == "running"]
+
+    def has_steps(record):
+        return (Path(record.folder) / "metrics.jsonl").is_file()
+
+    try:
+        assert wait_for(lambda: jobs_at_work() and all(map(has_steps, jobs_at_work())), 60)
+        victim, *_ = [pid for pid in below(process.pid) if is_at_work(pid)]
+        os.kill(victim, signal.SIGUSR2)
+        output, _ = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 0, output
+    assert [record.state for record in records(app)] == ["done", "done"]
+    ran = what_ran(app)
+    assert len(ran) == 3, ran
+    (again,) = [line for line in ran if not line.endswith("from 0")]
+    assert 0 < int(again.rpartition(" ")[2]) < 10
+    for record in records(app):
+        lines = (Path(str(record.folder)) / "metrics.jsonl").read_text().splitlines()
+        assert [json.loads(line)["step"] for line in lines] == list(range(10))
+
+
+@pytest.mark.parametrize(
+    ("end", "error"),
+    [(OutOfTime("time is over"), "time is over"), (KeyboardInterrupt(), "interrupted")],
+)
+def test_an_interrupted_job_waits_and_resumes_at_the_next_start(end, error, tmp_path, capsys):
+    sweep = SweepFolder(tmp_path)
+    sweep.write_info({"process": {"host": "here", "pid": os.getpid()}, "slots": []})
+    starts = []
+
+    def start(name, resume):
+        starts.append((name, resume))
+        if len(starts) == 1:
+            MetricsFile(RunFolder(tmp_path / name)).append(0, {})
+            raise end
+        return 1.0
+
+    def job():
+        return run_job(sweep, [], output_dir=tmp_path, run_name="x", max_steps=2, start=start)
+
+    with pytest.raises(type(end)):
+        job()
+    record = sweep.records()[0]
+    assert (record.state, record.error) == ("waiting", error)
+    assert what_is_left(sweep, "again").startswith("1 of 1 jobs are not done; to resume")
+    assert job() == 1.0
+    assert starts == [("x-0", False), ("x-0", True)]
+    assert sweep.records()[0].state == "done"
+    assert "job 1 of 1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_launcher_gets_the_signal_that_ended_its_job(waits, tmp_path):
+    sweep = SweepFolder(tmp_path)
+    sweep.write_info({"process": {"host": "elsewhere", "pid": 1}, "slots": []})
+    heard: list[int] = []
+
+    def start(*_):
+        with stopped_by_signals() as stop:
+            stop.waits = waits
+            signal.raise_signal(signal.SIGUSR2)
+        raise Stopped(stop.number)
+
+    before = signal.signal(signal.SIGUSR2, lambda number, _: heard.append(number))
+    try:
+        with pytest.raises(RunFailed):
+            run_job(sweep, [], output_dir=tmp_path, run_name="x", max_steps=1, start=start)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert heard == [signal.SIGUSR2]
+    assert sweep.records()[0].state == "waiting"
+
+
+def is_at_work(pid):
+    """Return whether a process of submitit runs a job, so that the job's metrics are open."""
+    with suppress(OSError):
+        is_job = b"submitit.core._submit" in Path("/proc", str(pid), "cmdline").read_bytes()
+        opened = [os.readlink(path) for path in Path("/proc", str(pid), "fd").iterdir()]
+        return is_job and any(path.endswith("metrics.jsonl") for path in opened)
+    return False

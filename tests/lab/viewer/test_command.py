@@ -1,0 +1,131 @@
+"""The command line says what is wrong in a sentence, and exports one file."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from lab.viewer.command import main, parsed
+from tests.support.viewed_run import Viewed
+
+REPO = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return Viewed(steps=2).write(tmp_path / "outputs" / "first")
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    status = main(words)
+    return status, " ".join(capsys.readouterr().out.split())
+
+
+def test_without_words_it_says_how_it_is_used_and_what_there_is(run, capsys, monkeypatch):
+    monkeypatch.chdir(run.parents[1])
+    status, text = said(capsys)
+    assert status == 0
+    assert text.endswith("Runs, the latest first: python view.py outputs/first")
+    monkeypatch.chdir(run)
+    assert "There are no runs in outputs/ yet" in said(capsys)[1]
+
+
+def test_a_folder_that_is_no_run_is_named_with_those_that_are(run, capsys, tmp_path):
+    empty = run.parent / "empty"
+    empty.mkdir()
+    status, text = said(capsys, str(empty))
+    assert status == 2
+    assert text.startswith(f"{empty} is an empty folder: a run has config.yaml and rollouts/ in it")
+    assert text.endswith("outputs holds first")
+    (empty / "notes.txt").write_text("")
+    assert "is not the folder of a run" in said(capsys, str(empty))[1]
+    assert "there is no such folder" in said(capsys, str(tmp_path / "gone"))[1]
+
+
+def test_wrong_words_are_refused_in_a_sentence(run, tmp_path):
+    for words, sentence in {
+        ("colour=6",): "there is no colour=, only port=, export=, where=",
+        ("port=many",): "port=many is not a port",
+        (f"export={tmp_path}/no/page.html",): "there is no folder",
+    }.items():
+        with pytest.raises(ValueError, match=sentence):
+            parsed([str(run), *words])
+
+
+def test_a_folder_of_runs_and_a_sweep_are_all_their_runs(run, capsys, tmp_path):
+    Viewed(steps=1, seed=1).write(run.parent / "second")
+    page = tmp_path / "page.html"
+    assert main([str(run.parent), f"export={page}"]) == 0
+    text = page.read_text()
+    sweep = tmp_path / "sweep"
+    (sweep / "jobs").mkdir(parents=True)
+    done = {"overrides": ["seed=1"], "folder": str(run.parent / "second")}
+    (sweep / "jobs" / "00000.json").write_text(json.dumps(done))
+    failed = {"overrides": ["seed=2"], "folder": None, "error": "failed"}
+    (sweep / "jobs" / "00001.json").write_text(json.dumps(failed))
+    (sweep / "jobs" / "00002.json").write_text("{half")
+    assert main([str(sweep), f"export={page}"]) == 0
+    assert len(page.read_text()) < len(text)
+
+
+def test_an_export_that_would_be_empty_or_wrong_is_refused(run, capsys, tmp_path):
+    assert "cannot be written: Is a directory" in said(capsys, str(run), f"export={tmp_path}")[1]
+    page = tmp_path / "page.html"
+    status, text = said(capsys, str(run), f"export={page}", "where=step = 99")
+    assert status == 2
+    assert "nothing to export" in text
+    assert "is not a condition" in said(capsys, str(run), f"export={page}", "where=setp = 1")[1]
+    assert not page.exists()
+
+
+def test_an_export_of_too_much_names_a_step_that_the_run_has(run, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("lab.viewer.export.MOST_ROLLOUTS", 20)
+    page = tmp_path / "page.html"
+    status, text = said(capsys, str(run), f"export={page}")
+    assert status == 2
+    where = "source = 'training' AND step = 0"
+    assert text.endswith(f'(at most 20): choose some, such as where="{where}"')
+    assert text.startswith("56 rollouts are too many")
+    assert said(capsys, str(run), f"export={page}", f"where={where}")[0] == 0
+
+
+def test_an_export_tells_nobody_where_the_run_lay(run, tmp_path, capsys):
+    page = tmp_path / "page.html"
+    assert main([str(run), f"export={page}", "where=step=1"]) == 0
+    assert str(run.parent) not in page.read_text()
+
+
+def test_it_serves_those_who_have_the_key_and_ctrl_c_ends_it_quietly(run):
+    command = [sys.executable, "view.py", str(run)]
+    environment = {**os.environ, "PYTHONPATH": str(REPO), "PYTHONUNBUFFERED": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=REPO, env=environment, **pipes) as viewer:
+        try:
+            line = next(line for line in viewer.stdout if line.startswith("http"))
+            address = line.strip()
+            with urllib.request.urlopen(address) as page:
+                assert "script-src 'self'" in page.headers["content-security-policy"]
+            with urllib.request.urlopen(f"{address}table?run=0&start=0&generation=0") as table:
+                assert json.load(table)["name"] == "first"
+            for wrong in (address.rsplit("/", 2)[0] + "/", address.replace("/?", "x/")[:-2] + "/"):
+                with pytest.raises(urllib.error.HTTPError) as refusal:
+                    urllib.request.urlopen(wrong)
+                assert refusal.value.code == 404
+                assert b"is not the address that view.py printed" in refusal.value.read()
+            with pytest.raises(urllib.error.HTTPError) as refusal:
+                urllib.request.urlopen(f"{address}rollouts?run=7&n=1")
+            assert refusal.value.code == 400
+        finally:
+            viewer.send_signal(signal.SIGINT)
+            try:
+                _, errors = viewer.communicate(timeout=30)
+            finally:
+                viewer.kill()
+    assert errors == ""
+    assert viewer.returncode in (0, 130)

@@ -1,0 +1,244 @@
+"""The index says of every complete line what the file says, whatever was written meanwhile."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lab.viewer import answers
+from lab.viewer.index import RunIndex
+from lab.viewer.token_record import NOT_TRAINED
+from rl.runtime.files import json_line
+from rl.runtime.folder import RunFolder
+from rl.runtime.lock import locked
+from rl.runtime.token_files import Lines, write_lines
+from tests.support.viewed_run import Viewed
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return Viewed().write(tmp_path / "run")
+
+
+def indexed(run: Path) -> RunIndex:
+    index = RunIndex(RunFolder(run))
+    index.refresh()
+    return index
+
+
+def test_every_rollout_has_a_row_and_every_row_finds_its_line(run: Path):
+    index = indexed(run)
+    columns = answers.table(index)["columns"]
+    assert len(columns["step"]) == 3 * 3 * 4 + 2 * 4 * 4
+    assert columns["source"].count("evaluation") == 32
+    lines = answers.rollouts(index, range(len(columns["step"])))
+    for n, line in enumerate(lines):
+        assert line["n"] == n
+        assert line["reward"] == columns["reward"][n]
+        assert line["tokens"] == columns["length"][n]
+        assert line.get("used", True) == columns["used"][n]
+    assert [line["id"] for line in lines[:4]] == [f"000000.{k}" for k in range(4)]
+
+
+def test_staleness_counts_from_the_oldest_token_and_a_push_adds_up_gradients(run: Path):
+    index = indexed(run)
+    columns = answers.table(index)["columns"]
+    assert {(s, k) for s, k in zip(columns["step"], columns["staleness"], strict=True)} >= {(2, 1)}
+    (n,) = answers.where(index, "id = '000004.1'")  # a fork: its rows lie on both ranks
+    rows = answers.tokens(index, n)["rows"]
+    grads = [abs(x) for row in rows for x in row["grad"] if x is not None]
+    assert len(rows) == len(answers.rollouts(index, [n])[0]["messages"]) // 2
+    assert columns["push"][n] == pytest.approx(sum(grads), abs=2e-5)
+    (rejected, *_) = answers.where(index, "NOT used")
+    assert columns["push"][rejected] is None
+
+
+def test_new_lines_are_added_and_an_incomplete_line_is_read_later(run: Path):
+    index = indexed(run)
+    before = answers.table(index)
+    size = len(before["columns"]["step"])
+    path = run / "rollouts" / "step_000002.jsonl"
+    line = path.read_text().splitlines()[-1]
+    with path.open("a") as file:
+        file.write(line[:40])
+        file.flush()
+        index.refresh()
+        again = answers.table(index, size, before["generation"])
+        assert again["start"] + len(again["columns"]["step"]) == size
+        file.write(line[40:] + "\n")
+    index.refresh()
+    after = answers.table(index, size, before["generation"])
+    assert after["generation"] == before["generation"]
+    assert after["start"] + len(after["columns"]["step"]) == size + 1
+    assert after["columns"]["place"][-1] == 4  # it joins the group that was there
+
+
+def test_a_token_record_may_be_written_after_its_rollouts(tmp_path: Path):
+    run = Viewed(evaluations=()).write(tmp_path / "run")
+    aside = {path: path.read_bytes() for path in (run / "tokens").glob("step_000002.trainer*")}
+    for path in aside:
+        path.unlink()
+    index = indexed(run)
+    before = answers.table(index)
+    assert before["columns"]["push"][-12:] == [None] * 12
+    for path, content in aside.items():
+        path.write_bytes(content)
+    index.refresh()
+    after = answers.table(index, 24, before["generation"])
+    assert None not in after["columns"]["push"]
+
+
+def test_a_rewritten_step_is_read_again_under_another_generation(run: Path):
+    index = indexed(run)
+    before = answers.table(index)
+    path = run / "rollouts" / "step_000001.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps({**line, "reward": 7.0}) + "\n" for line in lines[:5]))
+    index.refresh()
+    after = answers.table(index, len(before["columns"]["step"]), before["generation"])
+    assert after["generation"] != before["generation"]
+    assert after["start"] == 0
+    assert after["columns"]["reward"].count(7.0) == 5
+    assert after["columns"]["step"].count(1) == 5
+
+
+def test_steps_that_a_resumed_run_deleted_disappear_with_their_pushes(run: Path):
+    index = indexed(run)
+    before = answers.table(index)
+    for path in [*run.glob("rollouts/step_000002*"), *run.glob("tokens/step_000002*")]:
+        path.unlink()
+    index.refresh()
+    after = answers.table(index, 30, before["generation"])
+    assert (after["start"], after["generation"] == before["generation"]) == (0, False)
+    assert 2 not in after["columns"]["step"][: after["columns"]["source"].index("evaluation")]
+    assert after["columns"]["push"][:24] == before["columns"]["push"][:24]
+    assert "2" not in after["scales"]
+    assert answers.rollouts(index, [30])[0]["source"] == "evaluation"
+
+
+def test_a_broken_line_is_reported_and_the_others_are_read(run: Path):
+    path = run / "rollouts" / "step_000000.jsonl"
+    lines = path.read_text().splitlines()
+    odd = ["{broken", '{"messages": 3}', "[1, 2]", '{"reward": 1.0}', ""]
+    path.write_text("\n".join([lines[0], *odd, *lines[1:]]) + "\n")
+    index = indexed(run)
+    table = answers.table(index)
+    assert len(table["columns"]["step"]) == 68
+    assert len(table["problems"]) == 4
+    assert table["problems"][0].startswith("rollouts/step_000000.jsonl line 2 is not a rollout: ")
+    assert answers.rollouts(index, [1])[0]["messages"] == json.loads(lines[1])["messages"]
+
+
+def test_an_incomplete_line_is_a_problem_only_when_the_run_has_ended(tmp_path: Path, monkeypatch):
+    run = Viewed(going=True).write(tmp_path / "run")
+
+    def sleep(_: float) -> None:
+        raise AssertionError("a page asks every second, and waits for the answer")
+
+    monkeypatch.setattr("rl.runtime.lock.time.sleep", sleep)
+    with locked(RunFolder(run)):
+        table = answers.table(indexed(run))
+        assert table["going"]
+        assert table["problems"] == []
+    index = indexed(run)
+    assert answers.facts(index)["problems"] == [
+        "rollouts/step_000002.jsonl ends with an incomplete line"
+    ]
+
+
+def test_messages_of_any_shape_are_read(tmp_path: Path):
+    run = tmp_path / "run"
+    (run / "rollouts").mkdir(parents=True)
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "Größe? \ud83d"}]},
+        "a bare text",
+        {"role": "assistant", "content": None, "tool_calls": [{"function": "f"}, "x", 3]},
+        {"role": "assistant", "tool_calls": {"not": "a list"}},
+    ]
+    line = {"messages": messages, "reward": None, "advantage": [1.0, -0.5], "group": 3}
+    (run / "rollouts" / "step_000000.jsonl").write_text(json.dumps(line) + "\n")
+    index = indexed(run)
+    columns = answers.table(index)["columns"]
+    assert columns["reward"] == [None]
+    assert columns["advantage"] == [0.25]
+    assert answers.search(index, "GRÖSSE") == []
+    assert answers.search(index, "GRÖßE") == [0]
+
+
+def test_a_question_is_the_same_in_every_version_and_run_whatever_the_system_says(tmp_path: Path):
+    runs = [Viewed(seed=seed).write(tmp_path / str(seed)) for seed in range(2)]
+    path = runs[1] / "evaluations" / "version_000002.jsonl"
+    path.write_text(path.read_text().replace("Be brief.", "Take your time."))
+    asked = [
+        {
+            index["columns"]["question"][i]
+            for i, source in enumerate(index["columns"]["source"])
+            if source == "evaluation"
+        }
+        for index in (answers.table(indexed(run)) for run in runs)
+    ]
+    assert asked[0] == asked[1]
+    assert len(asked[0]) == 4
+
+
+def test_reading_a_run_writes_nothing(run: Path):
+    def listing() -> dict[Path, tuple[int, int]]:
+        return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in run.rglob("*")}
+
+    before = listing()
+    index = indexed(run)
+    answers.table(index)
+    answers.tokens(index, 0)
+    assert listing() == before
+
+
+def test_a_broken_token_record_is_reported_and_the_rollouts_are_read(run: Path):
+    (run / "tokens" / "step_000001.trainer.rank0.parquet").write_bytes(b"PAR1 no more")
+    index = indexed(run)
+    (problem,) = answers.table(index)["problems"]
+    assert problem.startswith("the token record cannot be read: ")
+    (n, *_) = answers.where(index, "step = 1 AND used")
+    assert "step 1 cannot be read" in answers.tokens(index, n)["why"]
+
+
+def test_examples_that_ask_the_same_are_groups_of_their_own_in_an_evaluation(tmp_path: Path):
+    run = tmp_path / "run"
+    (run / "evaluations").mkdir(parents=True)
+    talk = [{"role": "user", "content": "open it"}, {"role": "assistant", "content": "3"}]
+    lines = [{"example": i // 2, "env": "lockers", "messages": talk} for i in range(6)]
+    path = run / "evaluations" / "version_000000.jsonl"
+    path.write_text("".join(map(json_line, lines)))
+    columns = answers.table(indexed(run))["columns"]
+    assert columns["place"] == [0, 1] * 3
+    assert len(set(columns["group_id"])) == 3
+    assert len(set(columns["question"])) == 1  # which other versions and runs know, too
+
+
+def test_a_step_that_trained_on_nothing_is_not_a_broken_record(tmp_path: Path):
+    run = RunFolder(Viewed(steps=1, evaluations=()).write(tmp_path / "run"))
+    for path in run.tokens.glob("step_000000.trainer*"):
+        write_lines(path, Lines([], [], [], {}))
+    index = indexed(run.path)
+    table = answers.table(index)
+    assert table["problems"] == []
+    assert table["columns"]["push"] == [None] * 12
+    assert answers.tokens(index, 0)["why"] == NOT_TRAINED
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "rewrd > 1",
+        "true); COPY (SELECT 1) TO '{file}'; SELECT n FROM viewed WHERE (true",
+        "true); DELETE FROM viewed; SELECT n FROM viewed WHERE (true",
+        "(SELECT count(*) FROM read_text('{run}/config.yaml')) > 0",
+    ],
+)
+def test_a_condition_that_is_wrong_or_does_more_is_refused(condition, run: Path, tmp_path: Path):
+    index = indexed(run)
+    file = tmp_path / "written.csv"
+    refusal = "is not a condition .* write it as SQL over step, .* reward, advantage"
+    with pytest.raises(ValueError, match=refusal):
+        answers.where(index, condition.format(file=file, run=run))
+    assert not file.exists()
+    assert len(answers.where(index, "step = 1 AND stop != ';'")) == 12

@@ -1,0 +1,149 @@
+"""What is shown of a token is what was recorded of it, with a reason where nothing came of it."""
+
+import math
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import tokenizers
+
+from lab.viewer.token_record import NO_RECORD, NOT_TRAINED, REJECTED, no_gradient, pieces, tokens_of
+from rl.runtime.folder import RunFolder
+from tests.support.viewed_run import TOKENIZER, Viewed
+
+TOKEN = {"grad": 0.0, "advantage": 0.5, "ratio": 1.3125, "weight": 0.1, "correction": 1.0}
+PPO = {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 3.0, "epsilon": 1e-8}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return RunFolder(Viewed(evaluations=()).write(tmp_path_factory.mktemp("token") / "run"))
+
+
+def read(run: RunFolder, identity: str, step: int = 0, *, used: bool = True):
+    return tokens_of(run, step, identity, used=used, knobs={"clip_low": 0.2})
+
+
+@pytest.mark.parametrize(
+    ("changes", "flagged", "reason"),
+    [
+        ({"grad": -0.01}, ["clip_fraction"], None),
+        ({"grad": math.nan}, [], None),
+        ({"weight": 0.0}, ["clip_fraction"], "its weight in the objective is 0"),
+        (
+            {"correction": 0.0},
+            [],
+            "the correction for the server's logprobs dropped it (correction 0)",
+        ),
+        ({"kept": 0.0}, [], "it did not reach the objective"),
+        ({"advantage": 0.0}, [], "advantage 0: its rollout is as good as its group"),
+        (
+            {},
+            ["clip_fraction", "clip_fraction_high"],
+            "ratio 1.31 and A > 0: clipped (clip_fraction, clip_fraction_high; loss: "
+            "clip_low=0.2, clip_high=0.28, dual_clip=3)",
+        ),
+        (
+            {"advantage": -1.0, "ratio": 0.5},
+            ["clip_fraction"],
+            "ratio 0.50 and A < 0: clipped (clip_fraction; loss: "
+            "clip_low=0.2, clip_high=0.28, dual_clip=3)",
+        ),
+        ({}, ["trust"], "the objective does not change with its probability"),
+    ],
+)
+def test_why_a_token_has_no_gradient(changes, flagged, reason):
+    assert no_gradient({**TOKEN, **changes}, flagged, PPO) == reason
+
+
+def test_numbers_stand_at_the_tokens_that_were_sampled_and_nowhere_else(run: RunFolder):
+    (row,) = read(run, "000003.2", 1)["rows"]
+    sampled = [i for i, m in enumerate(row["mask"]) if m]
+    for name in ("pi", "mu", "ratio", "mismatch", "grad", "entropy"):
+        assert [i for i, x in enumerate(row[name]) if x is not None] == sampled
+    for i in sampled:
+        ratio = math.exp(row["pi"][i] - row["mu"][i])
+        assert row["ratio"][i] == pytest.approx(ratio, rel=1e-4)
+        clipped = bool(row["metrics"]["clip_fraction"][i])
+        assert clipped == (row["grad"][i] == 0) == (row["reason"][i] is not None)
+        if not clipped:
+            expected = -row["weight"][i] * row["advantage"][i] * row["ratio"][i]
+            assert row["grad"][i] == pytest.approx(expected, rel=1e-4)
+    text = "".join(row["pieces"])
+    assert text.startswith("<|im_start|>system\nAnswer from the pages")
+    assert text.count("<|im_end|>") in (3, 5)
+
+
+def test_with_old_logprobs_the_ratio_is_to_them_and_the_mismatch_is_theirs(
+    run: RunFolder, tmp_path: Path
+):
+    moved = RunFolder(Viewed(steps=1, evaluations=()).write(tmp_path / "run"))
+    for path in (tmp_path / "run" / "tokens").glob("*.trainer.rank*"):
+        table = pq.read_table(path)
+        old = [[x - 0.5 for x in line] for line in table["pi"].to_pylist()]
+        pq.write_table(table.append_column("old", [old]), path)
+    (row,) = read(moved, "000000.2")["rows"]
+    i = row["mask"].index(True)
+    assert row["ratio"][i] == pytest.approx(math.exp(0.5), rel=1e-4)
+    assert row["mismatch"][i] == pytest.approx(row["pi"][i] - 0.5 - row["mu"][i], abs=1e-4)
+
+
+def test_a_fork_has_a_row_for_each_of_its_prompts_wherever_the_ranks_took_them(run: RunFolder):
+    rows = read(run, "000001.1")["rows"]
+    assert [row["row"] for row in rows] == [0, 1]
+    assert {turn for turn in rows[1]["turns"] if turn >= 0} == {1}
+    assert all(any(x is not None for x in row["grad"]) for row in rows)
+
+
+def test_a_rejected_rollout_has_tokens_and_a_reason_for_each(run: RunFolder):
+    answer = read(run, "000005.0", 1, used=False)
+    assert answer["why"] == REJECTED
+    (row, *_) = answer["rows"]
+    assert {r for r, m in zip(row["reason"], row["mask"], strict=True) if m} == {REJECTED}
+    assert "grad" not in row
+    assert all(x is None for x in row["reason"][: row["mask"].index(True)])
+
+
+def test_what_is_missing_is_said(run: RunFolder, tmp_path: Path):
+    assert read(run, "000000.0", step=77) == {"rows": [], "why": NO_RECORD}
+    assert read(run, "") == {"rows": [], "why": NO_RECORD}
+    assert read(run, "000099.0")["why"].startswith("this group is not in the token record")
+    moved = RunFolder(Viewed(steps=1, evaluations=()).write(tmp_path / "run"))
+    for path in (tmp_path / "run" / "tokens").glob("*.trainer.rank*"):
+        path.unlink()
+    (tmp_path / "run" / "model.txt").write_text("/nowhere\n\n")
+    answer = read(moved, "000000.0")
+    assert f"{NOT_TRAINED}; ids instead of text" in answer["why"]
+    assert answer["rows"][0]["pieces"][0] == f"{answer['rows'][0]['ids'][0]} "
+
+
+def test_a_record_that_does_not_fit_its_tokens_is_said_and_not_shown(tmp_path: Path):
+    run = RunFolder(Viewed(steps=1, evaluations=()).write(tmp_path / "run"))
+    for path in (tmp_path / "run" / "tokens").glob("*.trainer.rank*"):
+        table = pq.read_table(path)
+        shorter = table.set_column(2, "pi", [[line[1:] for line in table["pi"].to_pylist()]])
+        pq.write_table(shorter, path)
+    answer = read(run, "000000.0")
+    assert answer["rows"] == []
+    assert "these files are of two runs" in answer["why"]
+
+
+def test_a_character_of_several_tokens_stands_at_its_last():
+    tokenizer = tokenizers.Tokenizer.from_file(str(TOKENIZER / "tokenizer.json"))
+    ids = tokenizer.encode("é<|im_end|>日", add_special_tokens=False).ids
+    shown = pieces(tokenizer, ids)
+    assert len(shown) == len(ids)
+    assert "".join(shown) == "é<|im_end|>日"
+    assert shown[0] == ""
+
+
+def test_bytes_that_are_no_character_stop_nothing():
+    words = {"<unk>": 0, "a": 1, **{f"<0x{i:02X}>": 2 + i for i in range(256)}}
+    model = tokenizers.models.BPE(words, [], byte_fallback=True, unk_token="<unk>")
+    tokenizer = tokenizers.Tokenizer(model)
+    decoders = tokenizers.decoders
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    whole = [2 + byte for byte in "日".encode()]
+    ids = [1, *whole, *whole[:2], 1, *whole, 1]
+    shown = pieces(tokenizer, ids)
+    assert shown == ["a", "", "", "日", "", "", "a", "", "", "日", "a"]

@@ -1,0 +1,488 @@
+"""A user's functions are called once with made-up values: what they read, what they return."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl.config.check import check_learned
+from rl.config.facts import is_imitator
+from rl.config.learned import Learned
+from rl.config.schema import ConfigError
+from rl.dry_call.child import DryCall
+from rl.dry_call.groups import _LOOKED_UP
+from rl.dry_call.learn import learn
+from rl.dry_call.report import is_library
+from rl.dry_call.tensors import TAKEN
+from tests.support.composing import REPO, changed, chosen, composed
+
+LOSSES = """
+import dataclasses
+import operator
+from types import SimpleNamespace
+
+import torch
+from losses.cispo import cispo
+from losses.gspo import gspo
+from losses.tokens import TokenLoss, Tokens, ratio_to
+from knobs_helpers import Gate, lesson
+
+_gate = Gate()
+
+
+def alone(tokens):
+    '''Reads no tokens.advantages.'''
+    return TokenLoss(-tokens.logprobs * 0.9, {})
+
+def by_hand(tokens: Tokens) -> TokenLoss:
+    ratio = ratio_to(tokens.anchor, tokens.logprobs)
+    return TokenLoss(-ratio * tokens.advantages, {})
+
+def by_a_helper(tokens):
+    return TokenLoss(-lesson(tokens) * tokens.logprobs, {})
+
+def by_a_class(tokens):
+    return TokenLoss(_gate(tokens), {})
+
+def by_an_import(tokens):
+    from losses.cispo import cispo as inner
+    return inner(tokens, clip_low=0.0, clip_high=5.0)
+
+def by_a_name(tokens):
+    total = 0
+    for name in ("advantages", "logprobs"):
+        total = total - getattr(tokens, name)
+    return TokenLoss(total, {})
+
+def by_attrgetter(tokens):
+    advantages, logprobs = operator.attrgetter("advantages", "logprobs")(tokens)
+    return TokenLoss(-advantages * logprobs, {})
+
+def by_vars(tokens):
+    fields = vars(tokens)
+    return TokenLoss(-fields["advantages"] * fields["logprobs"], {})
+
+def by_unpacking(tokens):
+    one = SimpleNamespace(**vars(tokens))
+    return TokenLoss(-one.advantages * one.logprobs, {})
+
+def by_replacing(tokens):
+    late = dataclasses.replace(tokens, staleness=tokens.staleness + 1)
+    return cispo(late, clip_low=0.0, clip_high=5.0)
+
+def by_shape(tokens):
+    assert tokens.advantages.shape == tokens.logprobs.shape
+    return TokenLoss(-tokens.logprobs * torch.ones_like(tokens.advantages), {})
+
+def whole(tokens):
+    return gspo(tokens, clip_low=3e-4, clip_high=4e-4)
+"""
+HELPERS = """
+class Gate:
+    def __call__(self, tokens):
+        return -self._strength(tokens) * tokens.logprobs
+
+    def _strength(self, tokens):
+        return tokens.ref_logprobs - tokens.logprobs
+
+
+def lesson(tokens):
+    return tokens.advantages
+"""
+FIELDS = ("advantages", "rollout_logprobs", "old_logprobs", "ref_logprobs")
+RATIO = {"rollout_logprobs", "old_logprobs"}
+HEAD = "import torch\nfrom losses.tokens import TokenLoss, Tokens\n"
+
+
+@pytest.fixture
+def own(modules: Path, config: dict[str, Any]) -> Any:
+    """Write a module, and return the configuration with one of its functions in a group."""
+    (modules / "knobs_helpers.py").write_text(HELPERS)
+    _LOOKED_UP.clear()
+
+    def put(group: str, text: str, name: str = "mine", **options: Any) -> dict[str, Any]:
+        module = f"knobs_own{len(list(modules.iterdir()))}"
+        (modules / f"{module}.py").write_text(text)
+        return changed(config, {group: {"_target_": f"{module}.{name}", **options}})
+
+    return put
+
+
+def the_problem(config: dict[str, Any]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        learn(config)
+    (problem,) = caught.value.problems
+    return problem
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("alone", set()),
+        ("by_hand", {"advantages"} | RATIO),
+        ("by_a_helper", {"advantages"}),
+        ("by_a_class", {"ref_logprobs"}),
+        ("by_an_import", {"advantages"} | RATIO),
+        ("by_a_name", {"advantages"}),
+        ("by_attrgetter", {"advantages"}),
+        ("by_vars", {"advantages"}),
+        ("by_unpacking", {"advantages"}),
+        ("by_replacing", {"advantages"} | RATIO),
+        ("by_shape", set()),
+        ("whole", {"advantages"} | RATIO),
+    ],
+)
+def test_a_loss_reads_the_fields_whose_numbers_it_uses_however_it_gets_them(
+    name: str, fields: set[str], own: Any
+) -> None:
+    learned = learn(own("loss", LOSSES, name))
+    assert {field for field in FIELDS if learned.reads({field})} == fields
+    assert learned.is_supervised == (not fields)
+    assert learned.uses_ratio == (fields >= RATIO)
+
+
+def test_a_file_may_name_the_fields_that_a_branch_hides(own: Any) -> None:
+    hidden = HEAD + (
+        "READS = ('logprobs', 'advantages')\n"
+        "def mine(tokens):\n"
+        "    if tokens.num_sequences > 100:\n"
+        "        return TokenLoss(-tokens.advantages * tokens.logprobs, {})\n"
+        "    return TokenLoss(-tokens.logprobs, {})\n"
+    )
+    assert learn(own("loss", hidden)).reads_advantages
+    assert not learn(own("loss", hidden.replace("READS", "OTHER"))).reads_advantages
+    problem = the_problem(own("loss", hidden.replace("'advantages'", "'advantage'")))
+    assert "Tokens has no field ['advantage']" in problem
+
+
+@pytest.mark.parametrize(
+    ("body", "said", "line"),
+    [
+        ("return -tokens.logprobs", "returned a Tensor of shape [8]: return TokenLoss(", 3),
+        ("return TokenLoss(-tokens.logprobs.sum(), {})", "neither summed nor averaged", 3),
+        ("return TokenLoss(-tokens.logprobs.detach(), {})", "a loss without gradient", 3),
+        ("return TokenLoss(-tokens.logprobs * tokens.advantages.log(), {})", "is NaN or inf", 3),
+        ("return TokenLoss(-tokens.logprobs, {'x': 0.5})", "the metric 'x' as float 0.5", 3),
+        (
+            "return TokenLoss(-tokens.logprobs, {'x': tokens.logprobs[:2]})",
+            "the metric 'x' with the shape [2] for 8 tokens",
+            3,
+        ),
+        (
+            "return TokenLoss(-tokens.logprobs, {'reward': tokens.logprobs})",
+            "a metric 'reward', a name that the run uses itself: choose another name",
+            3,
+        ),
+        ("return TokenLoss(-tokens.logprobs, None)", "returned metrics that are a NoneType", 3),
+        ("return TokenLoss(-tokens.logprob, {})", "raised AttributeError", 4),
+        ("raise KeyError('x')", "raised KeyError: 'x', called with eight made-up tokens", 4),
+    ],
+)
+def test_a_loss_that_a_run_cannot_use_is_named_with_file_line_and_remedy(
+    body: str, said: str, line: int, own: Any, modules: Path
+) -> None:
+    problem = the_problem(own("loss", f"{HEAD}def mine(tokens):\n    {body}\n"))
+    assert problem.startswith("loss: knobs_own")
+    assert said in problem
+    (file,) = modules.glob("knobs_own*.py")
+    assert problem.endswith(f"({file}, line {line})")
+
+
+def test_every_name_that_the_run_logs_is_taken() -> None:
+    texts = [path.read_text() for path in (REPO / "rl").rglob("*.py")]
+    logged = {name for text in texts for name in re.findall(r'"train/(\w+)"', text)}
+    assert logged - {"clip_fraction"} <= TAKEN  # that one is a loss's own, which the screen shows
+
+
+ONE = "def mine(rewards):\n    return "
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "class mine:\n    def __init__(self, rewards): ...\n",
+            "returned a mine for a group of 16",
+        ),
+        (ONE + "rewards[:-1]\n", "returned 15 numbers for 16"),
+        (ONE + "['x' for _ in rewards]\n", "returned 'x' in the place of a number"),
+        (ONE + "[sum(rewards) for _ in rewards]\n", "TypeError"),  # None
+        (ONE + "[1 / (max(r or 0 for r in rewards) - 1) for _ in rewards]\n", "ZeroDivisionError"),
+    ],
+)
+def test_an_advantage_that_a_run_cannot_use_is_refused(text: str, said: str, own: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        learn(own("advantage", text))
+    assert said in caught.value.problems[0]
+    assert caught.value.problems[0].startswith("advantage: knobs_own")
+
+
+ONE_TURN = "    return [[0.0] * len(t or ()) for t in rewards][1:]\n"
+
+
+@pytest.mark.parametrize(
+    ("group", "text", "said"),
+    [
+        ("advantage", "def mine(rewards):\n    [len(t or ()) for t in rewards]\n" + ONE_TURN, ""),
+        ("correction", "def mine(a, b, c, d):\n    return a\n", "return Correction(weights,"),
+        ("correction", "def mine(a, b, c):\n    return a\n", "takes 3 positional arguments"),
+        ("aggregation", "def mine(lengths, groups):\n    return [1.0]\n", "1 numbers for 4"),
+        ("truncation", "def mine(rollout):\n    return 0.0\n", "return Credit(reward, trains=...)"),
+        ("kl.estimator", "def mine(a, b):\n    return (a - b).sum()\n", "one number per token"),
+        ("kl.estimator", "def mine(a, b):\n    return (a - b).detach()\n", "without gradient"),
+        (
+            "buffer",
+            "from rl.rollouts.buffer import FifoBuffer\nclass mine(FifoBuffer):\n"
+            "    def draw(self, step, count, max_staleness, running):\n"
+            "        return self._groups[:count - 1]\n",
+            "drew 15 groups",
+        ),
+        (
+            "buffer",
+            "from rl.rollouts.buffer import FifoBuffer\nclass mine(FifoBuffer):\n"
+            "    def draw(self, step, count, max_staleness, running):\n"
+            "        return self._groups[:1] * count\n",
+            "drew a group twice",
+        ),
+        (
+            "buffer",
+            "from rl.rollouts.buffer import FifoBuffer\nclass mine(FifoBuffer):\n"
+            "    def state(self):\n        return {'seen': {1, 2}}\n",
+            "a state() that a checkpoint cannot keep",
+        ),
+        ("buffer", "class mine:\n    def add(self, group): ...\n", "has no draw() and no state()"),
+        (
+            "order",
+            "from rl.rollouts.example_order import ExampleOrder\nclass mine(ExampleOrder):\n"
+            "    def next(self, index):\n        return 0, 10**9\n",
+            "pool 0 has no example 1000000000",
+        ),
+        ("order", "class mine:\n    def begin(self, pools, seed): ...\n", "has no next() and no"),
+        (
+            "env",
+            "from envs.protocol import Environment\nclass mine(Environment):\n"
+            "    def examples(self, split):\n        return ['question']\n",
+            "has examples that are a str",
+        ),
+        (
+            "env",
+            "from envs.protocol import Environment\nclass mine(Environment):\n"
+            "    def examples(self, split):\n        return []\n"
+            "    async def score(self):\n        return {}\n",
+            "takes 0 arguments: take the episode",
+        ),
+        ("logger", "import a_package_of_nobodys\ndef mine(): ...\n", "cannot be imported: Module"),
+    ],
+)
+def test_other_functions_and_classes_that_a_run_cannot_use_are_refused(
+    group: str, text: str, said: str, own: Any
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        learn(own(group, text))
+    assert said in caught.value.problems[0], caught.value.problems
+    assert caught.value.problems[0].startswith(f"{group.partition('.')[0]}: knobs_own")
+
+
+def test_an_environment_without_its_data_or_slow_to_load_it_is_not_refused(own: Any) -> None:
+    text = "import time\nfrom envs.protocol import Environment\nclass mine(Environment):\n"
+    text += "    def examples(self, split):\n        "
+    for body in ("raise ConnectionError('no network')\n", "time.sleep(4)\n"):
+        learn(own("env", text + body))
+
+
+# What each shipped function does, which a rule or the planner must know.
+FACTS = {
+    "advantage": {
+        "advantage_takes_turns": {"turn_group_mean"},
+        "advantage_is_reward": {"none"},
+        "advantage_refuses_negative": {"max_rl"},
+        "advantage_compares": {"group_mean", "group_zscore", "rloo", "max_rl", "turn_group_mean"},
+    },
+    "aggregation": {
+        "aggregation_takes_turns": {"turn_mean"},
+        "aggregation_weighs_sequences": {"sequence_mean"},
+    },
+    "correction": {"correction_is_neutral": {"none"}},
+    "truncation": {
+        "truncation_is_neutral": {"keep"},
+        "truncation_lowers_rewards": {"penalty"},
+        "truncation_changes_rewards": {"penalty", "zero_reward", "mask_zero"},
+    },
+    "loss": {"loss_weighs_sequences": {"gspo", "sapo"}, "loss_corrects": {"decoupled_ppo"}},
+}
+
+
+@pytest.mark.parametrize("group", FACTS)
+def test_the_facts_of_the_shipped_functions_are_found_by_calling_them(
+    group: str, config: dict[str, Any]
+) -> None:
+    for path in sorted((REPO / "conf" / group).glob("*.yaml")):
+        options = chosen(group, path.stem)
+        options = {k: 100 if str(v).startswith(("?", "$")) else v for k, v in options.items()}
+        learned = learn(changed(config, {group: options}))
+        for fact, choices in FACTS[group].items():
+            assert getattr(learned, fact) == (path.stem in choices), f"{fact} of {path.stem}"
+
+
+def test_only_k1_has_the_same_gradient_whatever_the_reference(config: dict[str, Any]) -> None:
+    for name in ("k1", "k2", "k3"):
+        node = {"kl.estimator": {"_target_": f"losses.kl.{name}"}}
+        assert learn(changed(config, node)).divergence_is_linear == (name == "k1")
+
+
+SAMPLERS = """
+import rl.sampling.demonstrations as demonstrations
+class Proverbs(demonstrations.Imitator): ...
+class Remote: ...
+"""
+
+
+def test_a_constant_of_a_class_holds_for_its_subclasses(modules: Path) -> None:
+    (modules / "knobs_samplers.py").write_text(SAMPLERS)
+    assert is_imitator("knobs_samplers.Proverbs")
+    assert not is_imitator("knobs_samplers.Remote")
+
+
+# The child process, and what is kept of it.
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, modules: Path) -> Path:
+    monkeypatch.setenv("OFFBYONE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PYTHONPATH", str(modules))
+    return tmp_path / "cache" / "dry_calls"
+
+
+def starts(config: dict[str, Any]) -> bool:
+    """Do a dry call, and return whether it started a child."""
+    with DryCall([config]) as dry_call:
+        dry_call.learned()
+        return dry_call._child is not None
+
+
+def test_a_dry_call_is_done_once_until_a_file_that_it_imported_changes(
+    own: Any, cache: Path, modules: Path
+) -> None:
+    config = own("loss", LOSSES + "print('not an answer')\n", "by_a_helper")
+    assert starts(config)
+    assert not starts({**config, "seed": 5, "run_name": "other"})
+    (modules / "knobs_helpers.py").write_text(HELPERS + "\n# changed\n")
+    assert starts(config)
+    assert starts({**config, "group_size": 8})
+    next(cache.iterdir()).write_text("{")
+    list(map(Path.unlink, list(cache.iterdir())[1:]))
+    assert starts(config)
+
+
+def test_the_child_and_this_process_learn_the_same(own: Any, cache: Path) -> None:
+    configs = [own("loss", LOSSES, "by_hand"), composed("loss=gspo")]
+    with DryCall(configs) as dry_call:
+        assert [dry_call.learned(i) for i in (0, 1)] == [learn(config) for config in configs]
+
+
+def test_a_mistake_is_not_kept_and_a_child_that_dies_is_explained(own: Any, cache: Path) -> None:
+    text = "import os, sys\nprint('the reason', file=sys.stderr)\nsys.stderr.flush()\nos._exit(3)\n"
+    for source, said in ((text, "ended with status 3:\n  the reason"), ("x = 1 / 0\n", "ZeroDivi")):
+        config = own("loss", f"{source}def mine(tokens): ...\n")
+        with DryCall([config]) as dry_call, pytest.raises(ConfigError, match=said):
+            dry_call.learned()
+    assert not cache.exists()
+
+
+def test_config_yaml_holds_what_was_learned(config: dict[str, Any], cache: Path) -> None:
+    from rl.config.schema import Run
+
+    run = Run.of(config)
+    with DryCall([config]) as dry_call:
+        run = dry_call.completed(run)
+    path = cache.parent / "config.yaml"
+    run.save(path)
+    assert Learned.of(Run.load(path)) == learn(config)
+    check_learned(config, Learned.of(run))
+
+
+# Where libraries may lie (FINDINGS 23).
+
+CIRCLE = {
+    "__init__.py": "from .a import *\nfrom .b import *\n",
+    "a.py": "from . import *\nfrom .b import *\n",
+    "b.py": "from .a import *\nfrom fake_library import *\n"
+    "def bound(values, high=5.0):\n    return values.clamp(max=high)\n",
+}
+USES = HEAD + (
+    "from fake_library import bound\n"
+    "def mine(tokens, *, scale: float):\n"
+    "    return TokenLoss(-bound(tokens.advantages) * tokens.logprobs * scale, {})\n"
+)
+PROGRAM = """
+import json, sys
+from rl.config.check import check
+from rl.dry_call.child import DryCall
+from rl.dry_call.groups import _LOOKED_UP
+from rl.supervisor.sources import module_files
+config = json.load(sys.stdin)
+check(config)
+with DryCall([config]) as dry_call:
+    reads = dry_call.learned().loss_reads
+print(json.dumps([reads, [str(path) for path in module_files(["user_loss"], ["losses"])]]))
+"""
+
+
+@pytest.mark.parametrize("layout", ["user site", "system site", "PYTHONPATH", ".pth folder"])
+def test_packages_outside_the_environment_are_libraries(
+    layout: str, tmp_path: Path, config: dict[str, Any]
+) -> None:
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    folders = {
+        "user site": tmp_path / "base" / "lib" / version / "site-packages",
+        "system site": tmp_path / "usr" / "lib" / "python3" / "dist-packages",
+        "PYTHONPATH": tmp_path / "target",  # of pip install --target, with metadata
+        ".pth folder": tmp_path / "vendor",
+    }
+    library, user = folders[layout], tmp_path / "user"
+    package = library / "fake_library"
+    package.mkdir(parents=True)
+    user.mkdir()
+    for name, text in CIRCLE.items():
+        (package / name).write_text(text)
+    (user / "user_loss.py").write_text(USES)
+    environment = {**os.environ, "OFFBYONE_CACHE": str(tmp_path / "cache")}
+    paths = [str(REPO)]
+    if layout == "PYTHONPATH":
+        (library / "fake_library-1.0.dist-info").mkdir()
+        paths.append(str(library))
+    elif layout == "user site":
+        environment["PYTHONUSERBASE"] = str(tmp_path / "base")
+        paths.append(str(library))  # a virtual environment does not read the user site itself
+    else:
+        site = tmp_path / "site"
+        site.mkdir()
+        (site / "vendor.pth").write_text(f"{library}\n")
+        start = f"import site\nsite.addsitedir({str(site)!r})\n"
+        (tmp_path / "start").mkdir()
+        (tmp_path / "start" / "sitecustomize.py").write_text(start)
+        paths.append(str(tmp_path / "start"))
+    environment["PYTHONPATH"] = os.pathsep.join(paths)
+    node = {"_target_": "user_loss.mine", "scale": 1.0}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        input=json.dumps(changed(config, {"loss": node})),
+        capture_output=True,
+        text=True,
+        cwd=user,
+        env=environment,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    reads, files = json.loads(done.stdout.splitlines()[-1])
+    assert set(reads) == {"advantages", "logprobs"}
+    assert str(user / "user_loss.py") in files
+    is_own = layout == ".pth folder"  # as an editable install, whose edits must be noticed
+    assert is_library(str(package / "a.py")) == (not is_own)
+    assert (str(package / "a.py") in files) == is_own

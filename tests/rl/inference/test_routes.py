@@ -1,0 +1,67 @@
+"""What is posted to vLLM, to the letter, and what is read out of a score."""
+
+import time
+from contextlib import ExitStack
+
+import pytest
+
+from rl.inference.routes import VLLMRoutes
+from rl.runtime.failure import RunFailed
+from tests.support.listening import PostHandler, listening
+from tests.support.replicas import replica_at
+
+
+class Answers(PostHandler):
+    """Notes each path; scores every token by its own number."""
+
+    def answer(self, body):
+        self.server.paths.append(self.path)
+        tokens = body.get("token_ids", [])[1:]
+        scores = [None, *({str(t): {"logprob": -t / 10}, "9": {"logprob": -7.0}} for t in tokens)]
+        return {"prompt_logprobs": scores}
+
+
+@pytest.fixture
+def vllm(tmp_path):
+    with listening(tmp_path / "s", Answers) as server:
+        server.paths = []
+        with VLLMRoutes(replica_at(tmp_path / "s"), timeout=5.0) as routes:
+            yield routes, server.paths
+
+
+def test_a_pause_keeps_running_requests_and_their_cache(vllm):
+    routes, paths = vllm
+    routes.pause()
+    routes.resume()
+    assert paths == ["/pause?mode=keep&clear_cache=false", "/resume"]
+
+
+def test_a_score_is_one_logprob_for_each_token_but_the_first_and_is_the_token_s_own(vllm):
+    routes, _ = vllm
+    assert routes.score("policy", [4, 2, 3]) == [-0.2, -0.3]
+
+
+class Slow(Answers):
+    """Takes 0.2 s for an answer."""
+
+    def answer(self, body):
+        time.sleep(0.2)
+        return super().answer(body)
+
+
+def four_together(vllm):
+    with vllm.together():
+        for _ in range(4):
+            vllm.resume()
+
+
+def test_requests_that_belong_together_share_one_time_limit(tmp_path):
+    with listening(tmp_path / "s", Slow) as server, ExitStack() as stack:
+        server.paths = []
+        vllm = stack.enter_context(VLLMRoutes(replica_at(tmp_path / "s"), timeout=0.5))
+        for _ in range(4):  # each has its own
+            vllm.resume()
+        with pytest.raises(RunFailed, match=r"`\w+` within trainer.wait_timeout=0.5 s"):
+            four_together(vllm)
+        assert 5 <= len(server.paths) <= 7
+        vllm.resume()  # and the next one has its own again

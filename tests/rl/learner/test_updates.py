@@ -1,0 +1,311 @@
+"""What surrounds a step, compared with plain torch: references, penalties, several updates."""
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from losses.forward_kl_topk import forward_kl_topk
+from losses.jsd_topk import jsd_topk
+from losses.kl import k1, k3
+from losses.ppo_clip import ppo_clip
+from losses.reverse_kl_topk import reverse_kl_topk
+from losses.tokens import TokenLoss
+from rl.dry_call.learn import completed
+from rl.learner.kl import KLPenalty
+from rl.learner.learner import Learner
+from rl.learner.objective import Batch, Objective
+from rl.learner.preparation import Preparation
+from rl.learner.reference.local import InitialPolicy
+from rl.learner.reference.protocol import ReferenceSetting
+from rl.learner.rows import Rows, Scores
+from rl.runtime.folder import RunFolder
+from tests.support import tiny_policy as tiny
+from tests.support.composing import composed
+from tests.support.policy_setup import PlainSteps, all_same
+from tests.support.ranks import on_ranks, per_world
+from tests.support.record_cases import LOSSES, recorded
+
+RATE, BETA, BONUS = 0.05, 2.0, 1.0
+FACTOR = 300.0  # two untrained models hardly differ: without it rounding would hide the step
+
+stages = per_world("mode", dict.fromkeys((1, 2), ("zero0", "zero3")))
+
+
+def trained(setup, mode, rate=RATE):
+    """Return a policy after one step, so that it differs from its reference, and the optimizer."""
+    optim = PlainSteps(rate)
+    policy = setup.policy("float32", mode, optim, entropy_gradient=True)
+    policy.update(setup.batch(setup.rows), setup.objective)
+    return policy, optim
+
+
+def setting(setup, policy, **changes):
+    given = {
+        "model": setup.sources["float32"],
+        "dtype": torch.float32,
+        "temperature": tiny.TEMPERATURE,
+        "logprob_chunk": 7,
+        "max_seq_len": 64,
+        "seed": 0,
+        "vocabulary": policy.vocabulary,
+    }
+    return ReferenceSetting(policy=policy, **{**given, **changes})
+
+
+def preparation(policy, *, keeps_old, reference=None, beta=9.0):
+    kl = KLPenalty(estimator=k1, beta=beta, place="reward", target_kl=None)
+    return Preparation(policy, reference, keeps_old=keeps_old, kl=kl, compared=True)
+
+
+def step_of(before, after):
+    return {name: (before[name].double() - after[name].double()) / RATE for name in before}
+
+
+@stages
+@on_ranks
+def test_a_step_with_divergence_and_entropy_is_that_of_plain_torch(setup, mode):
+    def terms(loss, tokens, entropies):
+        gap = tokens.logprobs - tokens.ref_logprobs
+        return loss + BETA * ((-gap).exp() + gap - 1) - BONUS * entropies
+
+    policy, _ = trained(setup, mode)
+    before = setup.everywhere(policy)
+    kl = KLPenalty(estimator=k3, beta=9.0, place="loss", target_kl=None)
+    objective = Objective(setup.loss, kl=kl, entropy_bonus=BONUS)
+    setup.twin.load_state_dict(before, strict=False)
+    value, gradient = tiny.reference(setup.twin, setup.rows, setup.loss, terms)
+    _, alone = tiny.reference(setup.twin, setup.rows, setup.loss)
+    assert tiny.relative_error(alone, gradient) > 0.1  # the two terms matter
+    batch = setup.batch(setup.rows)
+    micros = (Batch.of(micro, setup.ranks.device, batch.step) for micro in batch.micro_batches)
+    batches = [tiny.filled(micro, old=False, dtype=torch.float32) for micro in micros]
+    stats = policy.update(batch, objective, batches=batches, beta=BETA)
+    assert tiny.relative_error(step_of(before, setup.everywhere(policy)), gradient) < 1e-5
+    assert stats["train/loss"] == pytest.approx(value, rel=1e-5)
+
+
+@stages
+@on_ranks
+def test_a_step_towards_a_teachers_candidates_is_that_of_plain_torch(setup, mode):
+    def loss(tokens):
+        divergences = (forward_kl_topk, reverse_kl_topk, partial(jsd_topk, mix=0.25))
+        ones = torch.ones_like(tokens.logprobs)
+        measured = {f"of_rank_{setup.ranks.rank}": ones, "two": torch.tensor(2.0)}
+        return TokenLoss(FACTOR * sum(one(tokens).loss for one in divergences), measured)
+
+    policy, _ = trained(setup, mode)
+    # A teacher of the same size with other weights.
+    teacher = InitialPolicy(refresh_every=0, refresh_mix=1.0, top_k=3, sees_hint=False)
+    reference = teacher.start(setting(setup, policy, reads_candidates=True, seed=9))
+    before, batch = setup.everywhere(policy), setup.batch(setup.rows)
+    assert all(Batch.of(m, setup.ranks.device, 0).candidates is None for m in batch.micro_batches)
+    batches, _ = preparation(policy, keeps_old=False, reference=reference, beta=0.0)(batch, 0.0)
+    stats = policy.update(batch, Objective(loss), batches=batches)
+    setup.twin.load_state_dict(before, strict=False)
+    likes = tiny.exact_model(setup.sources["float32"])
+    likes.load_state_dict(dict(reference._module.model.named_parameters()), strict=False)
+    value, gradient = divergence(setup.twin, likes, setup.rows)
+    assert tiny.relative_error(step_of(before, setup.everywhere(policy)), gradient) < 1e-5
+    assert stats["train/loss"] == pytest.approx(value, rel=1e-5)
+    # What one rank alone measured is a mean over all tokens and shifts no other metric.
+    shares = [stats[f"train/of_rank_{rank}"] for rank in range(setup.ranks.world)]
+    assert min(shares) > 0
+    assert sum(shares) == pytest.approx(1)
+    assert stats["train/two"] == pytest.approx(2)
+
+
+def divergence(model, teacher, rows):
+    """Return value and gradient of the divergences over three candidates and the rest."""
+    total = torch.zeros((), dtype=torch.float64)
+    for one in rows:
+        ids = torch.tensor(one.token_ids, dtype=torch.int64)
+        mask = torch.tensor(one.completion_mask)
+        places = mask.nonzero()[:, 0] - 1
+        p, q = (
+            torch.softmax(m(input_ids=ids[None]).logits[0][places] / tiny.TEMPERATURE, -1)
+            for m in (model, teacher)
+        )
+        best = q.detach().topk(3).indices
+        kept = [x.gather(1, best) for x in (p, q)]
+        p, q = (torch.cat([x, 1 - x.sum(1, keepdim=True)], 1) for x in kept)
+        m = 0.25 * q + 0.75 * p
+        terms = q * (q / p).log() + p * (p / q).log()
+        terms = terms + 0.25 * q * (q / m).log() + 0.75 * p * (p / m).log()
+        total = total + FACTOR * (torch.tensor(one.token_weights)[mask] * terms.sum(-1)).sum()
+    parameters = dict(model.named_parameters())
+    gradients = torch.autograd.grad(total, list(parameters.values()))
+    return float(total.detach()), dict(zip(parameters, gradients, strict=True))
+
+
+@stages
+@on_ranks
+def test_several_updates_of_a_batch_are_plain_steps_with_the_old_logprobs_fixed(setup, mode):
+    policy, optim = trained(setup, mode)
+    loss = partial(ppo_clip, clip_low=0.01, clip_high=0.01, dual_clip=None)
+    batch, before, taken = setup.batch(setup.rows), setup.everywhere(policy), optim.made.steps
+    batches, _ = preparation(policy, keeps_old=True)(batch, 0.0)
+    stats = policy.update(batch, Objective(loss), batches=batches, updates=3)
+    assert optim.made.steps == taken + 3
+    setup.twin.load_state_dict(before, strict=False)
+    old, values, norms = tiny.own(setup.twin, setup.rows), [], []
+    for _ in range(3):
+        value, gradient = tiny.reference(setup.twin, setup.rows, loss, old=old)
+        values.append(value)
+        norms.append(float(tiny.flat(gradient).norm()))
+        with torch.no_grad():
+            for name, parameter in setup.twin.named_parameters():
+                parameter -= RATE * gradient[name]
+    twin = {name: p.detach() for name, p in setup.twin.named_parameters() if name in before}
+    error = tiny.relative_error(step_of(before, setup.everywhere(policy)), step_of(before, twin))
+    assert error < 1e-5
+    sampled = [torch.tensor(r.rollout_logprobs)[r.completion_mask] for r in setup.rows]
+    gap = torch.cat(old) - torch.cat(sampled)
+    w = gap.exp()
+    expected = {
+        "train/loss": sum(values) / 3,
+        "train/grad_norm": sum(norms) / 3,
+        "mismatch/sampled_mean_abs": gap.abs().mean(),
+        "mismatch/sampled_max_abs": gap.abs().max(),
+        "mismatch/sampled_kl": (w - 1 - gap).mean(),
+        "mismatch/sampled_chi_square": w.square().mean() - 1,
+        "mismatch/sampled_effective_sample_size": w.mean().square() / w.square().mean(),
+    }
+    for name, number in expected.items():
+        assert stats[name] == pytest.approx(float(number), rel=1e-5), name
+
+
+def liking(token_ids):
+    return 0.5 * torch.cos(token_ids.float()) - 2.0
+
+
+class Fixed:
+    """A reference whose logprob of a token depends on the token alone."""
+
+    def score(self, batches):
+        return [Scores(liking(rows.token_ids[rows.mask])) for rows in batches]
+
+    def metrics(self):
+        return {}
+
+
+@stages
+@on_ranks
+def test_a_penalty_in_the_reward_counts_the_tokens_of_a_rollout_on_all_ranks(setup, mode):
+    """Advantages of 12 rollouts minus the divergence of each, the third unscorable."""
+    policy, _ = trained(setup, mode)
+    rewards = np.arange(12, dtype=np.float32) % 5
+    rewards[2] = np.nan
+    group_ids = np.repeat(np.arange(4, dtype=np.int32), 3)
+    batch = replace(setup.batch(setup.rows), rewards=rewards, group_ids=group_ids)
+    batches, metrics = preparation(policy, keeps_old=False, reference=Fixed())(batch, BETA)
+    setup.twin.load_state_dict(setup.everywhere(policy), strict=False)
+    own = tiny.own(setup.twin, setup.rows)
+    lost = [
+        BETA * float((o - liking(tiny.completion(r)[0])).sum())
+        for o, r in zip(own, setup.rows, strict=True)
+    ]
+    counted = np.array([r.num_completion > 0 for r in setup.rows]) & ~np.isnan(rewards)
+    known = np.where(counted, lost, np.nan).reshape(4, 3)
+    relative = np.nan_to_num(known - np.nanmean(known, axis=1, keepdims=True)).flatten()
+    expected = np.array([r.advantages[0] for r in setup.rows]) - relative
+    for b in batches:
+        found = b.advantages.numpy()
+        np.testing.assert_allclose(found, expected[b.rollout_ids.numpy()], rtol=0, atol=1e-5)
+        # For the penalty alone, one update keeps the sampler as its anchor.
+        assert b.old_logprobs is None
+    assert metrics["train/kl_penalty"] == pytest.approx(np.mean(lost), rel=1e-5)
+
+
+@stages
+@on_ranks
+def test_recorded_gradients_of_all_ranks_are_autograds_of_the_whole_objective(setup, mode):
+    policy, _ = trained(setup, mode, RATE / 10)  # eight steps without getting certain
+    found = recorded(setup, policy)
+    assert found.keys() == set(LOSSES)
+    for loss in found.values():
+        assert loss["error"] < 1e-6
+        assert loss["different"] > 100
+        assert loss["trained"]
+        assert loss["forked"]
+        # Its tokens are masked, and the group of three was rejected.
+        assert loss["untrained"] == ["000000.2", "000006.0", "000006.1", "000006.2"]
+        seen, expected = loss["observed"]  # by the first of two updates alone
+        assert seen == expected > 0
+
+
+def gap(setup, policy, reference):
+    """Return the largest |log pi - log ref| of a batch, over all ranks."""
+    micros = [Batch.of(m, setup.ranks.device, 0) for m in setup.batch(setup.rows).micro_batches]
+    rows = [Rows(m.token_ids, m.mask, ("",) * len(m.mask)) for m in micros]
+    pairs = zip(micros, reference.score(rows), strict=True)
+    found = [(policy.score(micro) - scores.logprobs).abs() for micro, scores in pairs]
+    return setup.largest(torch.cat([torch.zeros(1), *found]).max())
+
+
+def worst(one, other):
+    assert one.keys() == other.keys()
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+@stages
+@on_ranks
+def test_a_reference_moves_by_the_mix_when_it_is_due_and_only_then(setup, mode):
+    """Every second step, halfway: (start + policy) / 2; with a mix of 1 it becomes the policy."""
+    policy = setup.policy("float32", mode, PlainSteps(RATE))
+    initial = InitialPolicy(refresh_every=2, refresh_mix=0.5, top_k=3, sees_hint=False)
+    reference = initial.start(setting(setup, policy))
+
+    def weights():
+        return {n: p.clone() for n, p in reference._module.model.named_parameters()}
+
+    assert gap(setup, policy, reference) == 0
+    start = setup.everywhere(policy)
+    policy.update(setup.batch(setup.rows), setup.objective)
+    now = setup.everywhere(policy)
+    assert worst(now, start) > 0.01
+    reference.after_step(1)
+    assert all_same(weights(), start)
+    reference.after_step(2)
+    assert worst(weights(), {name: (start[name] + now[name]) / 2 for name in start}) < 1e-6
+    assert all_same(weights(), setup.from_first(weights()))
+    folder = setup.new_folder()
+    reference.save(folder)
+    torch.distributed.barrier()
+    loaded = initial.start(setting(setup, policy))
+    loaded.load(folder)
+    assert gap(setup, policy, loaded) == gap(setup, policy, reference) > 0.01
+    reference._mix, reference._average = 1.0, {}
+    reference.after_step(4)
+    assert gap(setup, policy, reference) == 0
+
+
+@per_world("how", {1: ["all of it"]})
+@on_ranks
+def test_an_adaptive_beta_and_a_moving_reference_survive_a_checkpoint(setup, how):
+    run_folder = RunFolder(setup.new_folder())
+    run_folder.set_model(setup.sources["float32"])
+
+    def start(*overrides):
+        common = ("model.dtype=float32", "updates_per_batch=2", "optim.learning_rate=1e-4")
+        return Learner(completed(composed(*common, *overrides)), run_folder, setup.ranks)
+
+    bare = start("reference=initial", "correction=tis_token")
+    assert bare._reference is None  # nothing reads it
+    assert not [name for name in bare.update(setup.batch(setup.rows)) if "kl_b" in name]
+    steered = ("loss=ppo_clip_kl", "reference.refresh_every=2", "reference.refresh_mix=0.5")
+    one = start(*steered)
+    stats = [one.update(setup.batch(setup.rows, step=step)) for step in range(2)]
+    one.save(run_folder.path)
+    third = setup.batch(setup.rows, step=2)
+    expected = one.update(third)
+    other = start(*steered, "seed=1")
+    other.load(run_folder.path)
+    found = other.update(third)
+    assert found == expected
+    # The divergence stays far below its target: beta falls by the most, two percent a step.
+    assert 0 < expected["train/kl_divergence"] < 0.04
+    betas = [each["train/kl_beta"] for each in (*stats, found)]
+    assert betas == pytest.approx([0.05, 0.05 * 0.98, 0.05 * 0.98**2], rel=1e-12)

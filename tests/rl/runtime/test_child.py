@@ -1,0 +1,182 @@
+"""Children never outlive the supervisor, whatever signals they ignore and whatever is killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from rl.runtime.child import Child, Reaper, end_groups, group_alive, last_lines
+from tests.support.families import Family, alive, wait_until
+
+REPO = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def family(tmp_path):
+    family = Family(tmp_path / "pids")
+    yield family
+    if family.pids.exists():
+        for pid in family():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def reaper():
+    with Reaper() as reaper:
+        yield reaper
+
+
+def test_a_grandchild_that_ignores_term_is_dead_after_the_end(family, reaper, tmp_path):
+    child = Child("family", family.command, log=tmp_path / "log", reaper=reaper)
+    child.start()
+    group = child.group
+    assert all(alive(pid) for pid in family())
+    assert child.returncode is None
+    assert group_alive(group)
+    assert group in reaper._groups
+    child.end()
+    assert not any(alive(pid) for pid in family())
+    assert child.group is None
+    assert group not in reaper._groups  # the kernel may reuse its number
+
+
+def test_a_child_has_its_own_group_its_log_and_its_environment(reaper, tmp_path):
+    log = tmp_path / "logs" / "child.log"
+    for word in ("first", "second"):
+        command = ["sh", "-c", "echo out $WORD; echo err >&2; exit 3"]
+        with Child("child", command, log=log, reaper=reaper, env={"WORD": word}) as child:
+            assert child.group != os.getpgrp()
+            assert wait_until(lambda child=child: child.returncode is not None)
+            assert child.returncode == 3
+    assert log.read_text() == "out first\nerr\nout second\nerr\n"
+
+
+def test_leaving_the_block_by_an_error_ends_the_child_too(reaper, tmp_path):
+    child = Child("sleeper", ["sleep", "30"], log=tmp_path / "log", reaper=reaper)
+    groups = []
+    with suppress(KeyError), child:
+        groups.append(child.group)
+        raise KeyError
+    assert not group_alive(*groups)
+
+
+def test_a_child_that_has_not_started_or_has_ended_can_be_ended(reaper, tmp_path):
+    child = Child("short", ["true"], log=tmp_path / "log", reaper=reaper)
+    child.end()
+    child.start()
+    assert wait_until(lambda: child.returncode == 0)
+    child.end()
+    child.end()
+    assert child.returncode is None
+
+
+def test_several_groups_share_one_grace_period_which_ends_with_them():
+    script = "trap '' TERM; echo ready; exec sleep 30"
+    children = [
+        subprocess.Popen(["sh", "-c", script], start_new_session=True, stdout=subprocess.PIPE)
+        for _ in range(3)
+    ]
+    assert [child.stdout.readline() for child in children] == [b"ready\n"] * 3
+    began = time.monotonic()
+    end_groups([child.pid for child in children], grace_s=0.3)
+    assert [child.wait(1) for child in children] == [-signal.SIGKILL] * 3
+    assert 0.3 <= time.monotonic() - began < 2
+    child = subprocess.Popen(["sleep", "30"], start_new_session=True)
+    end_groups([child.pid], grace_s=30)
+    assert child.wait(1) == -signal.SIGTERM
+    assert time.monotonic() - began < 10
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from rl.runtime.child import Child, Reaper
+with Reaper() as reaper:
+    child = Child("family", sys.argv[2:], log=Path(sys.argv[1]), reaper=reaper)
+    child.start()
+    print(reaper._process.pid, flush=True)
+    time.sleep(30)
+"""
+
+
+@pytest.fixture
+def holder(family, tmp_path):
+    """(a process that holds a reaper and a child with a grandchild, the reaper's pid)"""
+    command = [sys.executable, "-c", HOLDER, str(tmp_path / "log"), *family.command]
+    with subprocess.Popen(command, cwd=REPO, stdout=subprocess.PIPE, text=True) as process:
+        yield process, int(process.stdout.readline())
+        process.kill()
+
+
+def test_killing_the_holder_leaves_nothing_after_five_seconds(holder, family):
+    process, reaper = holder
+    everyone = [*family(), reaper]
+    assert all(alive(pid) for pid in everyone)
+    process.kill()
+    assert wait_until(lambda: not any(alive(pid) for pid in everyone))
+
+
+def test_the_kernel_ends_the_child_even_if_the_reaper_died_before(holder, family):
+    process, reaper = holder
+    child, _ = family()
+    os.kill(reaper, signal.SIGKILL)
+    process.kill()
+    assert wait_until(lambda: not alive(child))
+
+
+def test_a_reaper_that_was_killed_is_replaced_and_knows_all_groups(family, tmp_path):
+    gone = subprocess.Popen(["true"], start_new_session=True)
+    gone.wait()
+    with Reaper() as reaper:
+        first = reaper._process
+        reaper.ensure_alive()
+        assert reaper._process is first
+        child = Child("family", family.command, log=tmp_path / "log", reaper=reaper)
+        child.start()
+        first.kill()
+        first.wait()
+        reaper.watch(gone.pid)  # a dead reaper does not receive this group, which has ended
+        reaper.ensure_alive()
+        assert reaper._process.poll() is None
+        everyone = family()
+    assert reaper._process.returncode == 0
+    assert not any(alive(pid) for pid in everyone)
+    assert child.returncode == -signal.SIGTERM
+
+
+def test_the_reaper_ignores_signals_and_does_not_end_forgotten_groups():
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
+    stranger = subprocess.Popen(["sleep", "30"], start_new_session=True)
+    with Reaper() as reaper:
+        reaper.watch(stranger.pid)
+        reaper.forget(stranger.pid)
+
+        def ignores_all() -> bool:
+            status = Path(f"/proc/{reaper._process.pid}/status").read_text()
+            ignored = int(status.partition("SigIgn:")[2].split()[0], 16)
+            return all(ignored >> (number - 1) & 1 for number in numbers)
+
+        assert wait_until(ignores_all)  # Python takes a moment to start
+        for number in numbers:
+            os.kill(reaper._process.pid, number)
+    assert reaper._process.returncode == 0
+    assert stranger.poll() is None
+    stranger.kill()
+    stranger.wait()
+
+
+def test_last_lines_are_the_last_states_of_progress_bars(tmp_path):
+    log = tmp_path / "log"
+    assert last_lines(log) == "(no log yet)"
+    bar = b"\r".join(b"%d %%" % i for i in range(101))
+    log.write_bytes(b"first\nsecond\r\n" + bar + b"\nbad \xff byte\n")
+    assert last_lines(log) == "first\nsecond\n100 %\nbad \ufffd byte"
+    assert last_lines(log, 2) == "100 %\nbad \ufffd byte"
+    log.write_text("".join(f"line {i}\n" for i in range(100_000)))
+    assert last_lines(log, 2) == "line 99998\nline 99999"

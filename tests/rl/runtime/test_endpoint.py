@@ -1,0 +1,72 @@
+"""Addresses of servers as text and as files, and the key of a run."""
+
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+
+from rl.runtime.endpoint import Endpoint
+from rl.runtime.folder import RunFolder
+from rl.runtime.network import Address
+
+
+@pytest.mark.parametrize(
+    ("text", "address", "url"),
+    [
+        ("unix:/run/a b.sock", Address(path=Path("/run/a b.sock")), "http://vllm"),
+        ("tcp://127.0.0.1:80", Address(host="127.0.0.1", port=80), "http://127.0.0.1:80"),
+        ("tcp://node-3:65535", Address(host="node-3", port=65535), "http://node-3:65535"),
+        ("tcp://[::1]:8000", Address(host="::1", port=8000), "http://[::1]:8000"),
+    ],
+)
+def test_an_address_is_parsed_and_formatted(text, address, url):
+    assert Address.parse(text) == address
+    assert (str(address), address.url) == (text, url)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "unix:", "unix:a.sock", "tcp://host", "tcp://:80", "tcp://h:0", "tcp://h:99999",
+     "tcp://h:x", "http://h:80", "tcp://h:80/v1", "/run/a.sock"],
+)  # fmt: skip
+def test_a_wrong_address_is_refused_with_the_right_form(text):
+    with pytest.raises(ValueError, match=r"write unix:/path or tcp://host:port"):
+        Address.parse(text)
+
+
+def test_a_connection_needs_a_listener(tmp_path):
+    with socket.socket(socket.AF_UNIX) as unix, socket.socket() as tcp:
+        unix.bind(str(tmp_path / "s"))
+        tcp.bind(("127.0.0.1", 0))
+        port = tcp.getsockname()[1]
+        addresses = (Address(path=tmp_path / "s"), Address(host="127.0.0.1", port=port))
+        for listener, address in zip((unix, tcp), addresses, strict=True):
+            with pytest.raises(ConnectionRefusedError):
+                address.connect(1)
+            listener.listen()
+            with address.connect(5) as opened:
+                assert opened.gettimeout() == 5
+
+
+def test_each_start_of_a_server_is_published_until_the_next_run(tmp_path):
+    folder = RunFolder(tmp_path)
+    assert Endpoint.read(folder, "inference1") is None
+    for incarnation in (0, 1):
+        started = Endpoint(Address(host="::1", port=7), incarnation, pid=12)
+        started.write(folder, "inference1")
+        assert Endpoint.read(folder, "inference1") == started
+    folder.clear_processes()
+    assert Endpoint.read(folder, "inference1") is None
+
+
+def test_each_start_has_its_own_key_that_only_the_user_can_read(tmp_path):
+    folder, keys = RunFolder(tmp_path), set()
+    for _ in range(2):
+        folder.private.make()
+        assert folder.private.read_key() is None
+        folder.private.make_key()
+        assert stat.S_IMODE(folder.private.key.stat().st_mode) == 0o600
+        keys.add(folder.private.read_key())
+    assert len(keys) == 2
+    assert min(map(len, keys)) > 30

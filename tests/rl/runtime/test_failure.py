@@ -1,0 +1,72 @@
+"""The error of a process becomes one message, and the supervisor finds the first."""
+
+import json
+import re
+from contextlib import nullcontext
+
+import pytest
+
+from rl.runtime.failure import RunFailed, first_failure, reporting
+from rl.runtime.folder import RunFolder
+
+
+def failing(folder, error: BaseException, process: str = "rollouts") -> None:
+    with pytest.raises(SystemExit) as ended, reporting(RunFolder(folder), process):
+        raise error
+    assert ended.value.code == 1
+
+
+RAISED_AT = failing.__code__.co_firstlineno + 2
+ESCAPES = "it said \x1b[31mred\x1b]0;title\x07\x00 and\ttab\nline \x9b2J."
+
+
+def reported(folder) -> str:
+    report = first_failure(RunFolder(folder))
+    assert report is not None
+    return f"{report['part']}: {report['message']}"
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (RunFailed("none could be scored"), "none could be scored"),
+        (ValueError("raise max_seq_len"), "raise max_seq_len"),
+        (KeyError("x"), f"KeyError: 'x' (test_failure.py:{RAISED_AT})"),
+        (ExceptionGroup("tasks", [RunFailed("first"), RunFailed("other")]), "first"),
+        (ExceptionGroup("outer", [ExceptionGroup("inner", [OSError("gone")])]), "OSError: gone"),
+        (RunFailed(ESCAPES), "it said red and\ttab\nline 2J."),
+    ],
+    ids=["ours", "the user's", "a bug", "of a task", "of a task in a task", "escapes"],
+)
+def test_the_message_is_for_the_user_and_the_traceback_for_the_log(
+    tmp_path, capsys, error, message
+):
+    failing(tmp_path / "new", error)
+    assert reported(tmp_path / "new") == f"rollouts: {message}"
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_the_place_of_an_error_is_the_last_line_that_is_not_a_librarys(tmp_path):
+    try:
+        json.loads(3)
+    except TypeError as error:
+        failing(tmp_path, error)
+    assert re.search(r"^rollouts: TypeError: .* \(test_failure\.py:\d+\)$", reported(tmp_path))
+
+
+def test_the_first_failure_is_the_oldest_complete_report(tmp_path):
+    for process, time in (("a", 20.0), ("trainer.rank0", 10.0), ("trainer.rank1", 30.0)):
+        failing(tmp_path, RunFailed(process), process)
+        path = tmp_path / "failures" / f"{process}.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "time": time}))
+    (tmp_path / "failures" / "half.new").write_text('{"part": "ha')
+    assert reported(tmp_path) == "trainer.rank0: trainer.rank0"
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt, SystemExit])
+def test_neither_success_nor_an_interrupt_is_a_failure(tmp_path, error):
+    ended = pytest.raises(error) if error else nullcontext()
+    with ended, reporting(RunFolder(tmp_path), "rollouts"):
+        if error:
+            raise error
+    assert first_failure(RunFolder(tmp_path)) is None

@@ -1,0 +1,159 @@
+"""The files of a run: private sockets at any depth, checkpoints, and what a new start deletes."""
+
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import uuid
+from pathlib import Path
+
+import pytest
+
+from rl.runtime.folder import RunFolder, drop_steps_from
+
+
+@pytest.fixture
+def link_to_deep(tmp_path):
+    deep = tmp_path / ("d" * 60) / ("e" * 60)
+    deep.mkdir(parents=True)
+    (tmp_path / "link").symlink_to(deep)
+
+
+@pytest.mark.usefixtures("link_to_deep")
+@pytest.mark.parametrize("run", ["run", "x" * 90, "link/run"], ids=["short", "deep", "linked"])
+def test_sockets_can_be_bound_at_any_depth_and_are_deleted_with_temporary_files(tmp_path, run):
+    before = {*Path(tempfile.gettempdir()).glob("offbyone-*")}
+    run_folder = RunFolder(tmp_path / run)
+    for _ in range(2):  # a resumed run finds the sockets of the last
+        run_folder.private.make()
+        for path in (run_folder.private.vllm_socket, run_folder.private.rollouts_socket):
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(str(path))
+            assert (run_folder.path / "sockets" / path.name).is_socket()
+    temporary = Path(run_folder.private.environment()["TMPDIR"])
+    for folder in (run_folder.path / "sockets", temporary):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    with socket.socket(socket.AF_UNIX) as listener:  # as vLLM names its own
+        listener.bind(str(temporary / str(uuid.uuid4())))
+
+    run_folder.clear_processes()
+
+    assert not temporary.exists()
+    assert {*Path(tempfile.gettempdir()).glob("offbyone-*")} == before
+
+
+def test_a_short_run_folder_contains_its_sockets_and_only_the_user_can_reach_them():
+    with tempfile.TemporaryDirectory() as short:
+        run_folder = RunFolder(Path(short) / "run")
+        run_folder.private.make()
+        sockets = run_folder.path.resolve() / "sockets"
+        assert run_folder.private.vllm_socket == sockets / "vllm.sock"
+        assert sockets.stat().st_mode & 0o077 == 0
+
+
+def test_files_have_their_documented_names_and_the_model_is_recorded(tmp_path):
+    run_folder = RunFolder(tmp_path)
+    assert not run_folder.is_run
+    assert run_folder.rollouts_of(12) == tmp_path / "rollouts" / "step_000012.jsonl"
+    assert (tmp_path / "rollouts").is_dir()
+    assert run_folder.is_run
+    assert run_folder.logs == tmp_path / "logs"
+    run_folder.set_model(tmp_path / "a model", "123")
+    assert (run_folder.model(), run_folder.model_fingerprint()) == (tmp_path / "a model", "123")
+
+
+def test_a_run_resumes_from_its_newest_complete_checkpoint(tmp_path):
+    run_folder = RunFolder(tmp_path)
+    assert run_folder.resumed() is None
+    for step in (100, 20, 1_000_000, 999_950):
+        folder = run_folder.checkpoint(step)
+        folder.mkdir(parents=True)
+        state = {"step": step, "rollouts": {"n": step}}
+        run_folder.state_of(folder).write_text(json.dumps(state))
+    run_folder.checkpoint(3_000_000).with_name(".step_3000000.incomplete").mkdir()
+    names = [path.name for path in run_folder.complete_checkpoints()]
+    assert names == ["step_000020", "step_000100", "step_999950", "step_1000000"]
+    resumed = run_folder.resumed()
+    assert (resumed.step, resumed.rollouts) == (1_000_000, {"n": 1_000_000})
+    assert resumed.folder == run_folder.checkpoint(1_000_000)
+
+
+@pytest.mark.parametrize("name", ["status", "failures", "sockets"])
+def test_clean_up_does_not_follow_links(tmp_path, name):
+    precious = tmp_path / "precious" / "file"
+    precious.parent.mkdir()
+    precious.touch()
+    run_folder = RunFolder(tmp_path / "run")
+    run_folder.path.mkdir()
+    (run_folder.path / name).symlink_to(precious.parent)
+    run_folder.clear_processes()
+    assert precious.exists()
+    assert not (run_folder.path / name).is_symlink()
+
+
+def test_clean_up_deletes_broken_links_plain_files_and_incomplete_checkpoints(tmp_path):
+    run_folder = RunFolder(tmp_path)
+    run_folder.private.path.symlink_to(tmp_path / "nowhere")
+    run_folder.statuses.write_text("a file")
+    for name in (".step_000004.incomplete", "step_000002", ".step_000001.deleted"):
+        (run_folder.checkpoints / name).mkdir(parents=True)
+        (run_folder.checkpoints / name / "optimizer").write_text("large")
+    run_folder.clear_processes()
+    assert list(tmp_path.iterdir()) == [run_folder.checkpoints]
+    assert [path.name for path in run_folder.checkpoints.iterdir()] == ["step_000002"]
+
+
+_COMPILES = (
+    "import torch; torch.compile(lambda x: (x >= 1).sum(-1), dynamic=True)(torch.ones(3, 4))"
+)
+
+
+def test_compiled_pytorch_code_outlives_the_temporary_files(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
+    run_folder = RunFolder(tmp_path)
+    run_folder.private.make()
+    ours = run_folder.private.environment()
+    subprocess.run([sys.executable, "-c", _COMPILES], env={**os.environ, **ours}, check=True)
+    assert [*(tmp_path / "compiled").rglob("*.so")]
+    assert not [*Path(ours["TMPDIR"]).rglob("*.gch")]
+    run_folder.clear_processes()
+
+
+def test_preparations_of_a_failed_start_are_deleted_but_not_the_requested_model(tmp_path):
+    folder = RunFolder(tmp_path)
+    for path in (folder.built_model, folder.warm_start):
+        path.mkdir()
+    folder.clear_preparations(but=str(folder.built_model))
+    assert folder.built_model.is_dir()
+    assert not folder.warm_start.exists()
+    folder.clear_preparations(but=None)
+    assert not folder.built_model.exists()
+
+
+def test_later_steps_are_dropped_and_their_rollouts_kept_elsewhere(tmp_path):
+    drop_steps_from(RunFolder(tmp_path), 0)
+    assert list(tmp_path.iterdir()) == []
+    folder = RunFolder(tmp_path)
+    folder.tokens.mkdir()
+    for step in (3, 4, 12):
+        folder.rollouts_of(step).write_text(f"{step}\n")
+        for process in ("rollouts", "trainer.rank0", "trainer.rank1"):
+            folder.tokens_of(step, process).touch()
+        folder.evaluation_of(step).touch()
+    (folder.rollouts / "step_of_mine.jsonl").touch()
+    (folder.tokens / ".step_000012.rollouts.parquet.incomplete").touch()
+    drop_steps_from(folder, 4)
+    folder.rollouts_of(12).write_text("again\n")
+    drop_steps_from(folder, 4)  # a step may be lost twice
+
+    def names(path):
+        return {path.name for path in path.iterdir()}
+
+    assert names(folder.rollouts) == {"step_000003.jsonl", "step_of_mine.jsonl"}
+    assert names(folder.evaluations) == {"version_000003.jsonl"}
+    assert {name[:11] for name in names(folder.tokens)} == {"step_000003"}
+    assert names(folder.dropped_rollouts) == {"step_000004.jsonl", "step_000012.jsonl"}
+    assert (folder.dropped_rollouts / "step_000012.jsonl").read_text() == "12\nagain\n"

@@ -1,0 +1,103 @@
+"""A run's folder belongs to one process at a time, and is free once that process has ended."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rl.runtime.folder import RunFolder
+from rl.runtime.lock import FolderInUse, FolderUnusable, ensure_free, locked
+
+REPO = Path(__file__).parents[3]
+HOLDER = """
+import subprocess, sys, time
+from pathlib import Path
+from rl.runtime.folder import RunFolder
+from rl.runtime.lock import locked
+with locked(RunFolder(Path(sys.argv[1]))):
+    child = subprocess.Popen(["sleep", "30"])
+    print(child.pid, flush=True)
+    time.sleep(30)
+"""
+
+
+@pytest.fixture
+def holders(tmp_path):
+    """Start processes that try to run in the folder, each with a child."""
+    started, children = [], []
+
+    def start(number):
+        command = [sys.executable, "-c", HOLDER, str(tmp_path / "live")]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        started.extend(subprocess.Popen(command, cwd=REPO, **pipes) for _ in range(number))
+        children.extend(process.stdout.readline().strip() for process in started)
+        return started, children
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+    subprocess.run(["kill", *filter(None, children)], check=False, capture_output=True)
+
+
+def test_only_one_of_several_starts_succeeds(holders):
+    started, children = holders(3)
+    assert sorted(map(bool, children)) == [False, False, True]
+    failed = [one for one, child in zip(started, children, strict=True) if not child]
+    assert all("is running (pid" in process.stderr.read() for process in failed)
+
+
+def test_a_folder_in_use_names_its_holder_and_is_free_once_that_is_killed(holders, tmp_path):
+    ((holder,), _) = holders(1)
+    run_folder = RunFolder(tmp_path / "live")
+    before = {path: path.read_bytes() for path in run_folder.path.iterdir()}
+    for enter in (lambda: ensure_free(run_folder), locked(run_folder).__enter__):
+        with pytest.raises(FolderInUse, match=rf"live is running \(pid {holder.pid}\): "):
+            enter()
+    assert {path: path.read_bytes() for path in run_folder.path.iterdir()} == before
+    holder.send_signal(signal.SIGKILL)  # its child survives
+    holder.wait()
+    ensure_free(run_folder)
+    with locked(run_folder):
+        pass
+
+
+def test_ensure_free_creates_no_folder_and_a_lock_ends_with_its_block(tmp_path):
+    run_folder = RunFolder(tmp_path / "new")
+    ensure_free(run_folder)
+    assert not run_folder.path.exists()
+    for _ in range(2):
+        with locked(run_folder), pytest.raises(FolderInUse):
+            ensure_free(run_folder)
+    ensure_free(run_folder)
+
+
+def test_folders_of_a_run_that_never_started_are_deleted(tmp_path):
+    for before in ([], ["outputs/other"], ["outputs/run"]):
+        for folder in before:
+            (tmp_path / folder).mkdir(parents=True)
+        run_folder = RunFolder(tmp_path / "outputs" / "run")
+        with pytest.raises(LookupError), locked(run_folder, undone_by=LookupError):
+            raise LookupError
+        assert run_folder.path.exists() == ("outputs/run" in before)
+        assert (tmp_path / "outputs").exists() == bool(before)
+    with pytest.raises(KeyError), locked(RunFolder(tmp_path / "failed"), undone_by=ValueError):
+        raise KeyError  # the folder of a failed run is kept
+    assert (tmp_path / "failed").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_named_with_the_remedy(tmp_path):
+    (tmp_path / "file").touch()
+    run_folder = RunFolder(tmp_path / "file" / "outputs" / "run")
+    ensure_free(run_folder)
+    with pytest.raises(FolderUnusable, match=r"run cannot be written \(Not a directory\)"):
+        locked(run_folder).__enter__()
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+    command = [sys.executable, "-c", limit + HOLDER, str(tmp_path / "run")]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=False)
+    assert done.stderr.endswith(
+        f"{tmp_path}/run cannot be written (File too large): make room, or choose another "
+        "output_dir\n"
+    )

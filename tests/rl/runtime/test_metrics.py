@@ -1,0 +1,82 @@
+"""metrics.jsonl survives kills and resumes, and contains only JSON."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from rl.runtime.folder import RunFolder
+from rl.runtime.metrics import MetricsFile, MetricsTail, read_metrics, time_split, total_seconds
+
+
+def steps(tmp_path):
+    return [row["step"] for row in read_metrics(RunFolder(tmp_path))]
+
+
+@pytest.fixture
+def ten_steps(tmp_path):
+    file = MetricsFile(RunFolder(tmp_path))
+    for step in range(10):
+        file.append(step, {"train/reward": step / 10})
+    file.close()
+    return tmp_path
+
+
+def test_a_line_is_on_disk_at_once_and_contains_only_json(tmp_path):
+    odd = {"a": math.nan, "b": -math.inf, "c": np.float32(0.5), "d": None, "e": True}
+    MetricsFile(RunFolder(tmp_path)).append(0, odd)
+    line = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=pytest.fail)
+    assert [line[name] for name in "abcde"] == [None, None, 0.5, None, 1.0]
+    (row,) = read_metrics(RunFolder(tmp_path))
+    assert (row["step"], row["c"]) == (0, 0.5)
+    assert row["time"] > 1e9
+
+
+def test_broken_lines_are_skipped_and_the_next_line_is_separate(ten_steps):
+    with (ten_steps / "metrics.jsonl").open("ab") as file:
+        file.write(b'[1]\n\n{"step": "x"}\n\xff\xfe\n{"step": 10, "a": "text", "b": {}}\n')
+        file.write(b'{"step": 10, "train/rew')
+    assert steps(ten_steps) == list(range(11))
+    assert read_metrics(RunFolder(ten_steps))[-1]["a"] is None
+    MetricsFile(RunFolder(ten_steps)).append(11, {})
+    assert steps(ten_steps) == list(range(12))
+
+
+def test_a_resume_drops_the_later_lines_and_appends_to_the_others(ten_steps):
+    file = MetricsFile(RunFolder(ten_steps))
+    file.truncate_after(4)
+    assert steps(ten_steps) == [0, 1, 2, 3, 4]
+    file.append(5, {})
+    assert steps(ten_steps) == [0, 1, 2, 3, 4, 5]
+    file.truncate_after(-1)
+    assert steps(ten_steps) == []
+    dropped = ten_steps / "metrics.dropped.jsonl"
+    assert sorted(ten_steps.iterdir()) == [dropped, ten_steps / "metrics.jsonl"]
+    lines = dropped.read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [5, 6, 7, 8, 9, 0, 1, 2, 3, 4, 5]
+
+
+def test_a_tail_reads_each_complete_line_once_and_restarts_after_a_truncation(ten_steps):
+    assert MetricsTail(RunFolder(ten_steps / "nowhere")).read() == []
+    tail = MetricsTail(RunFolder(ten_steps))
+    assert len(tail.read()) == 10
+    assert tail.read() == []
+    with (ten_steps / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 10')
+        file.flush()
+        assert tail.read() == []
+        file.write("}\n")
+    assert tail.read() == [{"step": 10}]
+    MetricsFile(RunFolder(ten_steps)).truncate_after(2)
+    assert [row["step"] for row in tail.read()] == [0, 1, 2]
+
+
+def test_the_mean_time_of_an_activity_is_over_all_steps():
+    rows = [
+        {"step": 0, "time/wait": 1.0, "time/update": 2.0, "time/step": 3.0},
+        {"step": 1, "time/wait": 1.0, "time/checkpoint": 4.0, "time/step": 5.0},
+    ]
+    assert time_split(rows) == {"checkpoint": 2.0, "update": 1.0, "wait": 1.0}
+    assert total_seconds(rows) == 8.0
+    assert total_seconds([]) == 0.0

@@ -1,0 +1,83 @@
+"""Status files: what is written, when, and how damaged files are read."""
+
+import time
+
+import pytest
+
+from rl.runtime.folder import RunFolder
+from rl.runtime.status import PROGRESS_INTERVAL_S, Status, read_statuses
+from rl.terminal.panel import duration
+
+
+@pytest.fixture
+def status(tmp_path):
+    return Status(RunFolder(tmp_path), "trainer")
+
+
+def on_disk(tmp_path):
+    return read_statuses(RunFolder(tmp_path))["trainer"]
+
+
+def test_each_phase_is_written_at_once_with_its_start(tmp_path, status):
+    for step in range(20):
+        before = time.time()
+        status.set(f"training step {step}")
+        assert on_disk(tmp_path).doing == f"training step {step}"
+        assert before <= on_disk(tmp_path).since <= time.time()
+
+
+def test_progress_does_not_restart_the_clock_of_its_phase(tmp_path, status):
+    status.set("waiting for batch 3: 1 of 64 rollouts")
+    since = on_disk(tmp_path).since
+    time.sleep(PROGRESS_INTERVAL_S + 0.05)
+    status.set("waiting for batch 3: 2 of 64 rollouts")
+    assert on_disk(tmp_path).doing == "waiting for batch 3: 2 of 64 rollouts"
+    assert on_disk(tmp_path).since == since
+
+
+def test_progress_is_written_at_most_five_times_a_second_and_a_repeat_never(status, monkeypatch):
+    writes, write = [], status._write
+    monkeypatch.setattr(status, "_write", lambda what: (writes.append(what), write(what)))
+    began = time.monotonic()
+    for number in range(2000):
+        status.set(f"sampling: {number // 2} of 1000")
+    assert 1 <= len(writes) <= 2 + (time.monotonic() - began) / PROGRESS_INTERVAL_S
+
+
+def test_progress_that_came_too_soon_is_written_when_it_is_repeated(tmp_path, status):
+    status.set("sampling: 1 of 2")
+    status.set("sampling: 2 of 2")
+    assert on_disk(tmp_path).doing == "sampling: 1 of 2"
+    time.sleep(PROGRESS_INTERVAL_S + 0.05)
+    status.set("sampling: 2 of 2")
+    assert on_disk(tmp_path).doing == "sampling: 2 of 2"
+
+
+def test_a_block_restores_the_status_before_it_unless_it_raises(tmp_path, status):
+    status.set("training step 3")
+    before = on_disk(tmp_path)
+    with status.doing("writing a checkpoint"):
+        assert on_disk(tmp_path).doing == "writing a checkpoint"
+    assert on_disk(tmp_path) == before
+    with pytest.raises(RuntimeError), status.doing("pushing version 4"):
+        raise RuntimeError
+    assert on_disk(tmp_path).doing == "pushing version 4"
+
+
+def test_damaged_files_are_left_out_and_an_unwritable_folder_is_ignored(tmp_path):
+    Status(RunFolder(tmp_path), "rollouts").set("sampling")
+    for name, content in (("torn", '{"doing": "samp'), ("list", "[1]"), ("poor", '{"doing": "x"}')):
+        (tmp_path / "status" / f"{name}.json").write_text(content)
+    assert list(read_statuses(RunFolder(tmp_path))) == ["rollouts"]
+    assert read_statuses(RunFolder(tmp_path / "nowhere")) == {}
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "status").write_text("a file where the folder should be")
+    Status(RunFolder(tmp_path / "other"), "trainer").set("loading the model")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0 s"), (59.6, "1 m 00 s"), (125, "2 m 05 s"), (3840, "1 h 04 m"), (-1, "0 s")],
+)
+def test_durations_have_readable_units(seconds, text):
+    assert duration(seconds) == text

@@ -1,0 +1,115 @@
+"""The record of tokens: whole files, joined by rollout and row."""
+
+import logging
+
+import numpy as np
+import pytest
+
+from rl.runtime.folder import RunFolder
+from rl.runtime.token_files import Lines, read_rows, write_lines
+
+MASK = np.array([False, True, True, False, True])
+
+
+def write_sampled(folder, *keys):
+    """Rows of five tokens, three of them sampled."""
+    count = len(keys)
+    columns = {
+        "token_ids": np.arange(5 * count, dtype=np.int32),
+        "mask": np.tile(MASK, count),
+        "mu": np.tile(np.where(MASK, -0.5, np.nan), count).astype(np.float32),
+        "version": np.tile(np.where(MASK, 3, -1), count).astype(np.int32),
+        "turns": np.tile(np.where(MASK, 0, -1), count).astype(np.int32),
+    }
+    ids, rows = zip(*keys, strict=True)
+    return write_lines(folder.tokens_of(7, "rollouts"), Lines(ids, rows, [5] * count, columns))
+
+
+def write_trained(folder, rank, *keys, length=3, **columns):
+    ids, rows = zip(*keys, strict=True) if keys else ((), ())
+    flat = {name: np.array(values, np.float32) for name, values in columns.items()}
+    lines = Lines(ids, rows, [length] * len(keys), flat)
+    return write_lines(folder.tokens_of(7, f"trainer.rank{rank}"), lines)
+
+
+def test_rows_of_all_ranks_are_joined_by_rollout_and_row(tmp_path):
+    folder = RunFolder(tmp_path)
+    write_sampled(folder, ("000001.0", 0), ("000001.0", 1), ("000002.0", 0))
+    write_trained(folder, 1, ("000001.0", 0), grad=[7, 8, 9], ref=[0, 0, 0])
+    write_trained(folder, 0, ("000001.0", 1), grad=[1, 2, 3])
+    first, second, third = read_rows(folder, 7)
+    assert [(r.id, r.row, bool(r.trained)) for r in (first, second, third)] == [
+        ("000001.0", 0, True),
+        ("000001.0", 1, True),
+        ("000002.0", 0, False),
+    ]
+    np.testing.assert_array_equal(first.columns["grad"], [np.nan, 7, 8, np.nan, 9])
+    np.testing.assert_array_equal(second.columns["grad"], [np.nan, 1, 2, np.nan, 3])
+    np.testing.assert_array_equal(second.columns["token_ids"], [5, 6, 7, 8, 9])
+    np.testing.assert_array_equal(second.columns["mu"], [np.nan, -0.5, -0.5, np.nan, -0.5])
+    assert "ref" in first.columns  # of this rank only
+    assert second.columns.keys() | {"grad"} == third.columns.keys() | {"grad"}
+    assert [r.columns["mask"].dtype for r in (first, third)] == [np.bool_] * 2
+
+
+def test_the_gradients_of_older_files_have_the_name_that_they_have_now(tmp_path):
+    folder = RunFolder(tmp_path)
+    write_sampled(folder, ("000001.0", 0))
+    write_trained(folder, 0, ("000001.0", 0), slope=[7, 8, 9], candidate_slope=[1, 2, 3])
+    (row,) = read_rows(folder, 7)
+    assert row.trained.keys() == {"grad", "candidate_grad"}
+    np.testing.assert_array_equal(row.columns["grad"], [np.nan, 7, 8, np.nan, 9])
+
+
+def test_one_rollout_is_read_alone_and_nothing_where_there_is_nothing(tmp_path):
+    folder = RunFolder(tmp_path)
+    assert read_rows(folder, 7) == []
+    write_sampled(folder, ("000001.0", 0), ("000002.0", 0))
+    assert [row.id for row in read_rows(folder, 7, "000002.0")] == ["000002.0"]
+    assert read_rows(folder, 7, "000003.0") == []
+
+
+def test_a_rank_without_rows_writes_a_file_without_lines(tmp_path):
+    folder = RunFolder(tmp_path)
+    assert write_trained(folder, 0)
+    assert write_trained(folder, 1, grad=[])
+    write_sampled(folder, ("000001.0", 0))
+    (row,) = read_rows(folder, 7)
+    assert not row.trained
+
+
+def test_files_that_do_not_belong_together_are_refused_by_name(tmp_path):
+    folder = RunFolder(tmp_path)
+    write_sampled(folder, ("000001.0", 0))
+    write_trained(folder, 0, ("000001.0", 0), grad=[1, 2], length=2)
+    with pytest.raises(ValueError, match=r"rank0\.parquet has 2 values of grad .* of two runs"):
+        read_rows(folder, 7)
+
+
+def test_a_full_disk_is_said_and_leaves_neither_half_a_file_nor_an_end_of_the_run(tmp_path, caplog):
+    folder = RunFolder(tmp_path)
+    path = folder.tokens_of(7, "rollouts")
+    path.parent.mkdir()
+    # What is written aside lands on a device that is always full.
+    path.with_name(f".{path.name}.incomplete").symlink_to("/dev/full")
+    with caplog.at_level(logging.WARNING):
+        assert not write_sampled(folder, ("000001.0", 0))
+    (warning,) = (record.getMessage() for record in caplog.records)
+    assert "No space left" in warning
+    assert "record=none" in warning
+    assert list(path.parent.iterdir()) == []
+    assert write_sampled(folder, ("000001.0", 0))  # once there is room
+
+
+def test_files_can_be_joined_in_sql_by_whoever_likes_that_better(tmp_path):
+    import duckdb
+
+    folder = RunFolder(tmp_path)
+    write_sampled(folder, ("000001.0", 0), ("000001.0", 1), ("000002.0", 0))
+    write_trained(folder, 0, ("000001.0", 1), grad=[1, 2, 3])
+    query = f"""
+        select id, row, grad, len(token_ids)
+        from '{folder.tokens}/*.rollouts.parquet' join '{folder.tokens}/*.trainer.*.parquet'
+        using (id, row)
+    """
+    assert duckdb.sql(query).fetchall() == [("000001.0", 1, [1, 2, 3], 5)]

@@ -1,0 +1,104 @@
+"""Rows: each is exactly what the engine saw and sampled, whatever the turns were."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from rl.inference.completion import Completion
+from rl.sampling.row_builder import RowBuilder
+
+
+def played(*turns):
+    """Rows of (prompt, completion) turns: token t has logprob -t / 8, turn i version i + 5."""
+    rows = RowBuilder()
+    for i, (prompt, completion) in enumerate(turns):
+        logprobs, versions = [-t / 8 for t in completion], [i + 5] * len(completion)
+        rows.turn(Completion(completion, logprobs, versions, False, prompt))
+    return rows
+
+
+def test_turns_whose_prompts_extend_are_one_row_and_only_completions_are_masked():
+    turns = [([1, 2], [3, 4]), ([1, 2, 3, 4, 5], [6]), ([1, 2, 3, 4, 5, 6, 7, 8], [9, 10])]
+
+    (row,) = played(*turns).freeze()
+
+    assert row.token_ids.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
+    assert row.token_ids[row.completion_mask].tolist() == [3, 4, 6, 9, 10]
+    assert row.num_completion == 5
+
+
+def test_versions_and_logprobs_stand_at_the_tokens_they_belong_to():
+    (row,) = played(([1, 2], [3, 4]), ([1, 2, 3, 4, 5], [6])).freeze()
+
+    assert row.rollout_logprobs.tolist() == [0, 0, -3 / 8, -4 / 8, 0, -6 / 8]
+    assert row.token_versions.tolist() == [-1, -1, 5, 5, -1, 6]
+
+
+def test_a_row_has_the_types_that_travel():
+    (row,) = played(([1], [2])).freeze()
+
+    assert row.token_ids.dtype == row.token_versions.dtype == np.int32
+    assert row.rollout_logprobs.dtype == np.float32
+    assert row.completion_mask.dtype == np.bool_
+
+
+@pytest.mark.parametrize(
+    "rewritten",
+    [[1, 2, 3, 0, 5], [1, 2, 5], [1, 2, 3]],
+    ids=["a token changed", "thinking dropped", "shorter than what was sampled"],
+)
+def test_a_prompt_that_rewrites_history_forks_and_trains_no_token_twice(rewritten):
+    first, second = played(([1, 2], [3, 4]), (rewritten, [6, 7])).freeze()
+
+    assert first.token_ids.tolist() == [1, 2, 3, 4]
+    assert first.completion_mask.tolist() == [False, False, True, True]
+    assert second.token_ids.tolist() == [*rewritten, 6, 7]
+    assert second.completion_mask.tolist() == [False] * len(rewritten) + [True, True]
+    assert second.token_versions[-2:].tolist() == [6, 6]
+
+
+def test_after_a_fork_the_new_row_grows():
+    turns = [([1], [2]), ([9], [3]), ([9, 3, 4], [5])]
+
+    assert [row.token_ids.tolist() for row in played(*turns).freeze()] == [[1, 2], [9, 3, 4, 5]]
+
+
+def test_an_empty_completion_is_nothing_to_train_on():
+    assert [row.token_ids.tolist() for row in played(([1, 2], [3]), ([7, 8], [])).freeze()] == [
+        [1, 2, 3]
+    ]
+    assert RowBuilder().freeze() == ()
+
+
+def test_every_sampled_token_knows_its_turn_through_forks():
+    extends, forks = ([1, 2, 3, 4, 5], [6]), ([9], [7, 8])
+
+    first, second = played(([1, 2], [3, 4]), extends, forks).freeze()
+
+    assert first.turns.tolist() == [-1, -1, 0, 0, -1, 1]
+    assert second.turns.tolist() == [-1, 2, 2]
+    assert first.turns.dtype == np.int32
+
+
+def test_a_hint_belongs_to_the_row_that_it_was_asked_for_though_another_began_meanwhile():
+    """An environment may ask for two turns at once, and a server may render the hints."""
+
+    async def play():
+        asked = {1: asyncio.Event(), 9: asyncio.Event()}
+
+        async def hinted(prompt):
+            await asked[prompt].wait()
+            return [100 + prompt]
+
+        rows, hints = RowBuilder(hinted), []
+        for prompt in asked:
+            rows.turn(Completion([2], [-0.5], [0], False, [prompt]))
+            hints.append(asyncio.create_task(rows.hint(prompt)))
+            await asyncio.sleep(0)
+        for event, hint in zip(asked.values(), hints, strict=True):
+            event.set()
+            await hint
+        return rows.freeze()
+
+    assert [row.hinted_prompt.tolist() for row in asyncio.run(play())] == [[101], [109]]

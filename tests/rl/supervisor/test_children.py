@@ -1,0 +1,255 @@
+"""When the supervisor stops watching, and why; small programs act as its processes."""
+
+import errno
+import os
+import sys
+import time
+from contextlib import nullcontext
+from threading import Timer
+from types import SimpleNamespace
+
+import pytest
+
+from rl.cluster.host import Demand, HeadLost, HostLost
+from rl.cluster.local import LocalCluster
+from rl.config.schema import Run
+from rl.placement.placement import Place, placement
+from rl.runtime.child import Reaper
+from rl.runtime.devices import Host
+from rl.runtime.failure import RunFailed
+from rl.runtime.folder import RunFolder
+from rl.runtime.status import Status
+from rl.supervisor import children as module
+from rl.supervisor.children import Children
+from rl.supervisor.supervise import reporting_full_disk
+from tests.support.composing import composed
+
+SLEEP = ["sleep", "30"]
+SUPERVISED = ("loss=sft", "sampler=demonstrations", "model.warm_start=null")
+
+
+class StillWatching(Exception):
+    """Raised by the test: it has seen enough."""
+
+
+@pytest.fixture
+def watched(tmp_path):
+    """Watch processes {name: command} for some seconds."""
+
+    def watch(*overrides, seconds=2.0, stop=None, startup_timeout=0.1, lost_after=None, **programs):
+        run = Run.of(composed(f"output_dir={tmp_path}", "run_name=r", *overrides))
+        run = run.changed({"inference.startup_timeout": startup_timeout})
+        folder = RunFolder(tmp_path / "r")
+        folder.path.mkdir(parents=True, exist_ok=True)
+        folder.private.make()
+        deadline = time.monotonic() + seconds
+
+        def tick() -> None:
+            if time.monotonic() > deadline:
+                raise StillWatching
+
+        plan, demand = placement(run, [Host()]), Demand(1, 1, 1)
+        with Reaper() as reaper, LocalCluster().hosts(folder, reaper, demand) as hosts:
+            children = Children(run, folder, reaper, plan, hosts)
+            if server := programs.pop("inference", None):
+                log = folder.log_of("inference")
+                vllm = hosts.here.start("inference", server, env={}, log=log)
+                children._replicas._start_child = lambda replica: vllm
+                children._replicas.start()
+            for name, command in programs.items():
+                children._start(name.replace("_", "."), command, {})
+            if lost_after:
+                lost = HostLost("the host 10.0.0.9 is lost")
+                Timer(lost_after, setattr, (hosts.ranks[0], "lost", lost)).start()
+            children.watch(tick, stop or SimpleNamespace(asked=False))
+
+    return watch
+
+
+def test_a_run_is_over_when_every_rank_has_finished(watched):
+    ranks = {"trainer_rank0": ["true"], "trainer_rank1": ["sleep", "0.3"]}
+    watched(*SUPERVISED, seconds=20.0, rollouts=SLEEP, **ranks)
+
+
+def test_one_rank_that_has_finished_is_not_the_end_of_the_run(watched):
+    ranks = {"trainer_rank0": ["true"], "trainer_rank1": SLEEP}
+    with pytest.raises(StillWatching):
+        watched(*SUPERVISED, rollouts=SLEEP, **ranks)
+
+
+def test_a_process_that_ends_too_early_ends_the_run_and_is_named(watched):
+    ranks = {"trainer_rank0": SLEEP}
+    with pytest.raises(RunFailed, match="rollouts ended with status 0"):
+        watched(*SUPERVISED, seconds=20.0, rollouts=["true"], **ranks)
+
+
+def test_a_lost_host_is_reported_instead_of_the_errors_of_other_ranks(watched):
+    programs = {"rollouts": SLEEP, "trainer_rank0": ["false"]}
+    with pytest.raises(HostLost, match=r"the host 10\.0\.0\.9 is lost"):
+        watched(*SUPERVISED, "cluster=ray", seconds=20.0, lost_after=1.5, **programs)
+
+
+@pytest.mark.parametrize(("saves", "left_s"), [(True, 600.0), (False, 0.5)])
+def test_the_ranks_save_when_the_head_of_the_cluster_is_lost(saves, left_s, watched, tmp_path):
+    run_folder = RunFolder(tmp_path / "r")
+    Status(run_folder, "rollouts").set("batch 3: 1 of 2 rollouts")
+    status = Status(run_folder, "trainer.rank0")
+    status.set("training step 3")
+
+    class WithoutHead:
+        """A stop request whose first look finds Ray gone; a rank saves one second later."""
+
+        @property
+        def asked(self) -> bool:
+            Timer(1.0, save).start()
+            raise HeadLost("Ray's head has not answered", left_s)
+
+    def save() -> None:
+        if saves and run_folder.stop_request.exists():
+            status.set("done: stopped, as asked")
+
+    programs = {"rollouts": SLEEP, "trainer_rank0": SLEEP}
+    with pytest.raises(HeadLost, match="has not answered"):  # and not StillWatching
+        watched(*SUPERVISED, seconds=30.0, stop=WithoutHead(), **programs)
+    assert run_folder.stop_request.exists()
+
+
+def test_a_server_that_never_answers_ends_the_run_after_startup_timeout(watched):
+    programs = {"inference": SLEEP, "trainer_rank0": SLEEP}
+    with pytest.raises(RunFailed, match=r"did not answer within inference\.startup_timeout=0\.1"):
+        watched("model.warm_start=null", seconds=20.0, rollouts=SLEEP, **programs)
+
+
+class AskedLater:
+    """Asks for the end at the fourth look, when the status has changed."""
+
+    def __init__(self, status: Status) -> None:
+        self.status, self.looks = status, 0
+
+    @property
+    def asked(self) -> bool:
+        self.looks += 1
+        if self.looks == 1:
+            self.status.set("batch 3: 0 of 16 rollouts")
+        if self.looks == 3:
+            self.status.set("all rollouts stand still for 3 s: my_env.py:12")
+        return self.looks > 3
+
+
+class GoneTerminal:
+    """A standard output that was closed."""
+
+    def write(self, text):
+        raise OSError(5, "Input/output error")
+
+    flush = write
+
+
+@pytest.mark.parametrize("terminal_is_gone", [False, True])
+def test_a_run_whose_rollouts_hang_saves_before_it_ends(
+    terminal_is_gone, watched, tmp_path, monkeypatch
+):
+    if terminal_is_gone:
+        monkeypatch.setattr("sys.stdout", GoneTerminal())
+    status = Status(RunFolder(tmp_path / "r"), "rollouts")
+    programs = {"rollouts": SLEEP, "trainer_rank0": SLEEP}
+    with pytest.raises(StillWatching):
+        watched(*SUPERVISED, seconds=4.0, stop=AskedLater(status), **programs)
+    assert RunFolder(tmp_path / "r").stop_request.exists()
+
+
+def test_a_stop_request_before_the_first_batch_ends_the_run_at_once(watched):
+    programs = {"rollouts": SLEEP, "trainer_rank0": SLEEP}
+    with pytest.raises(KeyboardInterrupt):
+        watched(*SUPERVISED, stop=SimpleNamespace(asked=True), **programs)
+
+
+def test_on_a_cpu_the_trainer_keeps_few_kernels_unless_the_user_says_more(monkeypatch):
+    monkeypatch.setenv("LRU_CACHE_CAPACITY", "1024")
+    monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", raising=False)
+    told = module._cpu_environment(Place(host=0, devices=(), threads=1))
+    assert (told["ONEDNN_PRIMITIVE_CACHE_CAPACITY"], told["LRU_CACHE_CAPACITY"]) == ("64", "1024")
+    assert module._cpu_environment(Place(host=0, devices=("0",), threads=1)) == {}
+
+
+def test_a_full_disk_is_reported_for_a_process_that_could_not_report_it(watched, monkeypatch):
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda path: SimpleNamespace(free=4096))
+    with pytest.raises(
+        RunFailed, match=r"ended with status 1, and no space is left at .*make room"
+    ):
+        watched(*SUPERVISED, seconds=20.0, rollouts=SLEEP, trainer_rank0=["false"])
+
+
+def test_a_full_disk_of_the_supervisor_is_reported_with_a_remedy():
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "r/config.yaml")
+    sentence = r"No space left.*r/config.yaml'?: make room there first"
+    with pytest.raises(RunFailed, match=sentence), reporting_full_disk():
+        raise full
+    with pytest.raises(PermissionError), reporting_full_disk():
+        raise PermissionError
+
+
+# Like uvicorn after the death of vLLM's engine: refuse connections and wait for the open ones.
+SHUTTING_DOWN = """
+import socket, sys, time
+with socket.socket(socket.AF_UNIX) as listener:
+    listener.bind(sys.argv[1])
+    listener.listen()
+    connection, _ = listener.accept()
+    connection.recv(4096)
+    connection.sendall(b"HTTP/1.1 200 OK\\r\\ncontent-length: 0\\r\\nconnection: close\\r\\n\\r\\n")
+    connection.close()
+time.sleep(600)
+"""
+
+
+def test_a_server_that_closed_its_socket_ends_the_run(watched, tmp_path):
+    server = [
+        sys.executable,
+        "-c",
+        SHUTTING_DOWN,
+        str(RunFolder(tmp_path / "r").private.vllm_socket),
+    ]
+    with pytest.raises(RunFailed, match=r"inference ended with status -\d+"):
+        watched(
+            "model.warm_start=null",
+            seconds=60.0,
+            startup_timeout=50.0,
+            inference=server,
+            rollouts=["sleep", "600"],
+            trainer_rank0=["sleep", "600"],
+        )
+
+
+REPORT = '{"part": "trainer.rank0", "time": 1, "message": "mismatch 3.0 > 0.1"}'
+REPORTS = f"mkdir -p RUN/failures; echo '{REPORT}' >RUN/failures/trainer.rank0.json; exit 1"
+SAVES = {  # what a rank does when a run that was asked to stop has lost its vLLM
+    "saves": ("true", None),
+    "gives up": (REPORTS, "trainer.rank0: mismatch"),
+    "is killed": ("kill -9 $$", "inference ended with status 1"),
+    "takes too long": ("sleep 30", "inference ended with status 1"),
+}
+
+
+@pytest.mark.parametrize("what", SAVES)
+def test_a_stopped_run_that_lost_vllm_ends_well_if_every_rank_saved(what, watched, tmp_path):
+    run_folder, (does, said) = RunFolder(tmp_path / "r"), SAVES[what]
+    Status(run_folder, "rollouts").set("batch 3: 1 of 2 rollouts")
+    rank = ["sh", "-c", "sleep 1; " + does.replace("RUN", str(run_folder))]
+    programs = {"inference": ["false"], "rollouts": SLEEP, "trainer_rank0": rank}
+    limits = {"seconds": 20.0, "startup_timeout": 60.0, "stop": SimpleNamespace(asked=True)}
+    with nullcontext() if said is None else pytest.raises(RunFailed, match=said):
+        watched("model.warm_start=null", "trainer.wait_timeout=2", **limits, **programs)
+
+
+def test_a_stop_request_before_the_first_batch_does_not_hide_a_failed_start(watched, tmp_path):
+    run_folder = RunFolder(tmp_path / "r")
+    run_folder.path.mkdir(parents=True)
+    run_folder.stop_request.touch()  # by a signalled process or the user
+    programs = {
+        "inference": ["false"],
+        "rollouts": SLEEP,
+        "trainer_rank0": SLEEP,
+    }
+    with pytest.raises(RunFailed, match="inference ended with status 1"):
+        watched("model.warm_start=null", seconds=20.0, startup_timeout=60.0, **programs)

@@ -1,0 +1,49 @@
+"""A configuration becomes a run once: typed nodes, counts of the devices, and the saved file."""
+
+import pytest
+import yaml
+
+from rl.config.schema import Run
+from rl.runtime.devices import Host
+from rl.supervisor.resolve import resolve
+from tests.support.composing import composed
+
+GPUS = [Host(devices=("0", "1", "2"), cores=4, cpus=8)]
+
+
+@pytest.fixture
+def config(tmp_path):
+    return composed(f"output_dir={tmp_path}", "run_name=r", "trainer.wait_timeout=400")
+
+
+def test_a_run_has_typed_nodes_and_the_counts_of_its_devices(config):
+    run = resolve(config, {}, machines=GPUS).run
+    assert (run.trainer.ranks, run.inference.replicas) == (1, 2)
+    assert run.inference.names == ["inference0", "inference1"]
+    assert isinstance(run.trainer.wait_timeout, float)
+    assert (run.transport.name, run.pushes_adapter, run.starts_vllm) == ("shm", False, True)
+    assert (run.sampler.temperature, run.sampler.uses_vllm) == (
+        config["sampler"]["temperature"],
+        True,
+    )
+    supervised = run.changed({"sampler": composed("sampler=demonstrations")["sampler"]})
+    assert (supervised.sampler.temperature, supervised.starts_vllm) == (1.0, False)
+
+
+def test_a_saved_run_has_the_keys_of_the_command_line_and_its_format(config, tmp_path):
+    run, path = resolve(config, {}, machines=GPUS).run, tmp_path / "config.yaml"
+    run.save(path)
+    saved = yaml.safe_load(path.read_text())
+    assert saved.pop("format") == 2
+    assert saved.keys() == {*config, "learned"}
+    assert saved.pop("learned") == {}  # until the dry call has ended
+    assert saved == {**config, "trainer": saved["trainer"], "inference": saved["inference"]}
+    assert Run.load(path) == run
+    path.write_text(yaml.safe_dump(saved))  # format 1, which a report still reads
+    assert Run.load(path) == run
+
+
+def test_a_sampler_that_states_no_temperature_is_refused(config):
+    run = Run.of(config).changed({"sampler": {"_target_": "pathlib.Path", "max_staleness": 0}})
+    with pytest.raises(ValueError, match=r"Path states no temperature, .*: give it a key or a cl"):
+        _ = run.sampler.temperature

@@ -1,0 +1,193 @@
+"""The screen of a run, on a terminal and in a log file, and errors that it survives."""
+
+import io
+import json
+import logging
+import subprocess
+import sys
+import time
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from rl.runtime.folder import RunFolder
+from rl.runtime.metrics import MetricsFile
+from rl.runtime.status import ProcessStatus, Status
+from rl.runtime.warning_lines import noting_warnings
+from rl.terminal.panel import RunView
+from rl.terminal.screen import Screen, StepLog, final_summary
+from tests.support.metrics import STEP
+
+
+class Terminal(io.StringIO):
+    """A terminal that remembers what was written to it."""
+
+    def isatty(self):
+        return True
+
+
+def on_terminal(file):
+    return Console(file=file, force_terminal=True, width=80)
+
+
+def view_that_waits(age):
+    """Return a run whose rollouts process has been in one phase for `age` seconds at 1000 s."""
+    waiting = {"rollouts": ProcessStatus("waiting for batch 3", 1000.0 - age, 1)}
+    row = {"step": 2, "time": 900.0, **STEP}
+    return RunView("name", 100, started=800.0, done=3, rows=[row], statuses=waiting)
+
+
+def log_of(folder, max_steps=100, rows=()):
+    """Return the lines that a log file gets while these rows are written."""
+    output, metrics = io.StringIO(), MetricsFile(RunFolder(folder))
+    # FORCE_COLOR takes any file for a terminal.
+    with Screen(RunFolder(folder), max_steps, Console(file=output, force_terminal=True)) as screen:
+        for step, row in enumerate(rows):
+            metrics.append(step, row)
+            screen.update()
+    assert "\x1b" not in output.getvalue()
+    return output.getvalue().splitlines()
+
+
+def test_a_log_file_gets_the_start_the_first_steps_and_the_last(tmp_path):
+    Status(RunFolder(tmp_path), "inference").set("starting vLLM (logs/inference.log)")
+    lines = log_of(tmp_path, 50, [STEP] * 50)
+    assert lines[0].endswith("inference: starting vLLM (logs/inference.log)")
+    assert [line.split()[0] for line in lines[1:]] == [f"{n}/50" for n in (1, 2, 3, 4, 5, 50)]
+    assert "reward    0.250" in lines[1]
+    early = log_of(tmp_path / "early", 100, [STEP] * 8)
+    assert early[-1].startswith("  8/100 steps")
+
+
+def test_a_long_phase_is_printed_after_thirty_seconds_and_at_each_doubling():
+    log = StepLog()
+    lines = [log.lines(view_that_waits(age), 1000.0, last=False) for age in range(130)]
+    ages = [line.partition("(for ")[2] for line in chain(*lines) if "(for" in line]
+    assert ages == ["31 s)", "1 m 02 s)", "2 m 04 s)"]
+
+
+def test_a_resumed_run_does_not_print_the_steps_of_the_run_before(tmp_path):
+    MetricsFile(RunFolder(tmp_path)).append(0, STEP)
+    time.sleep(0.01)
+    output = io.StringIO()
+    with Screen(RunFolder(tmp_path), 100, Console(file=output)) as screen:
+        screen.update()
+        MetricsFile(RunFolder(tmp_path)).append(1, STEP)
+    assert [line.split()[0] for line in output.getvalue().splitlines()] == ["2/100"]
+
+
+def test_a_resumed_run_starts_at_its_checkpoint_not_at_the_steps_it_repeats(tmp_path):
+    metrics, terminal = MetricsFile(RunFolder(tmp_path)), Terminal()
+    for step in range(13):
+        metrics.append(step, STEP)
+    with Screen(RunFolder(tmp_path), 60, on_terminal(terminal), num_saved=10):
+        assert " 10 of 60 steps" in terminal.getvalue()
+        metrics.truncate_after(9)  # by the trainer, half a minute later
+        metrics.append(10, STEP)
+    assert " 13 of 60 steps" not in terminal.getvalue()
+    assert " 11 of 60 steps" in terminal.getvalue()
+
+
+def test_on_a_terminal_nothing_is_redrawn_until_something_changed(tmp_path, monkeypatch):
+    monkeypatch.setattr(time, "time", lambda: 1000.0)
+    terminal = Terminal()
+    MetricsFile(RunFolder(tmp_path)).append(0, STEP)
+    with Screen(RunFolder(tmp_path), 10, on_terminal(terminal)) as screen:
+        before = terminal.tell()
+        screen.update()
+        assert terminal.tell() == before
+        MetricsFile(RunFolder(tmp_path)).append(1, STEP)
+        screen.update()
+        assert terminal.tell() > before
+    assert terminal.getvalue().count("\x1b[?25l") == terminal.getvalue().count("\x1b[?25h") == 1
+
+
+def test_damaged_files_are_ignored(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('nonsense\n{"step": 0, "train/reward": "x"}\n[]\n{"st')
+    (tmp_path / "status").mkdir()
+    (tmp_path / "status" / "trainer.json").write_text("{")
+    for console in (on_terminal(Terminal()), Console(file=io.StringIO())):
+        with Screen(RunFolder(tmp_path), 10, console) as screen:
+            screen.update()
+
+
+def test_a_closed_terminal_turns_the_screen_off_and_does_not_end_the_run(tmp_path, caplog):
+    class Gone(Terminal):
+        def write(self, text):
+            raise OSError("gone")
+
+    with Screen(RunFolder(tmp_path), 10, on_terminal(Gone())) as screen:
+        screen.update()
+        screen.update()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_the_final_summary_has_the_results_and_the_command_that_resumes(tmp_path):
+    folder = tmp_path / "my-run"
+    assert "0 steps" in final_summary(RunFolder(folder))
+    metrics = MetricsFile(RunFolder(folder))
+    for step in range(20):
+        metrics.append(step, {**STEP, "train/reward": step / 20, "eval/reward": step / 10})
+    for name in ("step_000010", "step_000020"):
+        (folder / "checkpoints" / name / "hf").mkdir(parents=True)
+    (folder / "overrides.yaml").write_text(json.dumps({"overrides": ["loss=grpo", "resume=true"]}))
+    text = final_summary(RunFolder(folder))
+    for shown in (
+        "20 steps in 1 m 20 s",
+        "0.100 (first 5) -> 0.725 (last 10), best 0.950 at step 19",
+        "0.000 -> 1.900",
+        "20,000, 250 a second",
+        "update 75%, wait 25%",
+        "0.00123 on average, 0.03 at most",
+        "step_000020/hf",
+        "\ngo on        python train.py loss=grpo run_name=my-run resume=true",
+    ):
+        assert shown in text
+    (folder / "checkpoints").rename(folder / "elsewhere")  # no checkpoint is left
+    assert "\nagain        python train.py" in final_summary(RunFolder(folder))
+    (folder / "config.yaml").write_text("max_steps: 20")
+    assert "resume=true" not in final_summary(RunFolder(folder))
+
+
+@pytest.mark.parametrize(
+    ("rewards", "shown"),
+    [
+        ([0.2], "reward  0.200, best"),
+        ([0.2, 0.4], "reward  0.200 (first 1) -> 0.400 (last 1), best"),
+        ([0.1, 0.3, 0.9, 0.5, 0.7], "reward  0.200 (first 2) -> 0.600 (last 2), best"),
+    ],
+)
+def test_the_first_and_the_last_steps_of_a_short_run_are_different_ones(rewards, shown, tmp_path):
+    log_of(tmp_path, rows=[{"train/reward": reward} for reward in rewards])
+    assert shown in final_summary(RunFolder(tmp_path))
+
+
+def test_failed_rollouts_are_in_the_lines_and_in_the_summary(tmp_path):
+    lines = log_of(tmp_path, rows=[{**STEP, "rollout/errors": errors} for errors in (0.0, 0.12)])
+    assert ["failed" in line for line in lines] == [False, True]
+    assert "failed 12.0%" in lines[1]
+    assert "6.0% of the rollouts" in final_summary(RunFolder(tmp_path))
+
+
+def test_neither_torch_nor_wandb_is_imported_by_the_screen():
+    modules = "rl.terminal.screen, lab.report.sweep_summary"
+    code = f"import sys, {modules}; assert not {{'torch', 'wandb'}} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
+
+
+@pytest.mark.parametrize("console", [on_terminal(Terminal()), Console(file=io.StringIO())])
+def test_a_warning_of_another_process_is_shown_once_and_is_in_its_log(console, tmp_path, capsys):
+    log, run_folder = logging.getLogger("my_env"), RunFolder(tmp_path)
+    with Screen(run_folder, 10, console) as screen, noting_warnings(run_folder, "rollouts"):
+        for _ in range(2):
+            log.warning("the judge is [bold]slow\x07")
+            log.info("not a warning")
+            screen.update()
+    shown = console.file.getvalue()
+    assert shown.count("rollouts: the judge is [bold]slow") == 1
+    assert "\x07" not in shown
+    assert "not a warning" not in shown
+    if not console.is_terminal:  # the live display captures stderr
+        assert capsys.readouterr().err.count("the judge is") == 2

@@ -1,0 +1,107 @@
+"""What a rank writes of its micro-batches: rows that count, and those alone."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from losses.aggregation import token_mean
+from rl.rollouts.plan import plan_batch
+from rl.rollouts.sampled_tokens import TokenRecord
+from rl.runtime.folder import RunFolder
+from rl.runtime.token_files import read_rows
+from rl.trainer.trained_tokens import StepRecord
+from tests.support.forked_groups import forked_groups
+
+
+def shares(groups, recorded, ranks, budget=40):
+    planned = plan_batch(
+        groups, token_mean, step=5, ranks=ranks, tokens_per_micro_batch=budget, metrics={}
+    )
+    ids = TokenRecord(num_groups=None).ids(groups, recorded)
+    return [replace(share, record_ids=ids) for share in planned]
+
+
+def tokens_of(micro, **more):
+    """The ids and positions of a micro-batch's tokens stand in for what was computed of them."""
+    flat = {"pi": micro.token_ids[micro.completion_mask], **more}
+    return {name: torch.tensor(np.asarray(values)).double() for name, values in flat.items()}
+
+
+def record(folder, groups, recorded, ranks, **more):
+    TokenRecord(num_groups=None).write(folder, 5, recorded)
+    for rank, share in enumerate(shares(groups, recorded, ranks)):
+        step = StepRecord(share)
+        for number, micro in enumerate(share.micro_batches):
+            values = {name: make(number, micro) for name, make in more.items()}
+            step.observe(
+                number, tokens_of(micro, **{k: v for k, v in values.items() if v is not None})
+            )
+        step.write(folder, rank)
+
+
+def test_every_trained_token_is_joined_with_itself_under_several_ranks(tmp_path):
+    groups, folder = forked_groups(num_groups=7), RunFolder(tmp_path)
+    batch, rejected = groups[:6], groups[6:]
+    record(folder, batch, groups, 3)
+    rows = read_rows(folder, 5)
+    trained = {
+        (id, number)
+        for group in batch
+        for id, rollout, credit in zip(
+            group.rollout_ids, group.rollouts, group.credits, strict=True
+        )
+        for number in range(len(rollout.rows))
+        if credit.trains
+    }
+    assert {(row.id, row.row) for row in rows if row.trained} == trained
+    assert any(number > 0 for _, number in trained)
+    # One rollout is masked, a whole group was rejected: sampled, and never trained.
+    untrained = {row.id for row in rows if not row.trained}
+    assert untrained == {"000000.2", *rejected[0].rollout_ids}
+    for row in rows:
+        if row.trained:
+            ids = np.where(row.columns["mask"], row.columns["token_ids"], np.nan)
+            np.testing.assert_array_equal(row.columns["pi"], ids.astype(np.float32))
+
+
+def test_only_what_was_asked_for_is_recorded(tmp_path):
+    groups, folder = forked_groups(num_groups=4), RunFolder(tmp_path)
+    record(folder, groups, groups[2:3], 2)
+    assert {row.id for row in read_rows(folder, 5) if row.trained} == set(groups[2].rollout_ids)
+
+
+def test_an_empty_micro_batch_is_no_row(tmp_path):
+    (group,) = forked_groups(num_groups=1)
+    folder = RunFolder(tmp_path)
+    given = shares([group], [group], 8)
+    assert any((micro.rollout_ids < 0).any() for share in given for micro in share.micro_batches)
+    record(folder, [group], [group], 8)
+    assert {row.id for row in read_rows(folder, 5) if row.trained} == {"000000.0", "000000.1"}
+
+
+def test_a_metric_that_some_micro_batches_lack_is_nan_there(tmp_path):
+    groups, folder = forked_groups(num_groups=4), RunFolder(tmp_path)
+
+    def sometimes(number, micro):
+        return np.ones(micro.completion_mask.sum()) if number else None
+
+    record(folder, groups, groups, 1, metric_odd=sometimes)
+    values = np.concatenate(
+        [
+            row.columns["metric_odd"][row.columns["mask"]]
+            for row in read_rows(folder, 5)
+            if row.trained
+        ]
+    )
+    assert np.isnan(values).any()
+    assert (values == 1).any()
+
+
+def test_a_step_in_which_nothing_counted_leaves_a_file_without_lines(tmp_path):
+    groups, folder = forked_groups(num_groups=1), RunFolder(tmp_path)
+    (share,) = shares(groups, groups, 1)
+    StepRecord(share).write(folder, 0)
+    assert folder.tokens_of(5, "trainer.rank0").exists()
+    TokenRecord(num_groups=None).write(folder, 5, groups)
+    assert not any(row.trained for row in read_rows(folder, 5))
