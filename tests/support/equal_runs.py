@@ -12,6 +12,7 @@ status 1 at the first difference. The engine is always the one beside this file,
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -40,14 +41,25 @@ WIKI = [
     *("evaluation.num_examples=8", "evaluation.rollouts_per_example=2", "evaluation.every=3"),
 ]
 SYNC = ["sampler=sync", "sampler.rollout_timeout=120"]
+LAST = "checkpoints/step_000006/hf"
 COMPOSITIONS: dict[str, list[str]] = {
     "cispo": [*SYNC],
     "grpo-kl": [*SYNC, "loss=grpo", "kl.beta=0.04"],
+    "kl-in-reward": [*SYNC, "loss=grpo", "kl=k1", "kl.beta=0.04"],
+    "critic": [*SYNC, "loss=ppo"],
+    # The teacher is what "cispo" has trained, so that composition must run first.
+    "distillation": [
+        *SYNC,
+        "loss=distill",
+        "reference.path=OUTPUT/cispo/checkpoints/step_000006/hf",
+    ],
     "ppo-two-updates": [*SYNC, "loss=ppo_clip", "updates_per_batch=2", "correction=tis_token"],
     "lora-merged": [*SYNC, "adapter=lora", "optim.learning_rate=5e-3"],
     "turns": [*SYNC, *WIKI],
     "turns-lora": [*SYNC, *WIKI, "adapter=lora", "optim.learning_rate=5e-3", "client=tokens"],
+    "forks": [*SYNC, *WIKI, "client=tokens", "model.path=OUTPUT/rewriting"],
     "mixture": [*SYNC, "env=mixture", "buffer=difficulty", "evaluation=default"],
+    "difficulty-order": [*SYNC, "order=difficulty"],
     "sft": ["loss=sft", "sampler=demonstrations"],
     "two-ranks": [*SYNC, "loss=grpo", "trainer.ranks=2", "deepspeed=zero2"],
 }
@@ -72,7 +84,7 @@ class Run:
         beside = {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
         beside |= {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
         return subprocess.Popen(
-            [*command, *EVERY, *self.overrides],
+            [*command, *EVERY, *(o.replace("OUTPUT", str(self.output)) for o in self.overrides)],
             cwd=self.tree,
             env={**os.environ, **beside, "OFFBYONE_CACHE": str(self.output / "cache")},
             stdin=subprocess.DEVNULL,
@@ -143,6 +155,18 @@ def first_difference(before: Run, after: Run, renamed: Mapping[str, str]) -> str
     return ""
 
 
+def rewriting_model(shipped: Path, folder: Path) -> None:
+    """Write tiny-wiki with a chat template that changes earlier turns, so that rollouts fork."""
+    shutil.copytree(shipped, folder, dirs_exist_ok=True)
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    turn = "message.role + '\\n' + content"
+    earlier = f"{turn} + ('(earlier)' if message.role == 'assistant' else '')"
+    assert turn in config["chat_template"]
+    config["chat_template"] = config["chat_template"].replace(turn, earlier)
+    path.write_text(json.dumps(config))
+
+
 def compare(
     name: str, overrides: list[str], trees: list[Path], output: Path, renamed: Mapping[str, str]
 ) -> str:
@@ -152,6 +176,8 @@ def compare(
         Run(tree, name, overrides, output / side)
         for side, tree in zip(("before", "after"), trees, strict=True)
     ]
+    for run in runs:
+        rewriting_model(run.tree / "models" / "tiny-wiki", run.output / "rewriting")
     processes = [run.start() for run in runs]
     try:
         screens = [process.communicate(timeout=WAIT_S)[0] for process in processes]
