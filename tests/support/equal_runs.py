@@ -48,11 +48,7 @@ COMPOSITIONS: dict[str, list[str]] = {
     "kl-in-reward": [*SYNC, "loss=grpo", "kl=k1", "kl.beta=0.04"],
     "critic": [*SYNC, "loss=ppo"],
     # The teacher is what "cispo" has trained, so that composition must run first.
-    "distillation": [
-        *SYNC,
-        "loss=distill",
-        "reference.path=OUTPUT/cispo/checkpoints/step_000006/hf",
-    ],
+    "distillation": [*SYNC, "loss=distill", f"reference.path=OUTPUT/cispo/{LAST}"],
     "ppo-two-updates": [*SYNC, "loss=ppo_clip", "updates_per_batch=2", "correction=tis_token"],
     "lora-merged": [*SYNC, "adapter=lora", "optim.learning_rate=5e-3"],
     "turns": [*SYNC, *WIKI],
