@@ -3,6 +3,7 @@
 B: rows, T: padded length, N: completion tokens, H: hidden size, K: candidates of each token.
 """
 
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -11,6 +12,25 @@ from transformers import PreTrainedModel
 
 from rl.learner.output_head import OutputHead, most_likely
 from rl.model.lora import in_force
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Tokens padded on the right, and a mask of the tokens to score."""
+
+    token_ids: Tensor  # [B, T] int64
+    mask: Tensor  # [B, T] bool, N of them True
+    envs: tuple[str, ...]  # [B] the environment that each row was played in; "" for none
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """The logprobs of the N tokens in the mask, row by row, without gradient."""
+
+    logprobs: Tensor  # [N]
+    # The K most likely tokens at each of these positions, if the loss compares distributions:
+    candidates: Tensor | None = None  # [N, K] token ids
+    candidate_logprobs: Tensor | None = None  # [N, K] falling
 
 
 class PolicyModule(nn.Module):

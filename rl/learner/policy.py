@@ -18,12 +18,11 @@ from rl.learner.deepspeed_engine import (
     take_step,
     whole,
 )
-from rl.learner.logprobs import PolicyModule
+from rl.learner.logprobs import PolicyModule, Rows, Scored
 from rl.learner.objective import Batch, Objective
 from rl.learner.observation import Observer, observation
 from rl.learner.optim import AdamW
 from rl.learner.ranks import Ranks
-from rl.learner.rows import Rows, Scores
 from rl.learner.token_sums import TokenSums
 from rl.model.folder import copy_tokenizer, holds_weights
 from rl.model.loading import write_model
@@ -168,12 +167,12 @@ class Policy:
         return self._score(batch.token_ids, batch.mask, self._temperature)[0]
 
     @torch.no_grad()
-    def base_scores(self, rows: Rows, top_k: int = 0) -> Scores:
+    def base_scores(self, rows: Rows, top_k: int = 0) -> Scored:
         """Return the scores of the base model, with its `top_k` most likely tokens. Collective."""
         likeliest = (top_k, self.vocabulary) if top_k else None
         with without_adapter(self.engine.module.model):
             outputs = self._score(rows.token_ids, rows.mask, self._temperature, likeliest)
-        return Scores(outputs[0], *outputs[2:])
+        return Scored(outputs[0], *outputs[2:])
 
     @torch.no_grad()
     def logprobs(self, token_ids: Ints, temperature: float = 1.0) -> Tensor:

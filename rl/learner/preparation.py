@@ -17,10 +17,10 @@ from torch import Tensor
 
 from rl.learner.critic import Critic
 from rl.learner.kl import KLPenalty
+from rl.learner.logprobs import Rows
 from rl.learner.objective import Batch
 from rl.learner.policy import Policy
 from rl.learner.reference.protocol import Reference
-from rl.learner.rows import Rows
 from rl.records import Ints, RankBatch
 
 

@@ -13,8 +13,8 @@ from losses.advantages import group_mean, group_zscore, none
 from losses.aggregation import token_mean
 from losses.kl import k1
 from rl.learner.kl import KLPenalty
+from rl.learner.logprobs import Scored
 from rl.learner.preparation import Preparation, relative_penalties
-from rl.learner.rows import Scores
 from rl.records import Credit, Group, Rollout, TrainingRow
 from rl.rollouts.plan import plan_batch
 
@@ -86,7 +86,7 @@ class Nothing:
     """A reference to which all tokens are certain."""
 
     def score(self, batches):
-        return [Scores(torch.zeros(int(rows.mask.sum()))) for rows in batches]
+        return [Scored(torch.zeros(int(rows.mask.sum()))) for rows in batches]
 
     def metrics(self):
         return {}

@@ -8,9 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rl.learner.layers import compile_layers, recompute_layers
 from rl.learner.logprobs import PolicyModule
-from rl.model.loading import load_model
+from rl.model.loading import compile_layers, load_model, recompute_layers
 from tests.support import tiny_policy
 
 torch.set_num_threads(1)

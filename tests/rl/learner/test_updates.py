@@ -16,11 +16,11 @@ from losses.tokens import TokenLoss
 from rl.dry_call.learn import completed
 from rl.learner.kl import KLPenalty
 from rl.learner.learner import Learner
+from rl.learner.logprobs import Rows, Scored
 from rl.learner.objective import Batch, Objective
 from rl.learner.preparation import Preparation
 from rl.learner.reference.local import InitialPolicy
 from rl.learner.reference.protocol import ReferenceSetting
-from rl.learner.rows import Rows, Scores
 from rl.runtime.folder import RunFolder
 from tests.support import tiny_policy as tiny
 from tests.support.composing import composed
@@ -185,7 +185,7 @@ class Fixed:
     """A reference whose logprob of a token depends on the token alone."""
 
     def score(self, batches):
-        return [Scores(liking(rows.token_ids[rows.mask])) for rows in batches]
+        return [Scored(liking(rows.token_ids[rows.mask])) for rows in batches]
 
     def metrics(self):
         return {}

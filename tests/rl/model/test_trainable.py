@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rl.model.trainable import check_trainable
+from rl.model.folder import check_trainable
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ from rl.runtime.endpoint import Endpoint, restart_request
 from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
 from rl.trainer import delivery
-from rl.trainer.delivery import Delivery
-from rl.trainer.receivers import Receivers
+from rl.trainer.delivery import Delivery, Receivers
 from rl.weights.pusher import NoReceiver, WeightPusher
 from tests.rl.weights.test_pusher import OnePolicy, Scorer, two_rows
 from tests.support.policy_setup import PlainSteps

@@ -28,8 +28,7 @@ from rl.supervisor import replicas
 from rl.terminal.panel import RunView
 from rl.terminal.screen import final_summary
 from rl.trainer import delivery, loop
-from rl.trainer.delivery import Delivery
-from rl.trainer.receivers import Receivers
+from rl.trainer.delivery import Delivery, Receivers
 from rl.weights.pusher import NoReceiver
 from rl.wire import HEADER, Answer, Call, pack, unpack
 from tests.support.composing import composed
