@@ -82,10 +82,10 @@ class Policy:
         batch: RankBatch,
         objective: Objective,
         *,
-        batches: Sequence[Batch] | None = None,
+        batches: Sequence[Batch] | None = None,  # on the device; made from `batch` if None
         updates: int = 1,
-        beta: float = 0.0,
-        observer: Observer | None = None,
+        beta: float = 0.0,  # weight of the divergence from the reference
+        observer: Observer | None = None,  # receives what the first update computes
     ) -> dict[str, float]:
         """Take `updates` optimizer steps, each on all of this rank's share of a batch.
 
@@ -94,15 +94,6 @@ class Policy:
 
         A step with a non-finite gradient is skipped: the weights stay, `train/skipped` is above 0.
         A step without a token that counts on any rank is skipped, too: `train/empty` is 1.
-
-        Args:
-            batch: as it came from the rollouts process.
-            objective: what is minimised.
-            batches: the micro-batches on the device; made from `batch` if None.
-            updates: optimizer steps.
-            beta: weight of the divergence from the reference.
-            observer: receives what the first update computes for every token.
-
         """
         batches = batches or [
             Batch.of(micro, self.ranks.device, batch.step) for micro in batch.micro_batches

@@ -103,11 +103,8 @@ class Delivery:
     def bring(self, version: int, batch: MicroBatch, stats: dict[str, float], phase: Phase) -> bool:
         """Make every vLLM sample with this version; return False if none does and a stop is asked.
 
-        Args:
-            version: of the policy's current weights.
-            batch: the first micro-batch that trained them; the probe compares its rows.
-            stats: of the step; the metrics of the probe are added.
-            phase: times a block and shows what is being done.
+        The probe compares rows of `batch`, the first micro-batch that trained the version. Its
+        metrics are added to `stats` of the step.
 
         Raises:
             RunFailed: no vLLM has the version and no stop is asked for, or the weights are wrong.
