@@ -158,12 +158,6 @@ def test_target_modules_choose_the_layers(folder):
     }
 
 
-def test_modules_to_save_are_trained_whole_and_come_with_the_adapter(folder):
-    model = adapted(folder, modules_to_save=["model.norm"])
-    assert "base_model.model.model.norm.weight" in dict(_matrices(model))
-    assert (weights(full_weights(model))["model.norm.weight"] != 1).all()
-
-
 @pytest.mark.parametrize(
     ("knobs", "said"),
     [
