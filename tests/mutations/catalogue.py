@@ -234,7 +234,7 @@ MUTATIONS = (
         "rl/learner/preparation.py",
         "return beta * self.kl.estimator(",
         "return self.kl.estimator(",
-        "rl/learner/test_kl.py",
+        "rl/learner/test_updates.py::test_a_penalty_in_the_reward_counts_the_tokens_of_a_rollout_on_all_ranks",
     ),
     mutation(
         "preparation: each rank computes its own mean penalty",
@@ -248,14 +248,14 @@ MUTATIONS = (
         "rl/learner/learner.py",
         "self._reference.after_step(batch.step + 1)",
         "self._reference.after_step(batch.step)",
-        "rl/learner/test_learner.py",
+        "rl/learner/test_updates.py::test_an_adaptive_beta_and_a_moving_reference_survive_a_checkpoint",
     ),
     mutation(
         "learner: a resumed run starts with the first beta",
         "rl/learner/learner.py",
         'json.dumps({"beta": self._beta})',
         'json.dumps({"beta": self._kl.beta})',
-        "rl/learner/test_learner.py",
+        "rl/learner/test_updates.py::test_an_adaptive_beta_and_a_moving_reference_survive_a_checkpoint",
     ),
     mutation(
         "pusher: must_differ is ignored",
