@@ -12,8 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.mutations.catalogue import MUTATIONS
-from tests.mutations.mutation import REPO, Mutation
+from tests.mutations.catalogue import MUTATIONS, REPO, Mutation
 
 # A test process ends with 0 if all tests pass, and with 1 or 2 if a test or an import fails.
 OUTCOMES = {0: "NOT NOTICED", 1: "noticed", 2: "noticed"}
