@@ -59,11 +59,6 @@ def test_a_step_beyond_the_last_stays_at_the_minimum():
     assert adamw(schedule="cosine").rate(500, 100) == pytest.approx(2)
 
 
-def test_min_ratio_one_is_constant():
-    optim = adamw(schedule="cosine", min_ratio=1.0)
-    assert {optim.rate(step, 10) for step in range(10)} == {8.0}
-
-
 class Module(nn.Module):
     def __init__(self):
         super().__init__()

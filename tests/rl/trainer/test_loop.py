@@ -282,7 +282,7 @@ def test_no_line_is_lost_between_a_step_and_its_checkpoint(folder, calls):
 
 def test_the_line_of_the_last_evaluation_joins_the_last_step_and_is_no_step(tmp_path):
     rows = [{"step": 0, **STEP}, {"step": 1, "train/reward": 0.6}]
-    view, metrics = RunView("run", 3), MetricsFile(RunFolder(tmp_path))
+    view, metrics = RunView("run", 2), MetricsFile(RunFolder(tmp_path))
     for row in rows:
         view.add(row)
     assert view.rows[-1]["eval/reward"] == 0.25  # that of the step before
