@@ -13,7 +13,7 @@ from rl.config.check import still_chosen
 from rl.config.nodes import ModelNode
 from rl.config.schema import refused
 from rl.dry_call.child import DryCall
-from rl.model.hub import hub_problem, reason_of
+from rl.model.pretrained import hub_problem, reason_of
 from rl.model.shape import GIB, Shape, shape, shape_of
 from rl.runtime.devices import Host
 from rl.supervisor.resolve import resolve

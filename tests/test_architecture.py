@@ -66,7 +66,7 @@ ONLY_IN = {
 }
 HEAVY = {"torch", "transformers", "deepspeed", "vllm", "ray"}
 
-ENTRY_POINTS = sorted(path for path in REPO.glob("*.py") if path.name != "conftest.py")
+ENTRY_POINTS = sorted(REPO.glob("*.py"))
 
 
 def _modules() -> Iterator[tuple[str, Path]]:

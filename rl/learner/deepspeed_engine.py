@@ -25,25 +25,15 @@ _TAG = "deepspeed"  # the folder of a checkpoint that holds an engine's files
 
 
 def start_engine(
-    module: nn.Module,
+    module: nn.Module,  # its state dict will hold only what is trained
     optimizer: torch.optim.Optimizer,
-    config: dict[str, Any],
+    config: dict[str, Any],  # conf/deepspeed, without the keys that the trainer decides
     *,
-    max_grad_norm: float,
-    half: bool,
-    external: Iterable[nn.Parameter] = (),
+    max_grad_norm: float,  # length above which the gradient is scaled down
+    half: bool,  # train bfloat16 weights with float32 masters
+    external: Iterable[nn.Parameter] = (),  # used outside of their own module's forward
 ) -> Any:
-    """Return DeepSpeed's engine around a module, untyped because its annotations are poor.
-
-    Args:
-        module: its state dict will hold only what is trained.
-        optimizer: over its parameters.
-        config: conf/deepspeed; the keys that the trainer decides are added here.
-        max_grad_norm: length above which the gradient is scaled down.
-        half: train bfloat16 weights with float32 masters.
-        external: parameters that are used outside of their own module's forward.
-
-    """
+    """Return DeepSpeed's engine around a module, untyped because its annotations are poor."""
     if not all(parameter.requires_grad for parameter in module.parameters()):
         module.register_state_dict_post_hook(_drop_frozen)
     fixed_keys = {

@@ -16,14 +16,13 @@ from rl.config.learned import Learned
 from rl.config.schema import Run
 from rl.learner.critic import Critic, CriticSetting
 from rl.learner.kl import KLPenalty
-from rl.learner.layers import compile_layers, recompute_layers
 from rl.learner.objective import Batch, Objective
 from rl.learner.observation import Observer
 from rl.learner.policy import Policy
 from rl.learner.preparation import Preparation
 from rl.learner.ranks import Ranks
 from rl.learner.reference.protocol import Reference, ReferenceSetting
-from rl.model.loading import load_model
+from rl.model.loading import compile_layers, load_model, recompute_layers
 from rl.records import RankBatch
 from rl.runtime.folder import RunFolder
 

@@ -3,6 +3,7 @@
 B: rows, T: padded length, N: completion tokens, H: hidden size, K: candidates of each token.
 """
 
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -13,6 +14,25 @@ from rl.learner.output_head import OutputHead, most_likely
 from rl.model.lora import in_force
 
 
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Tokens padded on the right, and a mask of the tokens to score."""
+
+    token_ids: Tensor  # [B, T] int64
+    mask: Tensor  # [B, T] bool, N of them True
+    envs: tuple[str, ...]  # [B] the environment that each row was played in; "" for none
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """The logprobs of the N tokens in the mask, row by row, without gradient."""
+
+    logprobs: Tensor  # [N]
+    # The K most likely tokens at each of these positions, if the loss compares distributions:
+    candidates: Tensor | None = None  # [N, K] token ids
+    candidate_logprobs: Tensor | None = None  # [N, K] falling
+
+
 class PolicyModule(nn.Module):
     """A causal language model that returns logprobs of chosen tokens instead of logits."""
 
@@ -20,19 +40,11 @@ class PolicyModule(nn.Module):
         self,
         model: PreTrainedModel,
         *,
-        chunk: int,
-        entropy_gradient: bool = False,
-        head_dtype: torch.dtype | None = None,
+        chunk: int,  # tokens whose logits exist at once
+        entropy_gradient: bool = False,  # entropies carry a gradient
+        head_dtype: torch.dtype | None = None,  # of the output head; None for the model's own
     ) -> None:
-        """Wrap a model of transformers.
-
-        Args:
-            model: whose output head is linear.
-            chunk: tokens whose logits exist at once.
-            entropy_gradient: entropies carry a gradient.
-            head_dtype: the dtype that the output head computes in; None for the model's own.
-
-        """
+        """Wrap a model of transformers whose output head is linear."""
         super().__init__()
         self.model = model
         self._chunk, self._entropy_gradient = chunk, entropy_gradient
@@ -60,28 +72,21 @@ class PolicyModule(nn.Module):
 
     def forward(
         self,
-        token_ids: Tensor,
-        mask: Tensor,
-        temperature: float,
+        token_ids: Tensor,  # [B, T]
+        mask: Tensor,  # [B, T] False at position 0, because nothing precedes that token
+        temperature: float,  # divides the logits, as vLLM did when it sampled
         *,
-        entropies: bool = False,
-        candidates: Tensor | None = None,
-        top_k: tuple[int, int] | None = None,
+        entropies: bool = False,  # compute them, which needs another pass over the logits
+        candidates: Tensor | None = None,  # [N, K] tokens whose logprobs are returned as well
+        top_k: tuple[int, int] | None = None,  # (K, size of the vocabulary)
     ) -> tuple[Tensor | None, ...]:
         """Return logprobs [N] and entropies [N] of the masked tokens, row by row.
 
+        With `candidates` also their logprobs [N, K]. With `top_k` also the K most likely tokens
+        [N, K] and their logprobs [N, K].
+
         Rows are padded on the right. They need no attention mask: attention is causal, so no real
         token sees the padding after it.
-
-        Args:
-            token_ids: [B, T].
-            mask: [B, T]; False at position 0, because nothing precedes that token.
-            temperature: divides the logits, as vLLM did when it sampled.
-            entropies: compute them, which needs another pass over the logits; else None.
-            candidates: [N, K] tokens whose logprobs [N, K] are returned as well.
-            top_k: (K, size of the vocabulary): return as well the K most likely tokens [N, K] and
-                their logprobs [N, K].
-
         """
         hidden = self.model.base_model(input_ids=token_ids, use_cache=False).last_hidden_state
         chosen = mask[:, 1:]

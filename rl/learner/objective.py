@@ -109,22 +109,14 @@ class Objective:
     def per_token(
         self,
         batch: Batch,
-        logprobs: Tensor,
-        entropies: Tensor,
-        beta: float,
-        candidate_logprobs: Tensor | None = None,
+        logprobs: Tensor,  # [N] of its completion tokens under the policy in training
+        entropies: Tensor,  # [N] of the distributions that the tokens were drawn from
+        beta: float,  # the current weight of the divergence from the reference
+        candidate_logprobs: Tensor | None = None,  # [N, K] if the token loss reads them
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of each token before its weight [N], and metrics without gradient.
 
         A metric has one number per token [N], or a single one for all of them.
-
-        Args:
-            batch: the micro-batch.
-            logprobs: [N] of its completion tokens under the policy in training.
-            entropies: [N] of the distributions that the tokens were drawn from.
-            beta: the current weight of the divergence from the reference.
-            candidate_logprobs: [N, K] of the reference's likeliest tokens under the policy, if the
-                token loss reads them.
 
         Raises:
             ValueError: the token loss or a metric is not one number per token, or the loss has no

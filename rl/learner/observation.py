@@ -34,21 +34,12 @@ _DERIVED = ("kl_to_rollout",)  # not recorded, because it follows from log pi an
 
 def observation(
     batch: Batch,
-    logprobs: Tensor,
-    loss: Tensor,
-    grads: Sequence[Tensor],
-    metrics: Mapping[str, Tensor],
+    logprobs: Tensor,  # [N] under the policy in training
+    loss: Tensor,  # [N] what each token adds to the objective, before its weight
+    grads: Sequence[Tensor],  # of the objective in logprobs [N], entropies [N], candidates [N, K]
+    metrics: Mapping[str, Tensor],  # [N] those of the objective
 ) -> dict[str, Tensor]:
-    """Return the numbers [N] by name; a quantity that the run does not have is missing.
-
-    Args:
-        batch: the micro-batch.
-        logprobs: [N] under the policy in training.
-        loss: [N] what each token adds to the objective, before its weight.
-        grads: of the objective in logprobs [N], entropies [N] and candidates [N, K].
-        metrics: [N] those of the objective.
-
-    """
+    """Return the numbers [N] by name; a quantity that the run does not have is missing."""
     correction = metrics.get("correction")
     weight = batch.token_weights if correction is None else batch.token_weights * correction
     values = {

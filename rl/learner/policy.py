@@ -18,12 +18,11 @@ from rl.learner.deepspeed_engine import (
     take_step,
     whole,
 )
-from rl.learner.logprobs import PolicyModule
+from rl.learner.logprobs import PolicyModule, Rows, Scored
 from rl.learner.objective import Batch, Objective
 from rl.learner.observation import Observer, observation
 from rl.learner.optim import AdamW
 from rl.learner.ranks import Ranks
-from rl.learner.rows import Rows, Scores
 from rl.learner.token_sums import TokenSums
 from rl.model.folder import copy_tokenizer, holds_weights
 from rl.model.loading import write_model
@@ -83,10 +82,10 @@ class Policy:
         batch: RankBatch,
         objective: Objective,
         *,
-        batches: Sequence[Batch] | None = None,
+        batches: Sequence[Batch] | None = None,  # on the device; made from `batch` if None
         updates: int = 1,
-        beta: float = 0.0,
-        observer: Observer | None = None,
+        beta: float = 0.0,  # weight of the divergence from the reference
+        observer: Observer | None = None,  # receives what the first update computes
     ) -> dict[str, float]:
         """Take `updates` optimizer steps, each on all of this rank's share of a batch.
 
@@ -95,15 +94,6 @@ class Policy:
 
         A step with a non-finite gradient is skipped: the weights stay, `train/skipped` is above 0.
         A step without a token that counts on any rank is skipped, too: `train/empty` is 1.
-
-        Args:
-            batch: as it came from the rollouts process.
-            objective: what is minimised.
-            batches: the micro-batches on the device; made from `batch` if None.
-            updates: optimizer steps.
-            beta: weight of the divergence from the reference.
-            observer: receives what the first update computes for every token.
-
         """
         batches = batches or [
             Batch.of(micro, self.ranks.device, batch.step) for micro in batch.micro_batches
@@ -168,12 +158,12 @@ class Policy:
         return self._score(batch.token_ids, batch.mask, self._temperature)[0]
 
     @torch.no_grad()
-    def base_scores(self, rows: Rows, top_k: int = 0) -> Scores:
+    def base_scores(self, rows: Rows, top_k: int = 0) -> Scored:
         """Return the scores of the base model, with its `top_k` most likely tokens. Collective."""
         likeliest = (top_k, self.vocabulary) if top_k else None
         with without_adapter(self.engine.module.model):
             outputs = self._score(rows.token_ids, rows.mask, self._temperature, likeliest)
-        return Scores(outputs[0], *outputs[2:])
+        return Scored(outputs[0], *outputs[2:])
 
     @torch.no_grad()
     def logprobs(self, token_ids: Ints, temperature: float = 1.0) -> Tensor:

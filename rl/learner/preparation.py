@@ -17,10 +17,10 @@ from torch import Tensor
 
 from rl.learner.critic import Critic
 from rl.learner.kl import KLPenalty
+from rl.learner.logprobs import Rows
 from rl.learner.objective import Batch
 from rl.learner.policy import Policy
 from rl.learner.reference.protocol import Reference
-from rl.learner.rows import Rows
 from rl.records import Ints, RankBatch
 
 
@@ -112,19 +112,17 @@ def _reference_rows(batch: Batch) -> Rows:
     return Rows(batch.hinted_token_ids, batch.hinted_mask, batch.envs)
 
 
-def relative_penalties(lost: np.ndarray, counts: np.ndarray, group_ids: Ints | None) -> np.ndarray:
+def relative_penalties(
+    lost: np.ndarray,  # [R] beta times the divergence summed over a rollout's tokens
+    counts: np.ndarray,  # [R] rollouts that were scored and train
+    group_ids: Ints | None,  # [R] None if the advantage has no baseline
+) -> np.ndarray:
     """Return what each rollout's advantage loses [R]: its penalty minus the mean of its group.
 
     Advantages are computed from the rewards alone, and the penalty is subtracted afterwards, in its
     own units. A normalised difference would amplify noise: in a group with equal rewards the
-    penalties would be the whole spread (docs/losses.md).
-
-    Args:
-        lost: [R] beta times the divergence summed over a rollout's tokens.
-        counts: [R] rollouts that were scored and train. The others lose nothing, and the mean
-            leaves them out, because their penalty was not measured or has no effect.
-        group_ids: [R]; None if the advantage has no baseline.
-
+    penalties would be the whole spread (docs/losses.md). Rollouts that do not count lose nothing,
+    and the mean leaves them out, because their penalty was not measured or has no effect.
     """
     if group_ids is None:
         return np.where(counts, lost, 0.0)

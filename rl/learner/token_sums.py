@@ -31,22 +31,13 @@ class TokenSums:
 
     def add(
         self,
-        value: Tensor,
-        logprobs: Tensor,
-        rollout_logprobs: Tensor,
-        fresh: Tensor,
-        metrics: Mapping[str, Tensor],
+        value: Tensor,  # the micro-batch's share of the objective
+        logprobs: Tensor,  # [N] the trainer's
+        rollout_logprobs: Tensor,  # [N] vLLM's
+        fresh: Tensor,  # [N] True where the weights in training sampled the token
+        metrics: Mapping[str, Tensor],  # [N] each, or a single number
     ) -> None:
-        """Add a micro-batch.
-
-        Args:
-            value: its share of the objective.
-            logprobs: [N] the trainer's.
-            rollout_logprobs: [N] vLLM's.
-            fresh: [N] True where the weights in training sampled the token.
-            metrics: [N] each, or a single number.
-
-        """
+        """Add a micro-batch."""
         self._add("loss", value.detach())
         self._add("tokens", torch.tensor(float(len(logprobs))))
         for name, values in metrics.items():

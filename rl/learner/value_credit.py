@@ -43,27 +43,16 @@ class ValueCredit:
 
 
 def credit(
-    values: Tensor,
-    turns: Tensor,
-    exists: Tensor,
-    rewards: Tensor,
+    values: Tensor,  # [R, L] before each token
+    turns: Tensor,  # [R, L] assistant turn of each token, rising
+    exists: Tensor,  # [R, L] True for a token that trains and whose rollout was scored
+    rewards: Tensor,  # [R, L] reward of each token (`at_tokens`)
     *,
     estimator: Estimator,
-    over: Literal["tokens", "turns"],
-    whiten: bool,
+    over: Literal["tokens", "turns"],  # what a step is
+    whiten: bool,  # standardise the advantages over all tokens
 ) -> ValueCredit:
-    """Return the advantages and returns of all tokens, and which values are trained.
-
-    Args:
-        values: [R, L] before each token.
-        turns: [R, L] assistant turn of each token, rising.
-        exists: [R, L] True for a token that trains and whose rollout was scored.
-        rewards: [R, L] reward of each token (`at_tokens`).
-        estimator: of the advantages of steps.
-        over: whether a step is a token or a turn.
-        whiten: whether to standardise the advantages over all tokens.
-
-    """
+    """Return the advantages and returns of all tokens, and which values are trained."""
     starts = exists.clone()  # [R, L]
     if over == "turns":
         starts[:, 1:] &= turns[:, 1:] != turns[:, :-1]

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from huggingface_hub import snapshot_download
+import httpx
+from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
     HFValidationError,
@@ -20,7 +21,6 @@ from huggingface_hub.errors import (
 from rl.config.annotations import Node
 from rl.config.positions import too_long
 from rl.model.folder import check_turn, damaged_weights, leads_out, missing_weights
-from rl.model.hub import hub_problem, reason_of
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 ALLOW = ["*.safetensors", "*.json", "*.jinja", "tokenizer*"]
@@ -138,3 +138,22 @@ def _check(folder: Path, path: str, group: str) -> None:
         raise ValueError(
             f"{folder / damaged} is cut off or no safetensors file: finish or repeat the download"
         )
+
+
+def hub_problem() -> str | None:
+    """Return why the hub cannot be reached; None if it answers, even with an error.
+
+    The hub's own client retries for half a minute, and waits for ever if a connection hangs.
+    """
+    if constants.is_offline_mode():
+        return "HF_HUB_OFFLINE is set"
+    try:
+        httpx.head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        return f"{constants.ENDPOINT} does not answer: {str(error) or type(error).__name__}"
+    return None
+
+
+def reason_of(error: Exception, problem: str | None) -> str:
+    """Return what `hub_problem` has found, else the error of the hub's client."""
+    return problem or f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"

@@ -27,9 +27,8 @@ from rl.config.check import still_chosen
 from rl.config.resume_rules import run_folder_problems
 from rl.config.schema import ConfigError, Run, refused
 from rl.dry_call.child import DryCall
-from rl.model.folder import fingerprint
+from rl.model.folder import check_trainable, fingerprint
 from rl.model.shape import shape_of
-from rl.model.trainable import check_trainable
 from rl.runtime.child import Reaper
 from rl.runtime.commit import commit_of
 from rl.runtime.failure import OutOfTime, RunFailed

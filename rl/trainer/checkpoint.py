@@ -27,20 +27,12 @@ def save_checkpoint(
     learner: Learner,
     run_folder: RunFolder,
     *,
-    step: int,
-    rollouts: dict[str, Any],
-    model: Path,
-    keep: int,
+    step: int,  # optimizer steps taken, which is the policy version
+    rollouts: dict[str, Any],  # state of the dispatcher
+    model: Path,  # folder of the run's first model, for its tokenizer files
+    keep: int,  # number of complete checkpoints that stay
 ) -> Path:
     """Write the state after `step` steps and delete all but the newest `keep`. Collective.
-
-    Args:
-        learner: writes weights, optimizer and what changes with them.
-        run_folder: holds the checkpoints.
-        step: optimizer steps taken, which is the policy version.
-        rollouts: state of the dispatcher.
-        model: folder of the run's first model, for its tokenizer files.
-        keep: number of complete checkpoints that stay.
 
     Raises:
         RunFailed: it could not be written; earlier checkpoints are unchanged.

@@ -173,29 +173,6 @@ def test_the_ends_of_the_mix_are_the_two_divergences():
 
 
 @every_loss
-def test_neither_order_nor_split_nor_the_order_of_candidates_changes_anything(loss):
-    tokens = random_batch()
-    log_p, log_q = tokens.candidate_logprobs, tokens.ref_candidate_logprobs
-    assert log_p is not None
-    assert log_q is not None
-    leaf = log_p.clone().requires_grad_()
-    expected = LOSSES[loss](given(leaf, log_q)).loss
-    (gradient,) = torch.autograd.grad(expected.sum(), leaf)
-    random = torch.Generator().manual_seed(2)
-    order = torch.randperm(len(log_p), generator=random)
-    columns = torch.randperm(log_p.shape[1], generator=random)
-    shuffled = log_p[order][:, columns].requires_grad_()
-    teacher = log_q[order][:, columns]
-    parts = [
-        LOSSES[loss](given(*part)).loss
-        for part in zip(shuffled.split(7), teacher.split(7), strict=True)
-    ]
-    same(torch.cat(parts), expected[order])
-    (moved,) = torch.autograd.grad(torch.cat(parts).sum(), shuffled)
-    same(moved, gradient[order][:, columns])
-
-
-@every_loss
 def test_an_empty_batch_has_an_empty_loss(loss):
     empty = torch.empty(0, 3, dtype=torch.float64)
     assert LOSSES[loss](given(empty, empty)).loss.shape == (0,)

@@ -1,16 +1,16 @@
-"""Every loss is invariant to the split and the order of a batch, in float64 to 1e-12.
+"""The loss of a sequence does not depend on the rest of the batch, in float64 to 1e-12.
 
-The objective here is the definition, sum over tokens of w_t * loss_t with w from the global batch.
+tests/rl/learner/test_objective.py proves the same of the whole objective with every shipped loss.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
-from losses import aggregation
 from losses.cispo import cispo
 from losses.cross_entropy import cross_entropy
 from losses.decoupled_ppo import decoupled_ppo
@@ -37,16 +37,8 @@ LOSSES: dict[str, Callable[[Tokens], TokenLoss]] = {
     "top_entropy": partial(top_entropy, fraction=0.3, clip_low=0.2, clip_high=0.28, dual_clip=None),
     "decoupled_ppo": partial(decoupled_ppo, clip_low=0.2, clip_high=0.2, weight_cap=2.0),
 }
-AGGREGATIONS: dict[str, Callable[..., list[float]]] = {
-    "token_mean": aggregation.token_mean,
-    "sequence_mean": aggregation.sequence_mean,
-    "constant_length": partial(aggregation.constant_length, length=16),
-    "prompt_mean": aggregation.prompt_mean,
-}
 LENGTHS = [5, 1, 9, 0, 3, 12, 2, 7]
-GROUP_IDS = [0, 0, 0, 1, 1, 2, 2, 2]
 every_loss = pytest.mark.parametrize("loss", LOSSES)
-every_aggregation = pytest.mark.parametrize("aggregate", AGGREGATIONS)
 assert_same = partial(torch.testing.assert_close, rtol=1e-12, atol=1e-12)
 
 
@@ -79,123 +71,48 @@ def pick(tokens: Tokens, index: Tensor) -> Tokens:
     return Tokens(**(picked | {"sequence_ids": ids, "num_sequences": len(present)}))
 
 
-def objective(
-    loss: str, tokens: Tokens, weights: Tensor, micro_batches: list[Tensor]
-) -> tuple[Tensor, Tensor]:
-    """Return value and gradient [N] in log pi of the sum of w_t loss_t over the micro-batches.
-
-    weights: [N], of tokens. micro_batches: which tokens each one has.
-    """
+def derivative(loss: str, tokens: Tokens) -> tuple[TokenLoss, Tensor]:
+    """Return the result of a loss, and the gradient [N] of its sum in log pi."""
     leaf = tokens.logprobs.detach().clone().requires_grad_()
-    tokens = Tokens(**{**vars(tokens), "logprobs": leaf})
-    total = torch.zeros((), dtype=torch.float64)
-    for index in micro_batches:
-        out = LOSSES[loss](pick(tokens, index))
-        total = total + (weights[index] * out.loss).sum()
-    total.backward()
-    assert leaf.grad is not None
-    return total.detach(), leaf.grad
-
-
-def token_weights(aggregate: str, tokens: Tokens) -> Tensor:
-    per_sequence = AGGREGATIONS[aggregate](LENGTHS, GROUP_IDS)
-    return torch.tensor(per_sequence, dtype=torch.float64)[tokens.sequence_ids]
-
-
-def whole(tokens: Tokens) -> list[Tensor]:
-    return [torch.arange(len(tokens.logprobs))]
+    out = LOSSES[loss](replace(tokens, logprobs=leaf))
+    (gradient,) = torch.autograd.grad(out.loss.sum(), leaf)
+    return out, gradient
 
 
 @every_loss
-@every_aggregation
-def test_no_split_into_micro_batches_changes_value_or_gradient(loss, aggregate):
+def test_a_sequence_has_the_same_loss_alone_in_a_batch_and_in_any_order(loss):
+    """One of the sequences is empty. So all splits into whole sequences add up to the same."""
     tokens = a_batch()
-    weights = token_weights(aggregate, tokens)
-    expected = objective(loss, tokens, weights, whole(tokens))
-    assert expected[1].abs().sum() > 0.01
-    random = torch.Generator().manual_seed(1)
-    for num_micro_batches in (2, 3, 5, len(LENGTHS)):
-        where = torch.randint(num_micro_batches, (len(LENGTHS),), generator=random)
-        split = [
-            (where[tokens.sequence_ids] == m).nonzero()[:, 0] for m in range(num_micro_batches)
-        ]
-        assert_same(objective(loss, tokens, weights, split), expected)
-
-
-@pytest.mark.parametrize("loss", [name for name in LOSSES if name not in ("gspo", "top_entropy")])
-def test_a_token_level_loss_may_be_split_within_a_sequence(loss):
-    tokens = a_batch()
-    weights = token_weights("sequence_mean", tokens)
-    expected = objective(loss, tokens, weights, whole(tokens))
-    shuffled = torch.randperm(len(weights), generator=torch.Generator().manual_seed(2))
-    split = list(shuffled.split(4))
-    assert_same(objective(loss, tokens, weights, split), expected)
-
-
-@every_loss
-def test_tokens_may_come_in_any_order_with_their_ids(loss):
-    tokens = a_batch()
-    weights = token_weights("sequence_mean", tokens)
-    expected = objective(loss, tokens, weights, whole(tokens))
-    for seed in range(3):
-        order = torch.randperm(len(weights), generator=torch.Generator().manual_seed(seed))
-        assert_same(objective(loss, tokens, weights, [order]), expected)
-        assert_same(LOSSES[loss](pick(tokens, order)).loss, LOSSES[loss](tokens).loss[order])
-
-
-@every_loss
-def test_a_sequence_alone_is_what_it_is_in_a_batch(loss):
-    tokens = a_batch()
-    together = LOSSES[loss](tokens)
-    for i in range(len(LENGTHS)):
-        index = (tokens.sequence_ids == i).nonzero()[:, 0]
-        alone = LOSSES[loss](pick(tokens, index))
-        assert_same(alone.loss, together.loss[index])
-        for name, metric in together.metrics.items():
-            assert_same(alone.metrics[name], metric[index])
+    expected, gradient = derivative(loss, tokens)
+    assert gradient.abs().sum() > 0.01
+    shuffled = torch.randperm(len(gradient), generator=torch.Generator().manual_seed(2))
+    alone = [(tokens.sequence_ids == i).nonzero()[:, 0] for i in range(len(LENGTHS))]
+    for index in (shuffled, *alone):
+        found, part = derivative(loss, pick(tokens, index))
+        assert found.loss.shape == index.shape
+        assert_same(found.loss, expected.loss[index])
+        assert_same(part, gradient[index])
+        assert found.metrics.keys() == expected.metrics.keys()
+        for name, metric in found.metrics.items():
+            assert not metric.requires_grad
+            assert_same(metric, expected.metrics[name][index])
 
 
 @every_loss
 def test_a_sequence_with_nan_does_not_affect_the_others(loss):
     tokens = a_batch()
     sound = tokens.sequence_ids != 0
-    broken = torch.where(sound, tokens.logprobs, torch.nan)
-    weights = torch.ones_like(broken)
-    _, expected = objective(loss, tokens, weights, whole(tokens))
-    tokens_with_nan = Tokens(**{**vars(tokens), "logprobs": broken})
-    _, gradient = objective(loss, tokens_with_nan, weights, whole(tokens))
-    assert_same(gradient[sound], expected[sound])
-
-
-@every_loss
-def test_a_loss_returns_one_value_per_token_and_metrics_without_gradient(loss):
-    tokens = a_batch()
-    leaf = tokens.logprobs.requires_grad_()
-    out = LOSSES[loss](Tokens(**{**vars(tokens), "logprobs": leaf}))
-    assert out.loss.shape == leaf.shape
-    assert out.loss.requires_grad
-    for metric in out.metrics.values():
-        assert metric.shape == leaf.shape
-        assert not metric.requires_grad
+    broken = replace(tokens, logprobs=torch.where(sound, tokens.logprobs, torch.nan))
+    assert_same(derivative(loss, broken)[1][sound], derivative(loss, tokens)[1][sound])
 
 
 @every_loss
 def test_the_older_policy_replaces_the_sampling_one_as_anchor(loss):
     tokens = a_batch()
     shifted = tokens.rollout_logprobs - 0.5
-    as_old = Tokens(**{**vars(tokens), "old_logprobs": shifted})
-    as_mu = Tokens(**{**vars(tokens), "rollout_logprobs": shifted})
+    as_old, as_mu = replace(tokens, old_logprobs=shifted), replace(tokens, rollout_logprobs=shifted)
     if loss == "dppo":  # drops by the distance from mu, so use bounds that drop nothing
         free = partial(dppo, delta_low=2.0, delta_high=2.0, tau=1e-3)
         assert_same(free(as_old).loss, free(as_mu).loss)
     elif loss != "decoupled_ppo":  # see test_watchful_losses.py, because it corrects for the anchor
         assert_same(LOSSES[loss](as_old).loss, LOSSES[loss](as_mu).loss)
-
-
-@every_loss
-def test_an_empty_micro_batch_is_a_zero_with_a_gradient(loss):
-    tokens = pick(a_batch(), torch.arange(0))
-    leaf = tokens.logprobs.detach().requires_grad_()
-    total = LOSSES[loss](Tokens(**{**vars(tokens), "logprobs": leaf})).loss.sum()
-    total.backward()
-    assert_same(total, torch.zeros((), dtype=torch.float64))

@@ -1,15 +1,13 @@
 """Copy the files and commands of docs/a-new-idea.md and run them."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support import printed
-from tests.support.launching import ROOT
+from tests.support.launching import ROOT, Result, begin, ended
 
 PAGE = ROOT / "docs" / "a-new-idea.md"
 FILES, (_, TABLES, FIRST_LOOK, SWEEP) = printed.files(PAGE), printed.commands(PAGE)
@@ -22,20 +20,11 @@ def relay(tmp_path_factory) -> Path:
     return folder
 
 
-def do(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def do(command: str, folder: Path) -> Result:
     """Run a command as printed, with this interpreter and this checkout."""
     typed = command.replace("/path/to/offbyone", str(ROOT)).replace("python", sys.executable, 1)
-    return subprocess.run(
-        typed,
-        shell=True,
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OFFBYONE_CACHE": str(folder / "cache")},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
+    environment = {"PYTHONPATH": str(ROOT), "OFFBYONE_CACHE": str(folder / "cache")}
+    return ended(begin(typed, folder, environment), folder / "outputs" / "first-look", 400)
 
 
 def test_each_idea_is_one_file_one_yaml_and_one_test_table():
@@ -50,8 +39,8 @@ def test_each_idea_is_one_file_one_yaml_and_one_test_table():
 
 def test_the_tables_hold(relay):
     done = do(TABLES, relay)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "11 passed" in done.stdout
+    assert done.status == 0, done.screen
+    assert "11 passed" in done.screen
 
 
 @pytest.mark.parametrize(
@@ -66,23 +55,21 @@ def test_the_tables_hold(relay):
 )
 def test_wrong_settings_are_refused_before_anything_starts(command, wrong, said, relay):
     done = do(f"{command} {wrong}", relay)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert said in done.stdout + done.stderr
+    assert done.status == 2, done.screen
+    assert said in done.screen
 
 
 @pytest.mark.server
 @pytest.mark.timeout(600)
 def test_the_first_look_shows_what_the_page_says(relay):
     done = do(FIRST_LOOK, relay)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    run = relay / "outputs" / "first-look"
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    steps = [line for line in lines if "train/trust" in line]
+    assert done.status == 0, done.screen[-6000:]
+    steps = [line for line in done.metrics if "train/trust" in line]
     assert len(steps) == 3
     assert steps[0]["train/trust"] == 1.0  # nothing is stale in the first step
     assert all(step["order/open"] >= 100 for step in steps)
     assert all("reward/right/turn_0" in step for step in steps)
-    (first, *_) = (run / "rollouts" / "step_000000.jsonl").read_text().splitlines()
+    (first, *_) = (done.folder / "rollouts" / "step_000000.jsonl").read_text().splitlines()
     rollout = json.loads(first)
     turns = max(1, rollout["turns"])
     assert len(rollout["turn_rewards"]["right"]) == rollout["turns"]

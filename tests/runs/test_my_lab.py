@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import read_metrics
 from rl.runtime.sweep_folder import DONE, SweepFolder
-from tests.support.launching import ROOT, Result, stop, wait_for
+from tests.support.launching import ROOT, Result, begin, ended, wait_for
 
 LIMIT = pytest.mark.timeout(600)
 TRAIN = [sys.executable, str(ROOT / "train.py"), "--config-dir", "conf"]
@@ -32,26 +31,9 @@ class Lab:
     folder: Path
     environment: dict[str, str]
 
-    def start(self, command: list[str] | str) -> subprocess.Popen:
-        return subprocess.Popen(
-            command,
-            shell=isinstance(command, str),
-            cwd=self.folder,
-            env={**os.environ, **self.environment},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-
     def run(self, command: list[str] | str, name: str = "") -> Result:
-        process = self.start(command)
-        try:
-            screen, _ = process.communicate(timeout=300)
-        finally:
-            stop(process)
-        return Result(process.returncode, screen, self.folder / "outputs" / name)
+        process = begin(command, self.folder, self.environment)
+        return ended(process, self.folder / "outputs" / name, 300)
 
 
 @pytest.fixture(scope="module")
@@ -91,17 +73,14 @@ def test_train_py_accepts_the_copied_folder_and_names_only_the_real_mistake(lab,
 def interrupted(lab) -> Result:
     """Return a run that Ctrl-C stopped after its first checkpoints."""
     settings = ["run_name=mine", "max_steps=6", "trainer.checkpoint_every=1"]
-    process = lab.start([*TRAIN, *CHOICES, *SMALL, *MODEL, *settings])
-    folder = lab.folder / "outputs" / "mine"
-    try:
-        saved = folder / "checkpoints" / "step_000002"
-        assert wait_for(lambda: saved.is_dir() or process.poll() is not None, 300)
-        process.send_signal(signal.SIGINT)
-        screen, _ = process.communicate(timeout=60)
-    finally:
-        stop(process)
-    assert process.returncode == 130, screen
-    return Result(process.returncode, screen, folder)
+    command, folder = [*TRAIN, *CHOICES, *SMALL, *MODEL, *settings], lab.folder / "outputs" / "mine"
+    process = begin(command, lab.folder, lab.environment)
+    saved = folder / "checkpoints" / "step_000002"
+    wait_for(lambda: saved.is_dir() or process.poll() is not None, 300)
+    process.send_signal(signal.SIGINT)
+    result = ended(process, folder, 60)
+    assert result.status == 130, result.screen
+    return result
 
 
 def rollouts(result: Result, step: int) -> list[dict]:

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from rl.learner.logprobs import Rows
 from rl.learner.ranks import Ranks
 from rl.learner.reference.endpoint import Endpoint
 from rl.learner.reference.local import FrozenModel
 from rl.learner.reference.protocol import ReferenceSetting
-from rl.learner.rows import Rows
 from rl.model.tiny import TinyModel
 from rl.runtime.failure import RunFailed
 from tests.support import tiny_policy

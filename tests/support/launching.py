@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +49,32 @@ class Result:
         return [json.loads(x) for x in (self.folder / "metrics.jsonl").read_text().splitlines()]
 
 
+def begin(
+    command: list[str] | str, folder: Path, environment: Mapping[str, str]
+) -> subprocess.Popen:
+    """Start a command, or a line of a shell, in a folder and in a session of its own."""
+    return subprocess.Popen(
+        command,
+        shell=isinstance(command, str),
+        cwd=folder,
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def ended(process: subprocess.Popen, folder: Path, seconds: float = 600) -> Result:
+    """Wait until a process ends; `folder` is that of its run."""
+    try:
+        screen, _ = process.communicate(timeout=seconds)
+    finally:
+        stop(process)
+    return Result(process.returncode, screen, folder)
+
+
 @dataclass
 class Launcher:
     """Start train.py as a user would, with the output folder and cache of the test session."""
@@ -60,21 +86,10 @@ class Launcher:
         # Use a relative path, as the default is, to notice code that expects an absolute one.
         output = os.path.relpath(self.output, ROOT)
         command = [sys.executable, "train.py", f"run_name={name}", f"output_dir={output}"]
-        return subprocess.Popen(
-            [*command, *SMALL, *warm, *overrides],
-            cwd=ROOT,
-            env={**os.environ, **self.environment},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        return begin([*command, *SMALL, *warm, *overrides], ROOT, self.environment)
 
     def run(self, name: str, *overrides: str, warm: Sequence[str] = WARM) -> Result:
-        process = self.start(name, *overrides, warm=warm)
-        screen, _ = process.communicate(timeout=600)
-        return Result(process.returncode, screen, self.output / name)
+        return ended(self.start(name, *overrides, warm=warm), self.output / name)
 
 
 def groups_below(leader: int) -> set[int]:

@@ -13,11 +13,10 @@ from torch import Tensor
 
 from losses.aggregation import token_mean
 from losses.cispo import cispo
-from rl.learner.layers import compile_layers, recompute_layers
 from rl.learner.objective import Objective
 from rl.learner.optim import AdamW
 from rl.learner.policy import Policy
-from rl.model.loading import load_model
+from rl.model.loading import compile_layers, load_model, recompute_layers
 from rl.rollouts.plan import plan, weighted_rows
 from tests.support import tiny_policy as tiny
 

@@ -166,8 +166,12 @@ def reference(
     terms: Terms | None = None,
     *,
     old: Sequence[Tensor] | None = None,
+    candidates: Sequence[tuple[Tensor, Tensor]] | None = None,
 ) -> tuple[float, dict[str, Tensor]]:
-    """Return the value and gradient of the whole batch; `old`: old logprobs [N] of each row."""
+    """Return the value and gradient of the whole batch.
+
+    `old`: old logprobs [N] of each row. `candidates`: token ids and logprobs [N, K] of each row.
+    """
     model.zero_grad()
     total = 0.0
     for i, row in enumerate(rows):
@@ -179,7 +183,7 @@ def reference(
         logprobs = torch.log_softmax(logits / TEMPERATURE, -1)
         own = logprobs.gather(-1, token_ids[1:, None])[:, 0][mask[1:]]
         sampled = torch.tensor(row.rollout_logprobs)[mask].to(own.dtype)
-        candidates, likes = fixed_candidates(token_ids[mask])
+        given, likes = candidates[i] if candidates else fixed_candidates(token_ids[mask])
         tokens = Tokens(
             logprobs=own,
             rollout_logprobs=sampled,
@@ -192,7 +196,7 @@ def reference(
             turns=torch.tensor(row.turns)[mask].long(),
             old_logprobs=old[i] if old else None,
             ref_logprobs=fixed(token_ids[mask], sampled)[1],
-            candidate_logprobs=logprobs[mask[1:]].gather(-1, candidates),
+            candidate_logprobs=logprobs[mask[1:]].gather(-1, given),
             ref_candidate_logprobs=likes.to(own.dtype),
         )
         loss = token_loss(tokens).loss

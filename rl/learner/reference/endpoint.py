@@ -18,9 +18,9 @@ from typing import Any, ClassVar
 import torch
 
 from envs.http_client import HttpClient, HttpError
+from rl.learner.logprobs import Rows, Scored
 from rl.learner.ranks import Ranks
 from rl.learner.reference.protocol import Reference, ReferenceSetting, joined
-from rl.learner.rows import Rows, Scores
 from rl.model.tokenizer import Tokenizer
 from rl.runtime.failure import RunFailed
 
@@ -108,7 +108,7 @@ class _Remote(Reference):
         # Each rank asks for its own rows, and one of them logs.
         return {"train/reference_retries": self._ranks.sum(float(self._retries))}
 
-    def score(self, batches: Sequence[Rows]) -> list[Scores]:
+    def score(self, batches: Sequence[Rows]) -> list[Scored]:
         """Return the scores of all micro-batches; their rows are requested together."""
         questions = [
             (ids.tolist(), row.nonzero()[:, 0].tolist())
@@ -124,7 +124,7 @@ class _Remote(Reference):
             for rows in batches
         ]
 
-    async def _answers(self, questions: Sequence[tuple[list[int], list[int]]]) -> list[Scores]:
+    async def _answers(self, questions: Sequence[tuple[list[int], list[int]]]) -> list[Scored]:
         client = self._client(self._endpoint.max_retries)
         tasks = [asyncio.create_task(self._ask(client, *question)) for question in questions]
         async with client:
@@ -136,7 +136,7 @@ class _Remote(Reference):
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _ask(self, client: HttpClient, token_ids: list[int], places: list[int]) -> Scores:
+    async def _ask(self, client: HttpClient, token_ids: list[int], places: list[int]) -> Scored:
         """Return the scores of the tokens at `places` of one row."""
         if not places:
             return self._read([], [])
@@ -162,12 +162,12 @@ class _Remote(Reference):
             raise RunFailed(f"{self._where} returns no prompt_logprobs: it must be a vLLM server")
         return self._read([entries[i] for i in places], [token_ids[i] for i in places])
 
-    def _read(self, entries: list[dict[str, Any]], tokens: list[int]) -> Scores:
+    def _read(self, entries: list[dict[str, Any]], tokens: list[int]) -> Scored:
         """Return tensors of the entries {token: {logprob}} at each place."""
         pairs = zip(entries, tokens, strict=True)
         logprobs = torch.tensor([entry[str(t)]["logprob"] for entry, t in pairs])
         if not self._top_k:
-            return Scores(logprobs)
+            return Scored(logprobs)
         # vLLM adds the given token to the most likely ones.
         best = [
             sorted(((e["logprob"], int(t)) for t, e in entry.items()), reverse=True)[: self._top_k]
@@ -181,4 +181,4 @@ class _Remote(Reference):
                 f"{self._vocabulary}: lower reference.top_k, or choose another teacher"
             )
         values = torch.tensor([[value for value, _ in row] for row in best])
-        return Scores(logprobs, ids, values.reshape(shape))
+        return Scored(logprobs, ids, values.reshape(shape))

@@ -15,10 +15,9 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
-from rl.learner.logprobs import PolicyModule
+from rl.learner.logprobs import PolicyModule, Rows, Scored
 from rl.learner.policy import Policy
 from rl.learner.reference.protocol import Reference, ReferenceSetting
-from rl.learner.rows import Rows, Scores
 from rl.model.loading import load_model
 from rl.model.pretrained import local_folder
 from rl.runtime.failure import RunFailed
@@ -84,7 +83,7 @@ class _AdapterOff(Reference):
     def __init__(self, policy: Policy, top_k: int) -> None:
         self._policy, self._top_k = policy, top_k
 
-    def score(self, batches: Sequence[Rows]) -> list[Scores]:
+    def score(self, batches: Sequence[Rows]) -> list[Scored]:
         return [self._policy.base_scores(rows, self._top_k) for rows in batches]
 
 
@@ -108,13 +107,13 @@ class _Copy(Reference):
         self._average = {n: p.float() for n, p in self._parameters.items()} if averages else {}
 
     @torch.no_grad()
-    def score(self, batches: Sequence[Rows]) -> list[Scores]:
+    def score(self, batches: Sequence[Rows]) -> list[Scored]:
         temperature, vocabulary = self._setting.temperature, self._setting.vocabulary
         top_k = (self._top_k, vocabulary) if self._top_k else None
         outputs = (
             self._module(rows.token_ids, rows.mask, temperature, top_k=top_k) for rows in batches
         )
-        return [Scores(logprobs, *likeliest) for logprobs, _, *likeliest in outputs]
+        return [Scored(logprobs, *likeliest) for logprobs, _, *likeliest in outputs]
 
     @torch.no_grad()
     def after_step(self, step: int) -> None:

@@ -12,8 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from rl.learner.logprobs import Rows, Scored
 from rl.learner.reference.protocol import Reference, ReferenceSetting, joined
-from rl.learner.rows import Rows, Scores
 from rl.runtime.failure import RunFailed
 
 
@@ -40,7 +40,7 @@ class _Several(Reference):
     def __init__(self, teachers: Mapping[str, Reference]) -> None:
         self._teachers = teachers
 
-    def score(self, batches: Sequence[Rows]) -> list[Scores]:
+    def score(self, batches: Sequence[Rows]) -> list[Scored]:
         # Every teacher gets every micro-batch, even if only an empty row of it: under ZeRO-3 all
         # ranks score the base of an adapter together, whatever environments a rank has.
         scored = {
@@ -87,7 +87,7 @@ def _of(name: str, rows: Rows) -> Rows:
     return Rows(rows.token_ids[:1, :2], torch.zeros_like(rows.mask[:1, :2]), ("",))
 
 
-def _merged(rows: Rows, by_env: Mapping[str, Scores]) -> Scores:
+def _merged(rows: Rows, by_env: Mapping[str, Scored]) -> Scored:
     """Return the scores of all environments in the order of the rows."""
     envs = [rows.envs[i] for i in rows.mask.nonzero()[:, 0].tolist()]  # [N]
     if unknown := set(envs) - set(by_env):

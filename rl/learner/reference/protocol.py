@@ -8,15 +8,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from rl.learner.logprobs import Rows, Scored
 from rl.learner.policy import Policy
-from rl.learner.rows import Rows, Scores
 from rl.runtime.failure import RunFailed
 
 
 class Reference:
     """The base class of references. All ranks call every method together."""
 
-    def score(self, batches: Sequence[Rows]) -> list[Scores]:
+    def score(self, batches: Sequence[Rows]) -> list[Scored]:
         """Score each micro-batch's completion tokens at the sampler's temperature."""
         raise NotImplementedError
 
@@ -75,7 +75,7 @@ class NoReference:
         raise AssertionError("rl/config/algorithm_rules.py refuses what needs a reference here")
 
 
-def joined(scores: Sequence[Scores], place: Callable[[Tensor], Tensor]) -> Scores:
+def joined(scores: Sequence[Scored], place: Callable[[Tensor], Tensor]) -> Scored:
     """Concatenate scores and pass each tensor through `place`; candidates may be missing."""
     columns = [
         [x for x in column if x is not None]
@@ -85,4 +85,4 @@ def joined(scores: Sequence[Scores], place: Callable[[Tensor], Tensor]) -> Score
     ]
     logprobs, *candidates = [place(torch.cat(column)) if column else None for column in columns]
     assert logprobs is not None, "a micro-batch has a row"
-    return Scores(logprobs, *candidates)
+    return Scored(logprobs, *candidates)

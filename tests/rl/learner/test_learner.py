@@ -9,12 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from losses.kl import k1
-from rl.learner.kl import KLPenalty
-from rl.learner.learner import Learner
 from rl.learner.objective import Batch
 from rl.learner.policy import Policy
-from rl.records import MicroBatch, RankBatch
+from rl.records import MicroBatch
 
 
 @pytest.fixture
@@ -39,28 +36,6 @@ def micro(versions):
         first_positions=np.zeros(1, np.int32),
         row_numbers=np.zeros(1, np.int32),
     )
-
-
-def test_the_reference_is_told_how_many_steps_are_done_and_beta_survives_a_checkpoint(
-    ranks, tmp_path
-):
-    learner, done = Learner.__new__(Learner), []
-    learner._run, learner._ranks = SimpleNamespace(updates_per_batch=1), ranks
-    learner._kl = KLPenalty(estimator=k1, beta=0.1, place="loss", target_kl=1.0)
-    learner._beta, learner._objective, learner._critic = 0.1, None, None
-    learner._prepare = lambda batch, beta: ([], {})
-    files = {"save": lambda folder: None, "load": lambda folder: None}
-    learner.policy = SimpleNamespace(update=lambda *_, **__: {"train/kl_divergence": 10.0}, **files)
-    learner._reference = SimpleNamespace(after_step=done.append, **files)
-    for step in range(3):
-        learner.update(RankBatch(step=step, micro_batches=()))
-    assert done == [1, 2, 3]
-    moved = learner._beta
-    assert moved == pytest.approx(0.1 * 1.02**3)
-    learner.save(tmp_path)
-    learner._beta = 7.0
-    learner.load(tmp_path)
-    assert learner._beta == moved
 
 
 class Engine:

@@ -115,29 +115,6 @@ def test_without_old_logprobs_the_ratio_corrects_and_nothing_else():
     assert "correction" not in metrics
 
 
-@pytest.mark.parametrize(("old", "anchor"), [(None, [-1.0, -2.0, -3.0]), (OLD, OLD.tolist())])
-def test_ratios_are_taken_to_old_logprobs_where_there_are_some(old, anchor):
-    seen = []
-
-    def ratio(tokens):
-        seen.append(tokens)
-        return TokenLoss((tokens.logprobs - tokens.anchor).exp(), {})
-
-    logprobs = own()
-    value, metrics = Objective(ratio)(batch(old_logprobs=old), logprobs, torch.zeros(3))
-    value.backward()
-    assert seen[0].anchor.tolist() == anchor
-    expected = [
-        w * math.exp(p - a)
-        for w, p, a in zip((0.5, 0.5, 0.25), own().tolist(), anchor, strict=True)
-    ]
-    torch.testing.assert_close(logprobs.grad, torch.tensor(expected))
-    torch.testing.assert_close(value.detach(), torch.tensor(sum(expected)))
-    # Beside it the distance to the sampler stays what it is: log(pi / mu) = 0, 1, 1.
-    assert metrics["kl_to_rollout"][0] == 0
-    assert metrics["kl_to_rollout"][1] == pytest.approx(math.e - 2)
-
-
 E1, E2 = math.exp(-1), math.exp(-2)
 
 
@@ -181,13 +158,6 @@ def test_without_reference_logprobs_there_is_no_divergence():
     assert "kl_divergence" not in metrics
 
 
-def test_a_metric_of_sequences_is_refused():
-    with pytest.raises(ValueError, match=r"'ratio' has the shape \[2\] for 3 tokens: .* per token"):
-        Objective(lambda tokens: TokenLoss(tokens.logprobs, {"ratio": torch.ones(2)}))(
-            batch(), own(), torch.zeros(3)
-        )
-
-
 @pytest.mark.parametrize(
     ("mistaken", "message"),
     [
@@ -199,3 +169,6 @@ def test_a_metric_of_sequences_is_refused():
 def test_a_loss_that_is_no_token_loss_is_told_what_one_is(mistaken, message):
     with pytest.raises(ValueError, match=message):
         Objective(lambda tokens: TokenLoss(mistaken(tokens), {}))(batch(), own(), torch.zeros(3))
+    metric = {"ratio": torch.ones(2)}
+    with pytest.raises(ValueError, match=r"'ratio' has the shape \[2\] for 3 tokens: .* per token"):
+        Objective(lambda tokens: TokenLoss(tokens.logprobs, metric))(batch(), own(), torch.zeros(3))

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,26 +14,14 @@ from rl.config.build import build
 from rl.learner.kl import KLPenalty
 from rl.learner.objective import Batch
 from rl.learner.observation import observation
-from rl.records import MicroBatch
 from rl.rollouts.plan import plan, weighted_rows
+from tests.rl.learner.test_objective_by_hand import ROWS
 from tests.support.composing import chosen
 from tests.support.forked_groups import forked_groups
 from tests.support.summed_objective import SummedObjective as Objective
 from tests.support.tiny_policy import filled
 
-# Rows of two tokens and one; ratios 1.1, 1.5 and 1.5, clipped at 1.2 where they are to rise.
-ROWS = MicroBatch(
-    token_ids=np.array([[1, 2, 3], [4, 5, 0]], np.int32),
-    completion_mask=np.array([[False, True, True], [False, True, False]]),
-    rollout_logprobs=np.array([[0, -1, -2], [0, -3, 0]], np.float32),
-    advantages=np.array([[0, 2, 2], [0, -4, 0]], np.float32),
-    token_weights=np.array([[0, 0.5, 0.5], [0, 0.25, 0]], np.float32),
-    token_versions=np.array([[-1, 7, 7], [-1, 7, -1]], np.int32),
-    turns=np.array([[-1, 0, 0], [-1, 0, -1]], np.int32),
-    rollout_ids=np.array([0, 1], np.int32),
-    first_positions=np.array([0, 0], np.int32),
-    row_numbers=np.array([0, 0], np.int32),
-)
+# Ratios 1.1, 1.5 and 1.5, clipped at 1.2 where they are to rise.
 RATIOS = torch.tensor([1.1, 1.5, 1.5], dtype=torch.float64)
 MU = torch.tensor([-1.0, -2.0, -3.0], dtype=torch.float64)
 
@@ -102,7 +89,7 @@ def test_what_a_loss_measures_of_a_whole_micro_batch_is_left_out():
 
     found = by_hand(Objective(loss))
     assert "metric_mean" not in found
-    assert found["metric_odd"].tolist() == [False, True, False]
+    assert found["metric_odd"].tolist() == [False, True, True]  # at positions 0, 1 and 5
 
 
 def focal(tokens):

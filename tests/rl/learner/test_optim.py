@@ -59,11 +59,6 @@ def test_a_step_beyond_the_last_stays_at_the_minimum():
     assert adamw(schedule="cosine").rate(500, 100) == pytest.approx(2)
 
 
-def test_min_ratio_one_is_constant():
-    optim = adamw(schedule="cosine", min_ratio=1.0)
-    assert {optim.rate(step, 10) for step in range(10)} == {8.0}
-
-
 class Module(nn.Module):
     def __init__(self):
         super().__init__()
@@ -144,32 +139,6 @@ def test_a_first_update_by_muon_is_orthogonal_and_as_long_as_adamws():
     length = 0.5 * 0.4 * 1.188859
     moved = before - module.weight.detach()
     torch.testing.assert_close(moved, length * torch.eye(4), rtol=0.01, atol=1e-6)
-
-
-def test_adamws_part_has_its_own_ratio_of_the_rate():
-    module = Language()
-    before = module.norm.detach().clone()
-    optimizer = module.made(learning_rate=0.5, adamw_ratio=0.25)
-    module.set_gradients(0)
-    optimizer.step()
-    moved = (module.norm.detach() - before).abs()
-    torch.testing.assert_close(moved, torch.full((4,), 0.125))  # Adam's first step
-    rates = {
-        group["part"]: (group["lr"], group.get("lr_ratio")) for group in optimizer.param_groups
-    }
-    assert rates == {"muon": (0.5, None), "adamw": (0.125, 0.25)}
-
-
-def test_weight_decay_shrinks_matrices_of_both_parts_and_no_vector():
-    module = Language()
-    before = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
-    optimizer = module.made(weight_decay=0.5, learning_rate=0.25, adamw_ratio=0.5)
-    for parameter in module.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    shrunk = {"wide": 0.875, "tall": 0.875, "words": 0.9375, "head": 0.9375, "experts": 0.9375}
-    for name, parameter in module.named_parameters():
-        torch.testing.assert_close(parameter.detach(), before[name] * shrunk.get(name, 1.0))
 
 
 def test_where_only_hidden_matrices_are_trained_muon_steps_alone():

@@ -94,26 +94,9 @@ def test_a_long_gradient_is_clipped_and_its_length_reported(setup, mode):
     assert float(update.norm()) == pytest.approx(0.5, rel=1e-5)
 
 
-@per_world("mode", {1: ("zero0", "zero1", "zero2", "zero3"), 2: ("zero0", "zero2")})
+@per_world("mode", {1: ("zero0", "zero1", "zero2", "zero3"), 2: ("zero0", "zero2", "zero3")})
 @on_ranks
-def test_gradients_of_many_bfloat16_micro_batches_lose_nothing_in_their_sum(setup, mode):
-    """Every pass rounds to bfloat16, so only the very same passes can be compared exactly."""
-    optim = StandingStill()
-    policy = setup.policy("bfloat16", mode, optim)
-    batch = setup.split(setup.many_rows(64), 1)
-    assert len(batch.micro_batches) * setup.ranks.world == 64
-    policy.update(batch, setup.objective)
-    together, total = optim.made.gradient, torch.zeros_like(optim.made.gradient)
-    for micro in batch.micro_batches:
-        policy.update(dataclasses.replace(batch, micro_batches=(micro,)), setup.objective)
-        total += optim.made.gradient
-    assert setup.difference(together, total) < 1e-5  # added up in bfloat16: about 1e-2
-
-
-@per_world("mode", {1: ("zero0", "zero2"), 2: ("zero1", "zero3")})
-@on_ranks
-def test_one_bfloat16_micro_batch_and_256_have_the_same_gradient(setup, mode):
-    """What is left, 3.5e-4, is activations and the norms' gradients (docs/experiments.md)."""
+def test_no_number_of_bfloat16_micro_batches_loses_a_part_of_the_gradient(setup, mode):
     optim, rows = StandingStill(), setup.many_rows(256)
     policy = setup.policy("bfloat16", mode, optim)
     gradients = []
@@ -122,26 +105,23 @@ def test_one_bfloat16_micro_batch_and_256_have_the_same_gradient(setup, mode):
         assert len(batch.micro_batches) * setup.ranks.world == count
         policy.update(batch, setup.objective)
         gradients.append(optim.made.gradient)
-    assert setup.difference(*gradients) < 1e-3  # with gradients of weights in bfloat16: 3e-3
-
-
-@steps
-@on_ranks
-def test_weights_have_hugging_face_names_tied_ones_once_and_only_on_rank_0(setup, dtype, mode):
-    found = setup.policy(dtype, mode, setup.adamw()).weights()
-    if setup.ranks.first:
-        expected = dict(setup.model(dtype, 0).named_parameters())
-        assert len(found) == 24
-        assert "lm_head.weight" not in found
-        assert all_same(found, expected)
-    else:
-        assert found == {}
+    # The rest, 3.5e-4, is activations and the norms' gradients (docs/experiments.md). With
+    # gradients of weights in bfloat16 the difference would be 3e-3.
+    assert setup.difference(*gradients) < 1e-3
+    # Every pass rounds to bfloat16, so only the very same passes can be compared exactly.
+    total = torch.zeros_like(gradients[1])
+    for micro in batch.micro_batches:
+        policy.update(dataclasses.replace(batch, micro_batches=(micro,)), setup.objective)
+        total += optim.made.gradient
+    assert setup.difference(gradients[1], total) < 1e-5  # added up in bfloat16: about 1e-2
 
 
 @steps
 @on_ranks
 def test_an_exported_model_loads_in_transformers_with_the_same_logits(setup, dtype, mode):
     policy, folder = setup.policy(dtype, mode, setup.adamw()), setup.new_folder()
+    named = dict(setup.model(dtype, 0).named_parameters()) if setup.ranks.first else {}
+    assert all_same(policy.weights(), named)  # the tied ones once
     policy.update(setup.batch(setup.rows), setup.objective)
     policy.export(folder, setup.sources[dtype])
     token_ids = setup.batch(setup.rows).micro_batches[0].token_ids
@@ -173,19 +153,21 @@ def test_a_loaded_policy_and_one_that_skipped_bad_batches_take_the_same_next_ste
     setup, dtype, mode
 ):
     first, second = (setup.batch(rows) for rows in setup.batches)
-    policy, folder = setup.policy(dtype, mode, setup.adamw()), setup.new_folder()
+    optim, folder = setup.adamw(schedule="linear", warmup_steps=2), setup.new_folder()
+    policy = setup.policy(dtype, mode, optim)
     start = setup.everywhere(policy)
-    policy.update(first, setup.objective)
+    stats = policy.update(first, setup.objective)
+    assert stats["train/learning_rate"] == RATE / 2
     middle = setup.everywhere(policy)
-    # Adam has no past at its first step, so the update is as long as the rate.
+    # Adam has no past at its first step, so the update is as long as the rate of that step.
     rounding = 1e-4 if dtype == "float32" else 0.05
     moved = float((flat(middle) - flat(start)).abs().median())
-    assert moved == pytest.approx(RATE, rel=rounding)
+    assert moved == pytest.approx(RATE / 2, rel=rounding)
     policy.save(folder)
     policy.update(second, setup.objective)
     end = setup.everywhere(policy)
 
-    loaded = setup.policy(dtype, mode, setup.adamw(), seed=1)
+    loaded = setup.policy(dtype, mode, optim, seed=1)
     loaded.load(folder)
     assert all_same(setup.everywhere(loaded), middle)
     for name, batch, objective in bad_batches(setup, first):
@@ -217,23 +199,6 @@ def bad_batches(setup, first):
         yield f"nan, {split}", setup.batch(rows, split), setup.objective
     yield "steep", first, steep
     yield "high", first, high
-
-
-@steps
-@on_ranks
-def test_the_optimizer_uses_the_rate_of_the_schedule(setup, dtype, mode):
-    """Without memory, Adam's updates are as long as the rate, in every direction."""
-    knobs = {"beta1": 0.0, "beta2": 0.0, "warmup_steps": 2}
-    policy = setup.policy(dtype, mode, setup.adamw(**knobs, schedule="linear", min_ratio=0.0))
-    before = setup.everywhere(policy)
-    # Warm-up of two steps, then down to the last of ten.
-    for step, rate in ((0, RATE / 2), (1, RATE), (9, 0.0)):
-        stats = policy.update(setup.batch(setup.rows, step=step), setup.objective)
-        after = setup.everywhere(policy)
-        moved = float((flat(after) - flat(before)).abs().median())
-        assert stats["train/learning_rate"] == pytest.approx(rate)
-        assert moved == pytest.approx(rate, rel=1e-4 if dtype == "float32" else 0.05)
-        before = after
 
 
 @per_world("mode", {w: [m for dtype, m in STEPS[w] if dtype == "bfloat16"] for w in STEPS})

@@ -14,6 +14,7 @@ import torch
 
 from losses.kl import k1
 from rl.learner.kl import KLPenalty
+from rl.learner.logprobs import Rows
 from rl.learner.preparation import Preparation
 from rl.learner.ranks import Ranks
 from rl.learner.reference import endpoint as endpoint_file
@@ -21,7 +22,6 @@ from rl.learner.reference.endpoint import Endpoint
 from rl.learner.reference.local import FrozenModel, InitialPolicy
 from rl.learner.reference.per_env import PerEnvironment
 from rl.learner.reference.protocol import ReferenceSetting
-from rl.learner.rows import Rows
 from rl.model.tokenizer import Tokenizer
 from rl.records import MicroBatch, RankBatch
 from rl.runtime.failure import RunFailed

@@ -68,14 +68,6 @@ def test_of_stale_tokens_alone_nothing_is_said():
     assert not [name for name in means(slice(2, 3)) if name.startswith("mismatch/")]
 
 
-def test_equal_logprobs_are_a_perfect_match():
-    sums = TokenSums()
-    sums.add(torch.tensor(0.0), MU, MU, FRESH, {})
-    found = sums.means()
-    assert found["mismatch/sampled_effective_sample_size"] == 1
-    assert {found[f"mismatch/sampled_{n}"] for n in BY_HAND if n[0] != "e"} == {0}
-
-
 def test_one_broken_token_shows_in_the_maximum_and_makes_nothing_infinite():
     """Beyond e^20 the ratio is clamped, as it is for every loss."""
     sums = TokenSums()

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from losses.correction import tis_sequence
 from losses.forward_kl_topk import forward_kl_topk
 from losses.jsd_topk import jsd_topk
 from losses.kl import k1, k3
@@ -16,17 +17,17 @@ from losses.tokens import TokenLoss
 from rl.dry_call.learn import completed
 from rl.learner.kl import KLPenalty
 from rl.learner.learner import Learner
+from rl.learner.logprobs import Rows, Scored
 from rl.learner.objective import Batch, Objective
 from rl.learner.preparation import Preparation
 from rl.learner.reference.local import InitialPolicy
 from rl.learner.reference.protocol import ReferenceSetting
-from rl.learner.rows import Rows, Scores
 from rl.runtime.folder import RunFolder
 from tests.support import tiny_policy as tiny
 from tests.support.composing import composed
 from tests.support.policy_setup import PlainSteps, all_same
 from tests.support.ranks import on_ranks, per_world
-from tests.support.record_cases import LOSSES, recorded
+from tests.support.summed_objective import SummedObjective
 
 RATE, BETA, BONUS = 0.05, 2.0, 1.0
 FACTOR = 300.0  # two untrained models hardly differ: without it rounding would hide the step
@@ -107,7 +108,8 @@ def test_a_step_towards_a_teachers_candidates_is_that_of_plain_torch(setup, mode
     setup.twin.load_state_dict(before, strict=False)
     likes = tiny.exact_model(setup.sources["float32"])
     likes.load_state_dict(dict(reference._module.model.named_parameters()), strict=False)
-    value, gradient = divergence(setup.twin, likes, setup.rows)
+    candidates = likeliest(likes, setup.rows)
+    value, gradient = tiny.reference(setup.twin, setup.rows, loss, candidates=candidates)
     assert tiny.relative_error(step_of(before, setup.everywhere(policy)), gradient) < 1e-5
     assert stats["train/loss"] == pytest.approx(value, rel=1e-5)
     # What one rank alone measured is a mean over all tokens and shifts no other metric.
@@ -117,27 +119,16 @@ def test_a_step_towards_a_teachers_candidates_is_that_of_plain_torch(setup, mode
     assert stats["train/two"] == pytest.approx(2)
 
 
-def divergence(model, teacher, rows):
-    """Return value and gradient of the divergences over three candidates and the rest."""
-    total = torch.zeros((), dtype=torch.float64)
-    for one in rows:
-        ids = torch.tensor(one.token_ids, dtype=torch.int64)
-        mask = torch.tensor(one.completion_mask)
-        places = mask.nonzero()[:, 0] - 1
-        p, q = (
-            torch.softmax(m(input_ids=ids[None]).logits[0][places] / tiny.TEMPERATURE, -1)
-            for m in (model, teacher)
-        )
-        best = q.detach().topk(3).indices
-        kept = [x.gather(1, best) for x in (p, q)]
-        p, q = (torch.cat([x, 1 - x.sum(1, keepdim=True)], 1) for x in kept)
-        m = 0.25 * q + 0.75 * p
-        terms = q * (q / p).log() + p * (p / q).log()
-        terms = terms + 0.25 * q * (q / m).log() + 0.75 * p * (p / m).log()
-        total = total + FACTOR * (torch.tensor(one.token_weights)[mask] * terms.sum(-1)).sum()
-    parameters = dict(model.named_parameters())
-    gradients = torch.autograd.grad(total, list(parameters.values()))
-    return float(total.detach()), dict(zip(parameters, gradients, strict=True))
+@torch.no_grad()
+def likeliest(teacher, rows):
+    """Return the teacher's three most likely tokens, and their logprobs, at each place of a row."""
+    found = []
+    for row in rows:
+        ids, mask = torch.tensor(row.token_ids)[None].long(), torch.tensor(row.completion_mask)
+        logits = teacher(input_ids=ids).logits[0, :-1][mask[1:]]
+        best = torch.log_softmax(logits / tiny.TEMPERATURE, -1).topk(3)
+        found.append((best.indices, best.values))
+    return found
 
 
 @stages
@@ -185,7 +176,7 @@ class Fixed:
     """A reference whose logprob of a token depends on the token alone."""
 
     def score(self, batches):
-        return [Scores(liking(rows.token_ids[rows.mask])) for rows in batches]
+        return [Scored(liking(rows.token_ids[rows.mask])) for rows in batches]
 
     def metrics(self):
         return {}
@@ -221,19 +212,28 @@ def test_a_penalty_in_the_reward_counts_the_tokens_of_a_rollout_on_all_ranks(set
 
 @stages
 @on_ranks
-def test_recorded_gradients_of_all_ranks_are_autograds_of_the_whole_objective(setup, mode):
-    policy, _ = trained(setup, mode, RATE / 10)  # eight steps without getting certain
-    found = recorded(setup, policy)
-    assert found.keys() == set(LOSSES)
-    for loss in found.values():
-        assert loss["error"] < 1e-6
-        assert loss["different"] > 100
-        assert loss["trained"]
-        assert loss["forked"]
-        # Its tokens are masked, and the group of three was rejected.
-        assert loss["untrained"] == ["000000.2", "000006.0", "000006.1", "000006.2"]
-        seen, expected = loss["observed"]  # by the first of two updates alone
-        assert seen == expected > 0
+def test_observed_gradients_are_those_of_the_objective_at_the_first_of_two_updates(setup, mode):
+    policy, _ = trained(setup, mode)
+    kl = KLPenalty(estimator=k3, beta=9.0, place="loss", target_kl=None)
+    objective = SummedObjective(setup.loss, partial(tis_sequence, cap=1.05), kl, BONUS)
+    batch, seen = setup.batch(setup.rows), []
+    micros = [Batch.of(micro, setup.ranks.device, batch.step) for micro in batch.micro_batches]
+    policy.update(
+        batch,
+        objective,
+        batches=[tiny.filled(micro, old=True, dtype=torch.float32) for micro in micros],
+        updates=2,
+        beta=BETA,
+        observer=lambda number, numbers: seen.append((number, numbers)),
+    )
+    assert [number for number, _ in seen] == list(range(len(micros)))
+    for micro, (_, numbers) in zip(micros, seen, strict=True):
+        leaf = numbers["pi"].double().requires_grad_()
+        whole = tiny.filled(micro, old=True)
+        value, _ = objective(whole, leaf, numbers["entropy"].double(), BETA)
+        (expected,) = torch.autograd.grad(value, leaf)
+        error = (numbers["grad"] - expected).abs().max() if len(leaf) else 0.0
+        assert error <= 1e-5 * float(expected.abs().sum())
 
 
 def gap(setup, policy, reference):
@@ -297,7 +297,14 @@ def test_an_adaptive_beta_and_a_moving_reference_survive_a_checkpoint(setup, how
     assert not [name for name in bare.update(setup.batch(setup.rows)) if "kl_b" in name]
     steered = ("loss=ppo_clip_kl", "reference.refresh_every=2", "reference.refresh_mix=0.5")
     one = start(*steered)
-    stats = [one.update(setup.batch(setup.rows, step=step)) for step in range(2)]
+
+    def compared():
+        return {n: p.clone() for n, p in one._reference._module.named_parameters()}
+
+    initial, stats = compared(), [one.update(setup.batch(setup.rows, step=0))]
+    assert all_same(compared(), initial)
+    stats.append(one.update(setup.batch(setup.rows, step=1)))
+    assert not all_same(compared(), initial)  # refreshed after the second step
     one.save(run_folder.path)
     third = setup.batch(setup.rows, step=2)
     expected = one.update(third)

@@ -1,11 +1,11 @@
-"""A model's folder, looked at without loading it: links, damage, a fingerprint."""
+"""A model's folder, read without loading it: links, damage, a fingerprint, the kind of model."""
 
 import json
 import struct
 
 import pytest
 
-from rl.model.folder import copy_tokenizer, damaged_weights, fingerprint
+from rl.model.folder import check_trainable, copy_tokenizer, damaged_weights, fingerprint
 
 
 def safetensors(path, values=b"\x00\x01\x02\x03"):
@@ -77,3 +77,25 @@ def test_the_fingerprint_covers_weights_config_and_tokenizer_and_not_the_path(mo
     assert fingerprint(elsewhere) == before
     (elsewhere / "config.json").write_text('{"a": 1}')
     assert fingerprint(elsewhere) != before
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({"architectures": ["BertForMaskedLM"]}, r"holds a BertForMaskedLM, which is no causal"),
+        ({"architectures": ["T5Model"], "is_encoder_decoder": True}, "holds a T5Model, which is"),
+        ({"quantization_config": {"quant_method": "gptq"}}, r"are quantised \(gptq\), .* use the"),
+    ],
+)
+def test_a_model_of_a_wrong_kind_is_refused(config, sentence, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=sentence):
+        check_trainable(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "config", [{}, {"architectures": ["Qwen3ForCausalLM"]}, {"architectures": ["GPT2LMHeadModel"]}]
+)
+def test_any_other_is_left_to_transformers(config, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    check_trainable(tmp_path)

@@ -72,18 +72,6 @@ def test_a_sliding_window_and_shared_heads_stay_what_they_are():
     assert (half - expected).abs().max() < 0.25 * (without_window - expected).abs().max()
 
 
-def test_it_is_closer_to_float32_than_attention_in_bfloat16(folder):
-    exact = load_model(folder, torch.float32, 0)
-    token_ids = torch.randint(0, 50, (8, 60), generator=torch.Generator().manual_seed(0))
-    half = load_model(folder, torch.bfloat16, 0)
-    exact.load_state_dict(half.float().state_dict())
-    half.bfloat16()
-    expected = exact(token_ids).logits
-    error = (half(token_ids).logits - expected).abs().mean()
-    half.set_attn_implementation("sdpa")
-    assert error < (half(token_ids).logits - expected).abs().mean()
-
-
 def test_a_written_model_does_not_name_it(folder, tmp_path):
     model = load_model(folder, torch.bfloat16, 0)
     write_model(model, model.state_dict(), tmp_path, folder)

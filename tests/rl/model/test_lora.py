@@ -127,20 +127,9 @@ def test_all_linear_means_every_linear_layer_but_the_head(untied):
     }
 
 
-@pytest.mark.parametrize(
-    ("knob", "value", "factor"),
-    [("alpha", 24.0, 2.0), ("rslora", True, 2.0), ("rank", 8, None)],
-)
-def test_rank_alpha_and_rslora_set_the_scale(folder, knob, value, factor):
-    one, other = adapted(folder), adapted(folder, **{knob: value})
-    if knob == "rank":
-        ranks = [{len(t) for n, t in _matrices(m) if "lora_A" in n} for m in (one, other)]
-        assert ranks == [{4}, {8}]
-    else:
-        base = dict(load_model(folder, torch.float32, 0).named_parameters())
-        name = "model.layers.1.self_attn.v_proj.weight"
-        moved = [weights(full_weights(model))[name] - base[name] for model in (one, other)]
-        torch.testing.assert_close(moved[1], factor * moved[0], rtol=1e-4, atol=1e-6)
+def test_rank_alpha_and_rslora_reach_peft(folder):
+    config = adapted(folder, rank=8, alpha=24.0, rslora=True).peft_config["default"]
+    assert (config.r, config.lora_alpha, config.use_rslora) == (8, 24.0, True)
 
 
 def _matrices(model):
@@ -156,12 +145,6 @@ def test_target_modules_choose_the_layers(folder):
         for layer in ("0.self_attn.q_proj", "1.self_attn.q_proj", "1.mlp.down_proj")
         for matrix in "AB"
     }
-
-
-def test_modules_to_save_are_trained_whole_and_come_with_the_adapter(folder):
-    model = adapted(folder, modules_to_save=["model.norm"])
-    assert "base_model.model.model.norm.weight" in dict(_matrices(model))
-    assert (weights(full_weights(model))["model.norm.weight"] != 1).all()
 
 
 @pytest.mark.parametrize(

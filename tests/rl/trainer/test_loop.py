@@ -28,8 +28,7 @@ from rl.supervisor import replicas
 from rl.terminal.panel import RunView
 from rl.terminal.screen import final_summary
 from rl.trainer import delivery, loop
-from rl.trainer.delivery import Delivery
-from rl.trainer.receivers import Receivers
+from rl.trainer.delivery import Delivery, Receivers
 from rl.weights.pusher import NoReceiver
 from rl.wire import HEADER, Answer, Call, pack, unpack
 from tests.support.composing import composed
@@ -281,32 +280,19 @@ def test_no_line_is_lost_between_a_step_and_its_checkpoint(folder, calls):
     assert ["time/checkpoint" in line for line in lines] == [False, True]  # that of the step before
 
 
-def test_it_joins_the_last_step_on_the_screen():
-    view = RunView("run", 2)
-    for row in ({"step": 0, **STEP}, {"step": 1, "train/reward": 0.6}, {"step": 2, **LAST}):
+def test_the_line_of_the_last_evaluation_joins_the_last_step_and_is_no_step(tmp_path):
+    rows = [{"step": 0, **STEP}, {"step": 1, "train/reward": 0.6}]
+    view, metrics = RunView("run", 2), MetricsFile(RunFolder(tmp_path))
+    for row in rows:
         view.add(row)
+    assert view.rows[-1]["eval/reward"] == 0.25  # that of the step before
+    view.add({"step": 2, **LAST})
     assert view.done == 2
-    assert view.rows[-1] == {"step": 1, "train/reward": 0.6, **LAST}
-
-
-def test_a_step_without_an_evaluation_shows_the_one_before():
-    view = RunView("run", 3)
-    for row in ({"step": 0, **STEP}, {"step": 1, "train/reward": 0.6}):
-        view.add(row)
-    assert view.rows[-1]["eval/reward"] == 0.25
-
-
-def test_it_is_not_counted_as_a_step(tmp_path):
-    metrics = MetricsFile(RunFolder(tmp_path))
-    metrics.append(0, STEP)
-    metrics.append(1, STEP)
-    metrics.append(2, LAST)
+    assert view.rows[-1] == {**rows[1], **LAST}
+    assert steps_done([]) == 0
+    assert steps_done(rows) == steps_done([*rows, {"step": 2, "time": 1.0, **LAST}]) == 2
+    for step, row in enumerate((STEP, STEP, LAST)):
+        metrics.append(step, row)
     summary = final_summary(RunFolder(tmp_path))
     assert "2 steps in" in summary
     assert "0.250 -> 0.750" in summary
-
-
-def test_steps_are_counted_with_and_without_it():
-    rows = [{"step": 0, **STEP}, {"step": 1, **STEP}]
-    assert steps_done([]) == 0
-    assert steps_done(rows) == steps_done([*rows, {"step": 2, "time": 1.0, **LAST}]) == 2
