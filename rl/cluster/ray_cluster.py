@@ -22,7 +22,7 @@ from rl.cluster.ray_node import RayNode
 from rl.runtime.child import Reaper
 from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
-from rl.runtime.network import Address, network_environment, own_address
+from rl.runtime.network import Address, own_address
 
 _ANSWERS_S = 5.0
 # By default Ray kills the children of a process that it ends, the reaper included, and runs our
@@ -35,7 +35,6 @@ class RayCluster:
     """Hosts that Ray reserves (conf/cluster/ray.yaml explains each key)."""
 
     spans_hosts: ClassVar[bool] = True
-    by_hand: ClassVar[bool] = False
     needs_package: ClassVar[str] = "ray"
 
     address: str
@@ -61,7 +60,7 @@ class RayCluster:
             address = (
                 own_address(self.interface) if self.interface else ray.util.get_node_ip_address()
             )
-            here = LocalHost(reaper, address, network_environment(address))
+            here = LocalHost(reaper, address)
             stack.callback(here.end)
             try:
                 bundles = bundles_for(

@@ -1,17 +1,17 @@
 """A node of Ray as a host: a process of ours there starts the others and reports their state."""
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rl.cluster.bundles import Bundle
-from rl.cluster.host import HostLost
+from rl.cluster.host import HostLost, Start
 from rl.cluster.ray_head import RayHead
 from rl.runtime.child import last_lines
 from rl.runtime.failure import RunFailed, message_of
-from rl.runtime.network import network_environment
 
 _LOST = -signal.SIGKILL  # the exit status of a process on a lost host
 _ENDING_S = 10.0
@@ -68,21 +68,11 @@ class RayHost:
         if interface:
             self.address = str(self.call("address", interface))
         self.devices = tuple(self.call("devices")) if bundle.devices else ()
-        self._network = network_environment(self.address)
 
-    def start(
-        self,
-        name: str,
-        command: Sequence[str],
-        *,
-        env: Mapping[str, str],
-        log: Path,
-        ends_on_term: bool = True,
-    ) -> RayProcess:
+    def start(self, start: Start) -> RayProcess:
         """Start a process on the node; HostLost if the node is gone."""
-        env = {**self._network, **env}
-        number = self.call("start", name, list(command), env, log.absolute(), ends_on_term)
-        return RayProcess(self, number, name, log)
+        number = self.call("start", replace(start, log=start.log.absolute()))
+        return RayProcess(self, number, start.name, start.log)
 
     def free_port(self) -> int:
         """Return a TCP port that was free a moment ago."""

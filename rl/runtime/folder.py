@@ -49,8 +49,6 @@ class RunFolder:
     failures = Inside("failures")  # the error that ended a process, one file per process
     endpoints = Inside("endpoints")  # the address of each server, one file per process
     stop_request = Inside("stop")  # if it exists, the trainer saves a checkpoint and ends
-    commands = Inside("commands.txt")  # cluster=manual: the command of each process
-    over = Inside("over")  # if it exists, processes that the user started end
     wandb_id = Inside("wandb_id.txt")  # the id of the run at Weights & Biases
     tensorboard = Inside("tensorboard")  # the event files of TensorBoard
     _model = Inside("model.txt")
@@ -109,7 +107,7 @@ class RunFolder:
         """Delete the files of the processes of an earlier start."""
         self.private.clear()
         left = (self.failures, self.statuses, self.warnings, self.endpoints, self.stop_request)
-        for path in (*left, self.commands, self.over):
+        for path in left:
             remove(path)
         # A process that was killed while it wrote or deleted a checkpoint leaves such a folder.
         for path in self.checkpoints.glob(".step_*"):

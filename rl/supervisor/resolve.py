@@ -27,7 +27,7 @@ class Resolved:
 
     run: Run  # with the counts of GPUs, ranks and replicas filled in, as config.yaml holds it
     plan: Plan
-    machines: Sequence[Host]  # of cluster=ray or manual: one that has what will be reserved
+    machines: Sequence[Host]  # of cluster=ray: one that has what will be reserved
 
     def for_model(self, sizes: Shape | None) -> tuple[Self, str]:
         """Return the run with vLLM's share of the memory, and the page that shows the plan.

@@ -23,7 +23,6 @@ from rl.runtime.folder import RunFolder, drop_steps_from
 from rl.runtime.metrics import MetricsFile
 from rl.runtime.network import bind_collectives
 from rl.runtime.status import STOPPED, Status
-from rl.runtime.stop_request import end_with_run
 from rl.trainer.checkpoint import save_checkpoint
 from rl.trainer.delivery import Delivery
 from rl.trainer.receivers import Receivers
@@ -34,16 +33,12 @@ from rl.weights.pusher import WeightPusher
 from rl.weights.transport import Sender
 from rl.wire import NoMoreBatches
 
-_ENDING_S = 10.0  # a rank that is done may run on, until the supervisor has seen its status
-
 
 class TrainingRun:
     """What one rank holds during a run."""
 
     def __init__(self, run_folder: RunFolder) -> None:
         self.run, self.run_folder = Run.load(run_folder.config), run_folder
-        if self.run.cluster.by_hand:
-            end_with_run(run_folder, after_s=_ENDING_S)
         self.settings = self.run.trainer
         rank = int(os.environ["RANK"])
         self.status = Status(run_folder, f"trainer.rank{rank}")

@@ -7,6 +7,7 @@ from hashlib import sha256
 import pytest
 
 from rl.cluster import ray_node
+from rl.cluster.host import Start
 from rl.cluster.ray_node import RayNode
 
 
@@ -42,7 +43,7 @@ def test_a_node_says_what_it_lacks(node, key, tmp_path):
 
 def test_temporary_files_are_local_to_the_node_and_deleted_with_it(node, tmp_path):
     log = tmp_path / "logs" / "part.log"
-    number = node.start("part", ["sh", "-c", "echo $TMPDIR"], {"TMPDIR": "/elsewhere"}, log)
+    number = node.start(Start("part", ["sh", "-c", "echo $TMPDIR"], log, {"TMPDIR": "/elsewhere"}))
     node._children[number]._process.wait()
     folder = log.read_text().strip()
     assert os.path.isdir(folder)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rl.cluster.host import Demand, HeadLost, HostLost
+from rl.cluster.host import Demand, HeadLost, HostLost, Start
 from rl.cluster.local import LocalCluster
 from rl.config.schema import Run
 from rl.placement.placement import Place, placement
@@ -52,8 +52,7 @@ def watched(tmp_path):
         with Reaper() as reaper, LocalCluster().hosts(folder, reaper, demand) as hosts:
             children = Children(run, folder, reaper, plan, hosts)
             if server := programs.pop("inference", None):
-                log = folder.log_of("inference")
-                vllm = hosts.here.start("inference", server, env={}, log=log)
+                vllm = hosts.here.start(Start("inference", server, folder.log_of("inference")))
                 children._replicas._start_child = lambda replica: vllm
                 children._replicas.start()
             for name, command in programs.items():
