@@ -1,8 +1,6 @@
 """The files of a run: the only place that knows their names."""
 
-import hashlib
 import json
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,13 +93,6 @@ class RunFolder:
     def tokens_of(self, step: int, process: str) -> Path:
         """Return the file in which `rollouts` or `trainer.rank0` records the tokens of a step."""
         return self.tokens / f"step_{step:06d}.{process}.parquet"
-
-    def pushed_weights(self, folder: str | None) -> Path:
-        """Return where the trainer writes weights for vLLM; several runs may share `folder`."""
-        if folder is None:
-            return self.path / "weights"
-        digest = hashlib.sha256(os.fsencode(self.path.resolve())).hexdigest()[:8]
-        return Path(folder).expanduser() / f"{self.name}-{digest}"
 
     def clear_processes(self) -> None:
         """Delete the files of the processes of an earlier start."""

@@ -123,7 +123,7 @@ class TrainingRun:
             return None
         run, timeout = self.run, self.settings.wait_timeout
         sender: Sender = build(run.transport.node)()
-        sender.open(self.run_folder.pushed_weights(sender.folder), timeout)
+        sender.open(timeout)
         pusher = WeightPusher(sender, resumed=self.start > 0)
         receivers = Receivers(self.run_folder, run.inference, timeout=timeout)
         return Delivery(pusher, receivers, self.learner.policy, self.ranks, self.run_folder)

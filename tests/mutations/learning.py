@@ -305,13 +305,6 @@ LEARNING = (
         "rl/weights/test_several_replicas.py",
     ),
     mutation(
-        "disk: files are not deleted",
-        "rl/weights/disk.py",
-        "path.unlink(missing_ok=True)",
-        "pass",
-        "rl/weights/test_pusher.py",
-    ),
-    mutation(
         "gloo: a failed group is kept",
         "rl/weights/gloo.py",
         "            if id(self._groups.get(name)) == members:\n"
