@@ -22,6 +22,7 @@ from typing import Any
 import yaml
 
 from envs.loading import cache_folder
+from rl.cluster.host import Demand
 from rl.config.build import build, construct
 from rl.config.check import still_chosen
 from rl.config.resume_rules import run_folder_problems
@@ -42,8 +43,7 @@ from rl.runtime.stop_request import Stopped, StopRequest, stopped_by_signals
 from rl.runtime.text import say
 from rl.supervisor.base_model import fetch_references, make_cache, model_of
 from rl.supervisor.children import Children
-from rl.supervisor.reserved import demand_of, on_hosts
-from rl.supervisor.resolve import Resolved, placed, resolve
+from rl.supervisor.resolve import Resolved, on_hosts, placed, resolve
 from rl.supervisor.time_limit import TimeLimit
 from rl.supervisor.warm_start import IMITATION, keep_result, warm_start_key, warm_start_run
 from rl.terminal.screen import Screen, final_summary
@@ -223,7 +223,8 @@ class _Launch:
             # Callbacks run in reverse order: first the children end, then their sockets go.
             stack.callback(run_folder.private.clear)
             cluster = build(run.cluster)()
-            demand = demand_of(run, plan)
+            group = run.inference.tensor_parallel_size
+            demand = Demand(len(plan.inference), group, len(plan.ranks))
             hosts = stack.enter_context(cluster.hosts(run_folder, self.reaper, demand))
             children = Children(run, run_folder, self.reaper, on_hosts(plan, hosts), hosts)
             # vLLM starts before the dry call ends; the other processes read what it learned.
