@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from rl.runtime.status import ProcessStatus
-from rl.terminal.panel import Chart, RunView, SplitBar, live_panel, number
+from rl.terminal.panel import Chart, RunView, live_panel, number
 from tests.support.metrics import STEP
 
 
@@ -101,11 +101,6 @@ def test_a_chart_fits_its_width_and_averages_values_of_one_column():
     assert top.endswith("█")
     assert printed(Chart([0.0, 1.0, 0.5, 0.5], rows=1), 2) == "▁▁\n"
     assert printed(Chart([], rows=2), 40) == "\n\n"
-
-
-def test_the_shares_of_a_split_bar_fill_it_exactly():
-    shares = {"wait": 1 / 3, "update": 1 / 3, "push": 1 / 6, "other": 1 / 6}
-    assert printed(SplitBar(shares), 37).rstrip("\n") == "━" * 37
 
 
 @pytest.mark.parametrize(
