@@ -90,7 +90,7 @@ def test_wandb_offline_writes_below_the_run_folder(tmp_path):
 
 @pytest.mark.parametrize(
     ("environment", "said"),
-    [({}, "api_key"), ({"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": "0" * 40}, "")],
+    [({}, "No API key"), ({"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": "0" * 40}, "")],
     ids=["no key", "no network"],
 )
 def test_wandb_that_cannot_start_is_off_with_one_warning(tmp_path, environment, said):
