@@ -16,14 +16,6 @@ class HostLost(RunFailed):
     """A machine of the run is gone with all its processes; the message is for the user."""
 
 
-class HeadLost(RunFailed):
-    """The head of the cluster is gone, and all processes there end soon."""
-
-    def __init__(self, message: str, left_s: float) -> None:
-        super().__init__(message)
-        self.left_s = left_s  # seconds that these processes still run
-
-
 class Process(Protocol):
     """One process of a run with all its children."""
 

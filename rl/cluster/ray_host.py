@@ -9,7 +9,6 @@ from typing import Any
 
 from rl.cluster.bundles import Bundle
 from rl.cluster.host import HostLost, Start
-from rl.cluster.ray_head import RayHead
 from rl.runtime.child import last_lines
 from rl.runtime.failure import RunFailed, message_of
 
@@ -55,13 +54,12 @@ class RayHost:
     def __init__(
         self,
         ray: Any,
-        head: RayHead,
         node: Any,
         address: str,
         bundle: Bundle,
         interface: str | None,
     ) -> None:
-        self._head, self._ray, self.node, self._asked = head, ray, node, None
+        self._ray, self.node, self._asked = ray, node, None
         self.lost: HostLost | None = None
         self.returncodes: dict[int, int | None] = {}
         self.address = address  # as Ray knows it
@@ -79,11 +77,7 @@ class RayHost:
         return self.call("free_port", self.address)
 
     def look(self) -> None:
-        """Update the exit statuses. RunFailed if Ray's head is gone.
-
-        It does not wait for the node, because a slow network must not stop the supervisor.
-        """
-        self._head.look()
+        """Update the exit statuses without waiting, because the network may be slow."""
         if self.lost:
             return
         if self._asked is None:
@@ -120,5 +114,4 @@ def end_together(ray: Any, hosts: Sequence[RayHost]) -> None:
     if ended:
         ray.wait(ended, num_returns=len(ended), timeout=_ENDING_S)
     for host in hosts:
-        host.node.leave.remote()
         ray.kill(host.node)

@@ -88,7 +88,3 @@ class RayNode:
         self._host.end()
         self._reaper.__exit__()
         shutil.rmtree(self._temporary, ignore_errors=True)
-
-    def leave(self) -> None:
-        """End this process directly, because Ray ends it through the head, which may be gone."""
-        os._exit(0)

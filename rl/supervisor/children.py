@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NoReturn
 
-from rl.cluster.host import HeadLost, Host, Hosts, Process, Start
+from rl.cluster.host import Host, Hosts, Process, Start
 from rl.config.build import build
 from rl.config.schema import Run
 from rl.inference.external import ExternalServers, why_unusable
@@ -23,7 +23,7 @@ from rl.runtime.failure import RunFailed, first_failure
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import read_metrics, steps_done
 from rl.runtime.network import LISTEN_VARIABLE, Address
-from rl.runtime.status import read_statuses, training_is_done
+from rl.runtime.status import read_statuses
 from rl.runtime.stop_request import StopRequest
 from rl.runtime.text import say
 from rl.supervisor.replicas import Replicas
@@ -123,15 +123,6 @@ class Children:
 
         A stop request takes effect after the present step; before the first step, at once.
         """
-        try:
-            self._watch(tick, stop)
-        except HeadLost as lost:
-            if self._has_begun():
-                # Judge by the status files, because the ends of processes are not reported now.
-                self._let_save(tick, lost.left_s, lambda: training_is_done(self._run_folder))
-            raise
-
-    def _watch(self, tick: Callable[[], None], stop: StopRequest) -> None:
         trainers = self._trainers()
         while True:
             tick()
@@ -188,20 +179,14 @@ class Children:
 
         Every rank must have ended well, and every finished step must be in a checkpoint.
         """
-        ranks, seconds = self._trainers(), self._run.trainer.wait_timeout
-        self._let_save(tick, seconds, lambda: all(rank.returncode is not None for rank in ranks))
-        saved, done = self._run_folder.num_saved_steps(), steps_done(read_metrics(self._run_folder))
-        return saved == done and all(rank.returncode == 0 for rank in ranks)
-
-    def _let_save(
-        self, tick: Callable[[], None], seconds: float, have_saved: Callable[[], bool]
-    ) -> None:
-        """Ask the ranks to save, and wait for it."""
+        ranks = self._trainers()
         self._run_folder.stop_request.touch()
-        deadline = time.monotonic() + seconds
-        while not have_saved() and time.monotonic() < deadline:
+        deadline = time.monotonic() + self._run.trainer.wait_timeout
+        while any(rank.returncode is None for rank in ranks) and time.monotonic() < deadline:
             tick()
             time.sleep(_TICK_S)
+        saved, done = self._run_folder.num_saved_steps(), steps_done(read_metrics(self._run_folder))
+        return saved == done and all(rank.returncode == 0 for rank in ranks)
 
     def _fail(self, early: Mapping[str, int | None]) -> NoReturn:
         self._raise_lost(_LOSS_SEEN_S if self._run.cluster.spans_hosts else 2 * _TICK_S)

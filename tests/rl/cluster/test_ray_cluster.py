@@ -10,7 +10,6 @@ import pytest
 
 from rl.cluster.host import Demand, HostLost, Start
 from rl.cluster.ray_cluster import RayCluster
-from rl.cluster.ray_host import end_together
 from rl.runtime.child import Reaper
 from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
@@ -141,19 +140,6 @@ def test_killing_our_process_on_a_node_ends_only_the_processes_there(hosts, tmp_
         lost.start(Start("part", ["true"], tmp_path / "part.log"))
     assert part_elsewhere.returncode is None
     assert all(alive(pid) for pid in family_elsewhere())
-
-
-def test_our_processes_on_nodes_end_without_the_head(hosts, tmp_path):
-    family, _ = start_family(hosts.replicas[0], tmp_path)
-    pids = [*family(), parent_of(family()[0])]
-
-    class Headless:
-        """Ray without its head, which ray.kill goes through."""
-
-        wait, kill = staticmethod(ray.wait), staticmethod(lambda _: None)
-
-    end_together(Headless, hosts.replicas)
-    assert wait_until(lambda: not any(alive(pid) for pid in pids), ENDED_S)
 
 
 def test_a_lost_node_ends_its_processes_and_raises_host_lost(ray_cluster, hosts, tmp_path):

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rl.cluster.host import Demand, HeadLost, HostLost, Start
+from rl.cluster.host import Demand, HostLost, Start
 from rl.cluster.local import LocalCluster
 from rl.config.schema import Run
 from rl.placement.placement import Place, placement
@@ -86,31 +86,6 @@ def test_a_lost_host_is_reported_instead_of_the_errors_of_other_ranks(watched):
     programs = {"rollouts": SLEEP, "trainer_rank0": ["false"]}
     with pytest.raises(HostLost, match=r"the host 10\.0\.0\.9 is lost"):
         watched(*SUPERVISED, "cluster=ray", seconds=20.0, lost_after=1.5, **programs)
-
-
-@pytest.mark.parametrize(("saves", "left_s"), [(True, 600.0), (False, 0.5)])
-def test_the_ranks_save_when_the_head_of_the_cluster_is_lost(saves, left_s, watched, tmp_path):
-    run_folder = RunFolder(tmp_path / "r")
-    Status(run_folder, "rollouts").set("batch 3: 1 of 2 rollouts")
-    status = Status(run_folder, "trainer.rank0")
-    status.set("training step 3")
-
-    class WithoutHead:
-        """A stop request whose first look finds Ray gone; a rank saves one second later."""
-
-        @property
-        def asked(self) -> bool:
-            Timer(1.0, save).start()
-            raise HeadLost("Ray's head has not answered", left_s)
-
-    def save() -> None:
-        if saves and run_folder.stop_request.exists():
-            status.set("done: stopped, as asked")
-
-    programs = {"rollouts": SLEEP, "trainer_rank0": SLEEP}
-    with pytest.raises(HeadLost, match="has not answered"):  # and not StillWatching
-        watched(*SUPERVISED, seconds=30.0, stop=WithoutHead(), **programs)
-    assert run_folder.stop_request.exists()
 
 
 def test_a_server_that_never_answers_ends_the_run_after_startup_timeout(watched):

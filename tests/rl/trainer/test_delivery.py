@@ -93,7 +93,7 @@ class OneRank:
         self.folder.path.mkdir()
         self.policy.ranks = SimpleNamespace(first=True, from_first=lambda word: word)
         self.policy.logprobs = Scorer(0.0).logprobs
-        pusher = WeightPusher(opened("disk", tmp_path / "weights"))
+        pusher = WeightPusher(opened("shm"))
         receivers = Receivers(self.folder, inference(2), timeout=30.0)
         self.delivery = Delivery(pusher, receivers, self.policy, self.policy.ranks, self.folder)
 
