@@ -30,9 +30,10 @@ import torch
 from benchmarks._composing import compose, seconds
 from rl.config.build import build
 from rl.inference.replica import Replica
-from rl.inference.server import ServedPolicy, has_gpu, serving
+from rl.inference.server import ServedPolicy, serving
 from rl.model.loading import load_model
 from rl.placement.settings import with_device_flags
+from rl.runtime.devices import visible_gpus
 from rl.runtime.folder import RunFolder
 from rl.runtime.network import Address
 from rl.weights.gloo import GlooSender
@@ -158,7 +159,9 @@ def transports(weights: Weights, repeats: int, stages: Stages) -> None:
 def real_pushes(run_folder: RunFolder, weights: Weights, repeats: int, stages: Stages) -> None:
     """Push weights that change to a real vLLM, in the way of rl/weights/pusher.py."""
     config = compose([])
-    server = build(with_device_flags(config["inference"], config["sampler"], has_gpu()))()
+    server = build(
+        with_device_flags(config["inference"], config["sampler"], bool(visible_gpus()))
+    )()
     served = ServedPolicy(dtype="bfloat16", max_seq_len=256, seed=0)
     with serving(server, run_folder, served) as vllm, MemoryFile() as file:
         vllm.init_transfer({"reader": "rl.weights.shm.FileReader", "facts": {}})

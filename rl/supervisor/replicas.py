@@ -85,11 +85,6 @@ class Replicas:
         for one in self._all:
             self._start(one)
 
-    @property
-    def children(self) -> list[Process]:
-        """The processes that the run started."""
-        return [one.child for one in self._all if one.child is not None]
-
     def _start(self, one: Watched) -> None:
         replica = one.replica
         one.ready, one.began = False, time.monotonic()
