@@ -16,7 +16,3 @@ def test_a_task_waits_for_the_first_live_version():
 
     assert run_virtually(main()) == (3, 5.0)
     assert version.number == 3
-
-
-def test_a_version_that_is_live_from_the_start_needs_no_wait():
-    assert run_virtually(LiveVersion(0).first()) == 0

@@ -99,17 +99,3 @@ def test_a_full_disk_is_said_and_leaves_neither_half_a_file_nor_an_end_of_the_ru
     assert "record=none" in warning
     assert list(path.parent.iterdir()) == []
     assert write_sampled(folder, ("000001.0", 0))  # once there is room
-
-
-def test_files_can_be_joined_in_sql_by_whoever_likes_that_better(tmp_path):
-    import duckdb
-
-    folder = RunFolder(tmp_path)
-    write_sampled(folder, ("000001.0", 0), ("000001.0", 1), ("000002.0", 0))
-    write_trained(folder, 0, ("000001.0", 1), grad=[1, 2, 3])
-    query = f"""
-        select id, row, grad, len(token_ids)
-        from '{folder.tokens}/*.rollouts.parquet' join '{folder.tokens}/*.trainer.*.parquet'
-        using (id, row)
-    """
-    assert duckdb.sql(query).fetchall() == [("000001.0", 1, [1, 2, 3], 5)]

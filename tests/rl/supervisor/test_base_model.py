@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from rl.config.schema import ConfigError, Run, refused
+from rl.config.schema import ConfigError, Run
 from rl.model.folder import fingerprint
 from rl.runtime.folder import RunFolder
 from rl.supervisor.base_model import fetch_references, model_of
@@ -84,12 +84,3 @@ def test_every_teacher_is_downloaded_before_anything_starts(model):
         fetch_references(of_distillation(str(model), "/nobody/here"))
     unread = Run.of(composed("loss=cispo")).changed({"reference.path": "/nobody/here"})
     fetch_references(unread)
-
-
-@pytest.mark.parametrize("error", [ValueError("no such model"), OSError("no such model")])
-def test_an_error_of_a_model_becomes_a_config_error(error):
-    with pytest.raises(ConfigError, match="no such model") as caught, refused():
-        raise error
-    with pytest.raises(ConfigError) as again, refused():
-        raise caught.value
-    assert again.value.problems == ["no such model"]  # said once, not wrapped twice

@@ -72,14 +72,6 @@ def save(tmp_path):
     dist.destroy_process_group()
 
 
-def test_as_many_stay_as_were_asked_for_and_they_are_the_newest(save, tmp_path):
-    folder = RunFolder(tmp_path)
-    for step in (1, 2, 3, 4):
-        save(step)
-    assert folder.complete_checkpoints() == [folder.checkpoint(3), folder.checkpoint(4)]
-    assert (folder.resumed().step, folder.resumed().rollouts) == (4, {"step": 4})
-
-
 class Broken(RunFolder):
     """A folder in which no state can be written."""
 

@@ -143,18 +143,3 @@ def test_a_vllm_that_starts_meanwhile_replaces_the_last(route, rank, vllms):
     assert rank.delivery.living().keys() == {"inference1"}
     assert vllms[1].server.version == 2
     assert "refused" in (restart_request(rank.folder, "inference0", 0) or "")
-
-
-@pytest.mark.parametrize("stop", [True, False])
-def test_the_supervisor_is_told_of_the_last_lost_vllm_and_decides(stop, rank, vllms, monkeypatch):
-    monkeypatch.setattr(delivery, "_NOTICED_S", 0.3)
-    if stop:
-        rank.folder.stop_request.touch()
-    for one in vllms:
-        one.server.faults["/resume"] = refuse
-    with nullcontext() if stop else pytest.raises(RunFailed, match="no replica is left"):
-        assert rank.bring(1) is False
-    for one in vllms:
-        why = restart_request(rank.folder, one.receiver.replica.name, 0)
-        assert why is not None
-        assert "refused `resume`" in why

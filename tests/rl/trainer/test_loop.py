@@ -26,7 +26,6 @@ from rl.runtime.status import STOPPED, Status
 from rl.runtime.stop_request import pass_on_signals
 from rl.supervisor import replicas
 from rl.terminal.panel import RunView
-from rl.terminal.screen import final_summary
 from rl.trainer import delivery, loop
 from rl.trainer.delivery import Delivery
 from rl.trainer.receivers import Receivers
@@ -294,16 +293,6 @@ def test_a_step_without_an_evaluation_shows_the_one_before():
     for row in ({"step": 0, **STEP}, {"step": 1, "train/reward": 0.6}):
         view.add(row)
     assert view.rows[-1]["eval/reward"] == 0.25
-
-
-def test_it_is_not_counted_as_a_step(tmp_path):
-    metrics = MetricsFile(RunFolder(tmp_path))
-    metrics.append(0, STEP)
-    metrics.append(1, STEP)
-    metrics.append(2, LAST)
-    summary = final_summary(RunFolder(tmp_path))
-    assert "2 steps in" in summary
-    assert "0.250 -> 0.750" in summary
 
 
 def test_steps_are_counted_with_and_without_it():

@@ -11,15 +11,6 @@ def write(folder, *messages):
     folder.rollouts_of(0).write_text("".join(lines))
 
 
-def test_there_are_no_more_rows_than_rollouts_and_none_without_a_file(tmp_path):
-    folder = RunFolder(tmp_path)
-    assert rollout_rows(folder, 0, 4) == []
-    write(folder)
-    assert rollout_rows(folder, 0, 4) == []
-    write(folder, [], [])
-    assert [row["id"] for row in rollout_rows(folder, 0, 4)] == ["0", "1"]
-
-
 def test_long_text_is_cut_and_parts_of_content_are_shown(tmp_path):
     folder = RunFolder(tmp_path)
     parts = [{"type": "text", "text": "see"}]

@@ -65,12 +65,6 @@ def test_every_trained_token_is_joined_with_itself_under_several_ranks(tmp_path)
             np.testing.assert_array_equal(row.columns["pi"], ids.astype(np.float32))
 
 
-def test_only_what_was_asked_for_is_recorded(tmp_path):
-    groups, folder = forked_groups(num_groups=4), RunFolder(tmp_path)
-    record(folder, groups, groups[2:3], 2)
-    assert {row.id for row in read_rows(folder, 5) if row.trained} == set(groups[2].rollout_ids)
-
-
 def test_an_empty_micro_batch_is_no_row(tmp_path):
     (group,) = forked_groups(num_groups=1)
     folder = RunFolder(tmp_path)
