@@ -73,7 +73,7 @@ def supervise(
         compose: makes a composed configuration out of overrides.
 
     Raises:
-        ConfigError: the configuration cannot work; nothing was started.
+        ConfigError: the configuration cannot work; no step was done, and no process is left.
         FolderUnusable: another process has the run's folder, or it cannot be written.
         RunFailed: the run ended early; the message is for the user.
         OutOfTime: the run saved its state and ended, because max_time is over.

@@ -1,5 +1,6 @@
 """Loggers copy a run's metrics to a service or to files; metrics.jsonl is always written."""
 
+import json
 import logging
 import re
 import secrets
@@ -11,10 +12,12 @@ from typing import Any, ClassVar, Literal
 
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import finite
-from rl.trainer.rollout_rows import rollout_rows
 
 _LONGEST_NAME = 55  # of the 64 characters that wandb takes
 WANDB_TIMEOUT_S = 30.0  # for the service to answer at the start, and for uploads at the end
+
+_LONGEST_TEXT = 4000  # characters of a table's cell; rollouts/*.jsonl has the full text
+_SHOWN = ("id", "env", "reward", "advantage", "stop_reason", "turns", "tokens", "used")
 
 log = logging.getLogger(__name__)
 
@@ -151,3 +154,32 @@ def wandb_id(folder: Path, run_name: str) -> str:
         legal = re.sub(r"[^\w.-]", "-", run_name)[-_LONGEST_NAME:]
         path.write_text(f"{legal}-{secrets.token_hex(4)}\n")
     return path.read_text().strip()
+
+
+def rollout_rows(run_folder: RunFolder, step: int, count: int) -> list[dict[str, Any]]:
+    """Return `count` rollouts of a step, spread evenly over its file; [] without a file."""
+    path = run_folder.rollouts_of(step)
+    lines = path.read_text().splitlines() if path.exists() else []
+    count = min(count, len(lines))
+    return [_row(json.loads(lines[i * len(lines) // count])) for i in range(count)]
+
+
+def _row(line: dict[str, Any]) -> dict[str, Any]:
+    messages = line["messages"]
+    first = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
+    numbers = {name: line.get(name) for name in _SHOWN}
+    # As text, because a table column has one type.
+    numbers["advantage"] = json.dumps(numbers["advantage"])
+    return {**numbers, "prompt": _text(messages[:first]), "answer": _text(messages[first:])}
+
+
+def _text(messages: list[dict[str, Any]]) -> str:
+    """Return the text and tool calls, one paragraph per message."""
+    parts = []
+    for message in messages:
+        content = message.get("content") or ""
+        said = content if isinstance(content, str) else json.dumps(content)
+        called = json.dumps(message["tool_calls"]) if message.get("tool_calls") else ""
+        parts.append(f"{message['role']}: {' '.join(filter(None, [said, called]))}")
+    text = "\n\n".join(parts)
+    return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]} ..."

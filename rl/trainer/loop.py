@@ -22,12 +22,11 @@ from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder, drop_steps_from
 from rl.runtime.metrics import MetricsFile
 from rl.runtime.network import bind_collectives
-from rl.runtime.status import STOPPED, Status
+from rl.runtime.status import STOPPED, Status, Stopwatch
 from rl.trainer.checkpoint import save_checkpoint
 from rl.trainer.delivery import Delivery
 from rl.trainer.receivers import Receivers
 from rl.trainer.rollouts_link import RolloutsLink
-from rl.trainer.stopwatch import Stopwatch
 from rl.trainer.trained_tokens import StepRecord
 from rl.weights.pusher import WeightPusher
 from rl.weights.transport import Sender

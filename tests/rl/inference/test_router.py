@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from rl.config.nodes import replica_names
 from rl.inference.replica import Replica
 from rl.inference.router import Router
 from rl.runtime.network import Address
@@ -103,11 +102,6 @@ def test_the_only_one_with_the_weights_is_asked_even_if_it_was_lost():
     router.lose(router.routes[0], "")
     router.serve([replica(0)])
     assert numbers(router) == [(0, 0)]
-
-
-def test_the_only_vllm_of_a_run_has_no_number():
-    assert replica_names(1) == ["inference"]
-    assert replica_names(3) == ["inference0", "inference1", "inference2"]
 
 
 def test_replicas_with_the_last_weights_are_asked_while_none_has_newer_ones():

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rl.runtime.folder import RunFolder
-from rl.trainer.loggers import ConsoleLogger, Loggers, WandbLogger, wandb_id
+from rl.trainer.loggers import ConsoleLogger, Loggers, WandbLogger, rollout_rows, wandb_id
 from tests.support.wandb_files import records
 
 TABLES = {"rollouts_every": 2, "num_rollouts": 4}
@@ -149,3 +149,15 @@ def test_several_loggers_each_get_everything(tmp_path):
     both.log(3, {"a": 1.0})
     both.finish()
     assert one.calls == other.calls == [("start", "name"), (3, {"a": 1.0}), "finish"]
+
+
+def test_long_text_is_cut_and_parts_of_content_are_shown(tmp_path):
+    folder = RunFolder(tmp_path)
+    parts = [{"type": "text", "text": "see"}]
+    asked, answered = {"role": "user", "content": parts}, {"role": "assistant"}
+    lines = [{"messages": [asked, {**answered, "content": text}]} for text in ("x" * 9999, None)]
+    folder.rollouts_of(0).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    first, second = rollout_rows(folder, 0, 2)
+    assert first["prompt"] == f"user: {json.dumps(parts)}"
+    assert len(first["answer"]) == 4004
+    assert second["answer"] == "assistant: "
