@@ -69,15 +69,6 @@ def test_one_rollout_is_read_alone_and_nothing_where_there_is_nothing(tmp_path):
     assert read_rows(folder, 7, "000003.0") == []
 
 
-def test_a_rank_without_rows_writes_a_file_without_lines(tmp_path):
-    folder = RunFolder(tmp_path)
-    assert write_trained(folder, 0)
-    assert write_trained(folder, 1, grad=[])
-    write_sampled(folder, ("000001.0", 0))
-    (row,) = read_rows(folder, 7)
-    assert not row.trained
-
-
 def test_files_that_do_not_belong_together_are_refused_by_name(tmp_path):
     folder = RunFolder(tmp_path)
     write_sampled(folder, ("000001.0", 0))

@@ -36,7 +36,7 @@ class Fleet:
     """The vLLMs of a run as the supervisor sees them."""
 
     def __init__(self, folder: RunFolder, names=NAMES, **limits: float) -> None:
-        self.folder, self.num_steps, self.lost = folder, 0, False
+        self.folder, self.num_steps, self.lost, self.external = folder, 0, False, False
         self.processes: dict[str, FakeProcess] = {}
         self.answering, self.closed = set(names), set[str]()
         all_of_them = [Replica(name, Address(host="h", port=1)) for name in names]
@@ -46,9 +46,11 @@ class Fleet:
         )
         self.replicas.start()
 
-    def start(self, replica: Replica) -> FakeProcess:
+    def start(self, replica: Replica) -> FakeProcess | None:
         if self.lost:
             raise HostLost("node 2 is gone")
+        if self.external:
+            return None
         self.processes[replica.name] = FakeProcess()
         return self.processes[replica.name]
 
@@ -172,3 +174,19 @@ def test_a_requested_restart_happens_once(fleet):
     request_restart(fleet.folder, "inference0", 0, "said late")  # of a start that is over
     assert [fleet.look() for _ in range(3)] == [None] * 3
     assert fleet.incarnations() == [1, 0]
+
+
+def test_an_external_server_may_come_back_however_often(fleet):
+    fleet.external = True
+    fleet.replicas.start()
+    for incarnation in range(4):
+        fleet.answering.add("inference0")
+        assert fleet.look() is None
+        assert fleet.statuses() == ["serving", "serving"]
+        fleet.answering.remove("inference0")
+        fleet.closed = {"inference0"} if incarnation < 3 else set()
+        assert fleet.look() is None
+        fleet.closed.clear()
+        assert Endpoint.read(fleet.folder, "inference0").incarnation == min(incarnation + 1, 3)
+    said = "takes no connections any more; it may come back, and the other one goes on"
+    assert set(fleet.warnings()) == {said}
