@@ -1,4 +1,4 @@
-"""What the supervisor knows of a machine: it starts processes there, and sees how they end.
+"""A machine as the supervisor sees it: it starts processes there and reads how they end.
 
 The same call starts a process on any host. If a host is lost, its processes count as ended, and
 every further start there raises HostLost.

@@ -1,4 +1,4 @@
-"""A node of Ray as a host: a process of ours there starts the others and reports their state."""
+"""A node of Ray as a host: our process there starts the others and reports their exit statuses."""
 
 import signal
 from collections.abc import Sequence

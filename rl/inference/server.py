@@ -28,8 +28,8 @@ from rl.runtime.folder import RunFolder
 from rl.runtime.network import Address
 
 _ENDING_S = 0.2  # from the end of its connections to that of the process
-# What requests name as their model: vLLM holds the base and the adapter under different names.
-# By whether the trainer pushes the adapter alone.
+# The model name in requests, by whether the trainer pushes the adapter alone: vLLM holds the base
+# and the adapter under different names.
 SERVED_AS = {False: "policy", True: "policy-adapter"}
 
 

@@ -178,7 +178,7 @@ def _halves(run: Run, known: list[Device]) -> tuple[list[Device], list[Device]]:
         half = len(known) - len(known) // 2
         count = run.inference.replicas or max(half // group, 1)
         groups = list(_groups(known, group))[-count:]
-        if not groups:  # _replicas refuses this with the numbers
+        if not groups:  # _replicas refuses this and names the numbers
             return known, known
         sample = [device for group in groups for device in group]
         train = [device for device in known if device not in sample]

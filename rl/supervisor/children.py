@@ -135,13 +135,13 @@ class Children:
             if all(trainer.returncode == 0 for trainer in trainers):
                 self._raise_reported()  # a failed process may have made the ranks save and end
                 return
-            if self._replicas:  # before the others, because their failures follow from vLLM's
+            if self._replicas:  # before the others, because they fail when vLLM does
                 gone = self._replicas.look(may_restart=begun and not asked)
                 if gone is not None:
                     if begun:
                         if self._all_is_saved(tick) and asked:
                             return  # a scheduler that signals every process ends vLLM, too
-                        self._raise_reported("trainer")  # a failed save is the worse news
+                        self._raise_reported("trainer")  # report a failed save first
                     self._explain(*gone)
             # Ranks may end one after another with status 0; any other end comes too early.
             early = {n: s for n, s in ended.items() if not (n.startswith("trainer") and s == 0)}

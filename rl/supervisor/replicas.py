@@ -149,7 +149,7 @@ class Replicas:
             return None
         if healthy(one.replica):
             if not one.ready and (problem := self._why_unusable(one.replica)):
-                # A server that came back wrong may come back right, so it is asked again.
+                # A server that was just restarted may not be complete yet, so ask it again.
                 again = one.replica.incarnation > 0 and now - one.began < _SILENT_S
                 return None if again else problem
             one.ready, one.checked = True, now

@@ -86,7 +86,7 @@ def supervise(
     resolved = resolve(config, names)
     run = resolved.run
     limit = TimeLimit(run.max_time, run_folder)
-    construct(run, CONSTRUCTED)  # only a constructor sees what its signature does not tell
+    construct(run, CONSTRUCTED)  # a constructor may refuse values that its signature allows
     is_complete = run_folder.num_saved_steps() >= run.max_steps and training_is_done(run_folder)
     if run.resume and is_complete:
         say(f"already at max_steps={run.max_steps} of {run_folder}: raise max_steps to go on")

@@ -42,7 +42,7 @@ LINE = (  # label, metric, format, width: of a step line
 
 
 class Screen(Display):
-    """Shows one run."""
+    """Show one run."""
 
     def __init__(
         self,

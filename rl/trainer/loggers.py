@@ -38,7 +38,7 @@ class Logger:
 
 
 def never_fails(method: Callable[..., None]) -> Callable[..., None]:
-    """Return the method of a logger so that an error is one warning and turns the logger off."""
+    """Wrap a logger's method: an error becomes one warning and turns the logger off."""
 
     @wraps(method)
     def guarded(self: Logger, *arguments: Any) -> None:
@@ -145,7 +145,7 @@ class WandbLogger(Logger):
 
 
 def wandb_id(folder: Path, run_name: str) -> str:
-    """Return the run's id at wandb, drawn at its first start and kept in its folder.
+    """Return the run's id at wandb, drawn at its first start and stored in its folder.
 
     It is random because runs in other folders and on other machines may have the same name.
     """

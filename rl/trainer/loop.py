@@ -107,7 +107,7 @@ class TrainingRun:
         if self.ranks.first:
             self.logger.start(self.run_folder.path, self.run.run_name, self.run.plain())
             if self.metrics:
-                # The run trains the steps after the checkpoint again, so their lines go.
+                # The run repeats the steps after the checkpoint, so remove their lines.
                 self.metrics.truncate_after(self.start - 1)
             drop_steps_from(self.run_folder, self.start)
         if self.delivery:

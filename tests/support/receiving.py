@@ -34,7 +34,7 @@ def opened(sync: str, timeout: float = 30.0) -> Sender:
 
 
 class FakeVLLM(PostHandler):
-    """Keeps what it received in its server: `routes`, `version`, `weights`, `folder`."""
+    """Keep the received content in its server: `routes`, `version`, `weights`, `folder`."""
 
     def answer(self, body: dict[str, Any]) -> bytes | dict[str, Any]:
         server: Any = self.server

@@ -84,7 +84,7 @@ def test_every_process_has_a_host_with_its_gpus_and_its_end_is_seen(hosts, folde
     part = replica.start(Start("part", ["sh", "-c", code], log, {"GREETING": "hello"}))
     assert wait_until(lambda: part.returncode is not None)
     assert part.returncode == 3
-    # As nice as we are: Ray's own processes make way for all others.
+    # The same priority as this process; Ray's own processes have a lower one.
     assert part.tail().split("\n") == ["hello", os.getcwd(), f"{os.nice(0)}"]
     family, other = start_family(first, tmp_path)
     assert all(alive(pid) for pid in family())
@@ -99,7 +99,7 @@ def test_a_failed_call_to_a_node_is_one_sentence_with_its_address(hosts, tmp_pat
     with pytest.raises(RunFailed, match=said) as failed:
         hosts.replicas[0].start(Start("part", ["true"], tmp_path / "file" / "logs" / "x.log"))
     assert "\n" not in str(failed.value)
-    assert hosts.replicas[0].free_port()  # it lives
+    assert hosts.replicas[0].free_port()  # our process on the node still answers
 
 
 def test_a_missing_or_too_small_ray_is_one_sentence(ray_cluster, folder):

@@ -1,4 +1,4 @@
-"""Which sender a configuration comes to, and which hosts and policies cannot use it."""
+"""Which sender a configuration chooses, and which hosts and policies cannot use it."""
 
 import json
 import struct
@@ -31,9 +31,7 @@ LORA, NONE = "rl.model.lora.LoRA", "rl.model.lora.NoAdapter"
         (["sync=gloo"], NONE, "gloo"),
     ],
 )
-def test_a_model_brings_its_adapter_the_command_line_wins_and_auto_pushes_the_least(
-    overrides, adapter, how
-):
+def test_the_command_line_has_priority_and_auto_pushes_the_least(overrides, adapter, how):
     config = composed(*overrides)
     assert config["adapter"]["_target_"] == adapter
     chosen = transport(config)

@@ -15,7 +15,7 @@ def replica(number: int, incarnation: int = 0) -> Replica:
 
 
 def numbers(router: Router) -> list[tuple[int, int]]:
-    """Number and incarnation of the replicas that may be asked."""
+    """Return number and incarnation of the replicas that may be asked."""
     replicas = [route.replica for route in router.routes]
     return [(int(one.name.removeprefix("inference")), one.incarnation) for one in replicas]
 
@@ -87,7 +87,7 @@ def test_a_lost_replica_comes_back_only_as_another_incarnation():
     assert numbers(router) == [(1, 0), (0, 1)]
 
 
-def test_a_replica_without_the_newest_weights_is_asked_no_more():
+def test_a_replica_without_the_newest_weights_gets_no_more_requests():
     router = Router.to(replica(0), replica(1))
     before = router.routes[0]
     router.serve([replica(1), replica(0, incarnation=1)])

@@ -1,4 +1,4 @@
-"""vLLM's life and what is posted to it; the scripted server plays vLLM (tests/support)."""
+"""Start and end of vLLM, and requests to it; a scripted server replaces vLLM (tests/support)."""
 
 import json
 import time
@@ -81,7 +81,7 @@ def test_the_end_of_vllm_is_reported_even_if_the_block_succeeds(tmp_path):
     fault = {"fault": "Exit", "path": "/resume", "status": 3}
     with ExitStack() as stack:
         vllm = stack.enter_context(served(tmp_path, fault))
-        with suppress(RunFailed):  # as rollouts do: each costs itself alone
+        with suppress(RunFailed):  # a failed request costs its rollout only
             vllm.resume()
         time.sleep(0.2)
         with pytest.raises(RunFailed, match="vLLM ended with status 3"):
@@ -103,7 +103,7 @@ def test_a_failed_start_quotes_the_log(tmp_path):
         serving(server(tmp_path), run_folder, POLICY),
     ):
         pass
-    assert time.monotonic() - began < 25  # not the whole deadline
+    assert time.monotonic() - began < 25  # before the deadline
 
 
 def test_waiting_for_vllm_ends_at_the_deadline(tmp_path):
@@ -167,7 +167,7 @@ def test_threads_follow_the_place_and_not_the_machine_that_starts_it(tmp_path, m
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert "OMP_NUM_THREADS" not in environment(tmp_path, {"CUDA_VISIBLE_DEVICES": "0"})
     assert environment(tmp_path, {"OMP_NUM_THREADS": "3"})["OMP_NUM_THREADS"] == "3"
-    assert int(environment(tmp_path)["OMP_NUM_THREADS"]) >= 1  # all of this one
+    assert int(environment(tmp_path)["OMP_NUM_THREADS"]) >= 1  # all cores of this machine
 
 
 def test_the_cache_on_a_cpu_holds_a_row_by_default(tmp_path):

@@ -1,4 +1,4 @@
-"""What a plan takes of memory, and what is said where there is too little."""
+"""The memory that a plan takes, and the refusal where there is too little."""
 
 import re
 
@@ -31,7 +31,7 @@ def gpus(count: int, gib: int, hosts: int = 1) -> list[Host]:
 
 
 def planned(hosts: list[Host], *overrides: str, sizes: Shape = SIZES):
-    """The run, the memory of its processes and the page."""
+    """Return the run, the memory of its processes and the page."""
     resolved, page = placed(Run.of(composed("run_name=x", *overrides)), hosts).for_model(sizes)
     return resolved.run, process_memory(resolved.run, resolved.plan, sizes), page
 

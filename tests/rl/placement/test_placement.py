@@ -20,18 +20,18 @@ KEYS = {
 
 
 def changed(settings) -> Run:
-    """A run with these settings, by their short names or by their keys."""
+    """Return a run with these settings, given by short names or keys."""
     return RUN.changed({KEYS.get(name, name): value for name, value in settings.items()})
 
 
 def plan(*sizes: int, names: str = "01234567", **settings) -> Plan:
-    """The plan for hosts with so many GPUs."""
+    """Return the plan for hosts with these numbers of GPUs."""
     hosts = [Host(devices=tuple(names[:size]), cores=8, cpus=16) for size in sizes]
     return placement(changed(settings), hosts)
 
 
 def drawn(plan: Plan) -> str:
-    """`0:01 | 0:2 0:3`: the devices of ranks, host by host, and of each replica."""
+    """Return `0:01 | 0:2 0:3`: the devices of ranks by host, and of each replica."""
     hosts = sorted({place.host for place in plan.ranks})
     ranks = [f"{h}:" + "".join(*zip(*(p.devices for p in plan.ranks if p.host == h), strict=True))
              for h in hosts]  # fmt: skip

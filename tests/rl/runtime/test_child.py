@@ -98,7 +98,7 @@ with Reaper() as reaper:
 
 @pytest.fixture
 def holder(family, tmp_path):
-    """(a process that holds a reaper and a child with a grandchild, the reaper's pid)"""
+    """Yield a process with a reaper, a child and a grandchild, and the pid of the reaper."""
     command = [sys.executable, "-c", HOLDER, str(tmp_path / "log"), *family.command]
     with subprocess.Popen(command, cwd=REPO, stdout=subprocess.PIPE, text=True) as process:
         yield process, int(process.stdout.readline())

@@ -28,7 +28,7 @@ SUPERVISED = ("loss=sft", "sampler=demonstrations", "model.warm_start=null")
 
 
 class StillWatching(Exception):
-    """Raised by the test: it has seen enough."""
+    """Raised by the test after its seconds."""
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_a_lost_host_is_reported_instead_of_the_errors_of_other_ranks(watched):
 
 
 class AskedLater:
-    """Asks for the end at the fourth look, when the status has changed."""
+    """Ask for the end at the fourth look, after the status has changed."""
 
     def __init__(self, status: Status) -> None:
         self.status, self.looks = status, 0
@@ -109,7 +109,7 @@ class AskedLater:
         if self.looks == 1:
             self.status.set("batch 3: 0 of 16 rollouts")
         if self.looks == 3:
-            self.status.set("all rollouts stand still for 3 s: my_env.py:12")
+            self.status.set("waiting for my_env.py:12")
         return self.looks > 3
 
 

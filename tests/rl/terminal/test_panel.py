@@ -49,7 +49,7 @@ def test_before_the_first_step_the_panel_shows_what_each_process_waits_for():
     assert "reward" not in text
 
 
-def test_a_panel_needs_no_metric_and_shows_those_that_should_be_zero_only_otherwise():
+def test_a_panel_needs_no_metric_and_shows_alarms_only_if_they_are_not_zero():
     view = RunView("name", 10, started=0.0)
     view.add({"step": 0})
     assert "1 of 10 steps" in "\n".join(drawn(view))

@@ -1,4 +1,4 @@
-"""The screen of a run, on a terminal and in a log file, and errors that it survives."""
+"""The screen of a run on a terminal and in a log file, and errors that do not end the run."""
 
 import io
 import json
@@ -17,7 +17,7 @@ from tests.support.metrics import STEP
 
 
 class Terminal(io.StringIO):
-    """A terminal that remembers what was written to it."""
+    """A terminal that keeps its output."""
 
     def isatty(self):
         return True

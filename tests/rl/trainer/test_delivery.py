@@ -1,4 +1,4 @@
-"""A version that no vLLM takes: every rank decides the same, and nothing learned is lost."""
+"""Delivery of a version that no vLLM takes: every rank decides the same, and no step is lost."""
 
 import time
 from contextlib import ExitStack, nullcontext
@@ -32,7 +32,7 @@ CASES = {  # pushes and probes, x loses the last vLLM; newcomers; stop asked; re
 
 
 class Faulty:
-    """Collects as a pusher does, and loses the last vLLM on the first rank where a case says so."""
+    """Collect as a pusher does; lose the last vLLM on the first rank where a case says so."""
 
     def __init__(self, first, pushes, probes):
         self.first, self.pushes, self.probes = first, list(pushes), list(probes)

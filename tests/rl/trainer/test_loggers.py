@@ -1,4 +1,4 @@
-"""Loggers: a service that fails is a warning, never the end of a run."""
+"""Loggers: an error of a service is one warning and does not end the run."""
 
 import json
 import os

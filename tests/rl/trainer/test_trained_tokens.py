@@ -1,4 +1,4 @@
-"""What a rank writes of its micro-batches: rows that count, and those alone."""
+"""The rows of its micro-batches that a rank records."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ def shares(groups, recorded, ranks, budget=40):
 
 
 def tokens_of(micro, **more):
-    """The ids and positions of a micro-batch's tokens stand in for what was computed of them."""
+    """Return token ids instead of computed values, so that a test can recognise each token."""
     flat = {"pi": micro.token_ids[micro.completion_mask], **more}
     return {name: torch.tensor(np.asarray(values)).double() for name, values in flat.items()}
 

@@ -1,4 +1,4 @@
-"""gloo between processes: what arrives, who listens where, what a dead or hanging worker costs.
+"""gloo between processes: received bytes, listening addresses, and workers that die or hang.
 
 A replica here is two processes, as under tensor parallelism; the trainer is this one.
 """

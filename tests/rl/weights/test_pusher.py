@@ -1,4 +1,4 @@
-"""What a push brings to one replica, by which route, and what it refuses."""
+"""A push to one replica: the weights, the routes, and the refusals."""
 
 from types import SimpleNamespace
 

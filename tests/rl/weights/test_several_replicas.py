@@ -1,4 +1,4 @@
-"""A push to several replicas: each gets all of it, and one that fails delays no other."""
+"""A push to several replicas: each gets all weights, and a failed one does not delay the others."""
 
 import time
 from contextlib import ExitStack
