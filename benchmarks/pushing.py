@@ -1,6 +1,6 @@
 """Measure each stage of a push of all weights on one machine, and compare it with a plain copy.
 
-    python -m benchmarks.pushing [--hidden 1024] [--layers 28] [--repeats 5] [--vllm] [--folder ...]
+    python -m benchmarks.pushing [--hidden 1024] [--layers 28] [--repeats 5] [--vllm]
 
 The model is a Qwen3 with 440 million bfloat16 parameters. `of_copy` divides the median time by that
 of a plain copy of the same bytes into memory that is already allocated. One JSON line a stage:
@@ -8,7 +8,7 @@ of a plain copy of the same bytes into memory that is already allocated. One JSO
     {"part": "write and hash", "seconds": ..., "GB_per_s": ..., "of_copy": ...}
 
 `gloo to 2` pushes to two processes that only read and check, as replicas would; vLLM's routes and
-its loading are not included. `disk` writes into --folder. --vllm also pushes to a real vLLM, where
+its loading are not included. --vllm also pushes to a real vLLM, where
 `whole push` lasts from the first byte written to the last answer.
 """
 
@@ -30,12 +30,12 @@ import torch
 from benchmarks._composing import compose, seconds
 from rl.config.build import build
 from rl.inference.replica import Replica
-from rl.inference.server import ServedPolicy, has_gpu, serving
+from rl.inference.server import ServedPolicy, serving
 from rl.model.loading import load_model
 from rl.placement.settings import with_device_flags
+from rl.runtime.devices import visible_gpus
 from rl.runtime.folder import RunFolder
 from rl.runtime.network import Address
-from rl.weights.disk import DiskSender
 from rl.weights.gloo import GlooSender
 from rl.weights.memory_file import MemoryFile, read_weights
 from rl.weights.pusher import WeightPusher
@@ -136,7 +136,7 @@ def replica(calls: Connection) -> None:
             calls.send("done")
 
 
-def transports(weights: Weights, repeats: int, stages: Stages, folder: Path) -> None:
+def transports(weights: Weights, repeats: int, stages: Stages) -> None:
     """Push to one and to two processes by each transport that takes all weights."""
     spawn = get_context("spawn")
     policy: Any = Policy(weights)
@@ -144,12 +144,12 @@ def transports(weights: Weights, repeats: int, stages: Stages, folder: Path) -> 
     for name in ("inference0", "inference1"):
         ours, theirs = spawn.Pipe()
         spawn.Process(target=replica, args=(theirs,), daemon=True).start()
-        every.append(PipedVLLM(Replica(name, Address(folder / "vllm.sock")), ours))
-    options = {"folder": None, "probe_every": 0, "probe_rows": 1, "max_mismatch": 1.0}
-    for name, kind in (("shm", ShmSender), ("disk", DiskSender), ("gloo", GlooSender)):
+        every.append(PipedVLLM(Replica(name, Address(Path("vllm.sock"))), ours))
+    options = {"probe_every": 0, "probe_rows": 1, "max_mismatch": 1.0}
+    for name, kind in (("shm", ShmSender), ("gloo", GlooSender)):
         for number in (1, 2):
             sender = kind(**options)
-            sender.open(folder, 600.0)
+            sender.open(600.0)
             pusher = WeightPusher(sender, every[:number])
             for version in range(repeats + 1):
                 push = partial(pusher.push, policy, version, must_differ=False)
@@ -159,7 +159,9 @@ def transports(weights: Weights, repeats: int, stages: Stages, folder: Path) -> 
 def real_pushes(run_folder: RunFolder, weights: Weights, repeats: int, stages: Stages) -> None:
     """Push weights that change to a real vLLM, in the way of rl/weights/pusher.py."""
     config = compose([])
-    server = build(with_device_flags(config["inference"], config["sampler"], has_gpu()))()
+    server = build(
+        with_device_flags(config["inference"], config["sampler"], bool(visible_gpus()))
+    )()
     served = ServedPolicy(dtype="bfloat16", max_seq_len=256, seed=0)
     with serving(server, run_folder, served) as vllm, MemoryFile() as file:
         vllm.init_transfer({"reader": "rl.weights.shm.FileReader", "facts": {}})
@@ -187,7 +189,6 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=28)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--vllm", action="store_true")
-    parser.add_argument("--folder", type=Path, default=None)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
@@ -199,7 +200,7 @@ def main() -> None:
         weights = weights_of(folder)
         size = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
         stages = our_stages(weights, arguments.repeats)
-        transports(weights, arguments.repeats, stages, arguments.folder or Path(name) / "weights")
+        transports(weights, arguments.repeats, stages)
         if arguments.vllm:
             real_pushes(run_folder, weights, arguments.repeats, stages)
     medians = {part: statistics.median(times[1:]) for part, times in stages.items()}

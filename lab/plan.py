@@ -21,8 +21,8 @@ from rl.supervisor.resolve import resolve
 PRETENDED = {"hosts": 1, "gpus": 0, "gpu_gib": None, "host_gib": None, "cores": 16}
 
 _WHICH = (
-    "hosts: those that are reserved, or where you start the processes; for a plan of such machines "
-    "say what they have, as in +hosts=2 +gpus=8 +gpu_gib=80 +host_gib=512"
+    "hosts: those that Ray reserves; for a plan of such machines say what they have, as in "
+    "+hosts=2 +gpus=8 +gpu_gib=80 +host_gib=512"
 )
 
 

@@ -52,7 +52,7 @@ MAY_IMPORT = {
     "losses": "",
     "offbyone": "envs rl.config",
 }
-PROCESSES = {"rl.inference", "rl.rollouts", "rl.trainer"}
+PROCESSES = {"rl.rollouts", "rl.trainer"}
 # The only modules of envs/ and losses/ that rl/ may import.
 SHARED = {
     *("envs.episode", "envs.http_client", "envs.loading", "envs.messages", "envs.options"),

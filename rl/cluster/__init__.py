@@ -1,1 +1,1 @@
-"""Where the processes of a run are started: on this machine, on nodes of Ray, or by hand."""
+"""Where the processes of a run are started: on this machine or on nodes of Ray."""

@@ -1,11 +1,11 @@
-"""What the supervisor knows of a machine: it starts processes there, and sees how they end.
+"""A machine as the supervisor sees it: it starts processes there and reads how they end.
 
 The same call starts a process on any host. If a host is lost, its processes count as ended, and
 every further start there raises HostLost.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -16,14 +16,6 @@ class HostLost(RunFailed):
     """A machine of the run is gone with all its processes; the message is for the user."""
 
 
-class HeadLost(RunFailed):
-    """The head of the cluster is gone, and all processes there end soon."""
-
-    def __init__(self, message: str, left_s: float) -> None:
-        super().__init__(message)
-        self.left_s = left_s  # seconds that these processes still run
-
-
 class Process(Protocol):
     """One process of a run with all its children."""
 
@@ -31,22 +23,23 @@ class Process(Protocol):
     log: Path  # in the run's folder, which every host sees
 
     @property
-    def group(self) -> int | None:
-        """Process group; None if the process is on another machine."""
-
+    def group(self) -> int | None: ...  # the process group; None on another machine
     @property
-    def returncode(self) -> int | None:
-        """Exit status; None while it runs, negative for a signal or a lost host."""
+    def returncode(self) -> int | None: ...  # None while it runs; negative: a signal, a lost host
+    def tail(self) -> str: ...  # the end of its log, with the loss of its host if that happened
+    def kill(self) -> None: ...  # ends it with all its children; its exit status stays readable
+    def end(self) -> None: ...  # the same; may be called twice
 
-    def tail(self) -> str:
-        """Return the end of its log, with the loss of its host if that happened."""
-        ...
 
-    def kill(self) -> None:
-        """End it with all its children; its exit status stays readable."""
+@dataclass(frozen=True)
+class Start:
+    """What a host needs to start a process."""
 
-    def end(self) -> None:
-        """End it with all its children. Safe to call twice."""
+    name: str
+    command: Sequence[str]
+    log: Path
+    env: Mapping[str, str] = field(default_factory=dict)
+    ends_on_term: bool = True  # whether a TERM ends it (see Child)
 
 
 class Host(Protocol):
@@ -56,24 +49,8 @@ class Host(Protocol):
     devices: tuple[str, ...]  # its GPUs for this run, as CUDA_VISIBLE_DEVICES names them
     lost: HostLost | None  # why all its processes are gone, None while it works
 
-    def start(
-        self,
-        name: str,
-        command: Sequence[str],
-        *,
-        env: Mapping[str, str],
-        log: Path,
-        ends_on_term: bool = True,
-    ) -> Process:
-        """Start a process in the supervisor's working directory; HostLost if the host is gone.
-
-        `ends_on_term`: whether a TERM ends it (see Child).
-        """
-        ...
-
-    def free_port(self) -> int:
-        """Return a TCP port that was free a moment ago."""
-        ...
+    def start(self, start: Start) -> Process: ...  # in the supervisor's folder; may raise HostLost
+    def free_port(self) -> int: ...  # a TCP port that was free a moment ago
 
 
 @dataclass(frozen=True)

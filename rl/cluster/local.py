@@ -1,11 +1,10 @@
 """This machine: processes are children of the supervisor, and the reaper knows them all."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import ClassVar
 
-from rl.cluster.host import Demand, HostLost, Hosts
+from rl.cluster.host import Demand, HostLost, Hosts, Start
 from rl.runtime.child import Child, Reaper, end_together
 from rl.runtime.devices import visible_gpus
 from rl.runtime.folder import RunFolder
@@ -13,32 +12,18 @@ from rl.runtime.network import free_port
 
 
 class LocalHost:
-    """The supervisor's machine; `network` tells its processes how to reach the other hosts."""
+    """The machine of this process."""
 
     lost: HostLost | None = None
 
-    def __init__(
-        self, reaper: Reaper, address: str = "127.0.0.1", network: Mapping[str, str] | None = None
-    ) -> None:
-        self.address, self._network = address, dict(network or {})
-        self.devices = tuple(visible_gpus())
+    def __init__(self, reaper: Reaper, address: str = "127.0.0.1") -> None:
+        self.address, self.devices = address, tuple(visible_gpus())
         self._reaper = reaper
         self._children: list[Child] = []
 
-    def start(
-        self,
-        name: str,
-        command: Sequence[str],
-        *,
-        env: Mapping[str, str],
-        log: Path,
-        ends_on_term: bool = True,
-    ) -> Child:
+    def start(self, start: Start) -> Child:
         """Start a child of this process."""
-        env = {**self._network, **env}
-        child = Child(
-            name, command, log=log, reaper=self._reaper, env=env, ends_on_term=ends_on_term
-        )
+        child = Child(**vars(start), reaper=self._reaper)
         self._children.append(child)
         child.start()
         return child
@@ -58,7 +43,6 @@ class LocalCluster:
     """One host, this one: nothing is reserved, and Unix sockets connect all processes."""
 
     spans_hosts: ClassVar[bool] = False
-    by_hand: ClassVar[bool] = False
 
     @contextmanager
     def hosts(

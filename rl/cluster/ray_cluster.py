@@ -16,13 +16,12 @@ from typing import Any, ClassVar
 from rl.cluster.bundles import Bundle, bundles_for
 from rl.cluster.host import Demand, Hosts
 from rl.cluster.local import LocalHost
-from rl.cluster.ray_head import RayHead
 from rl.cluster.ray_host import RayHost, end_together
 from rl.cluster.ray_node import RayNode
 from rl.runtime.child import Reaper
 from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
-from rl.runtime.network import Address, network_environment, own_address
+from rl.runtime.network import Address, own_address
 
 _ANSWERS_S = 5.0
 # By default Ray kills the children of a process that it ends, the reaper included, and runs our
@@ -35,7 +34,6 @@ class RayCluster:
     """Hosts that Ray reserves (conf/cluster/ray.yaml explains each key)."""
 
     spans_hosts: ClassVar[bool] = True
-    by_hand: ClassVar[bool] = False
     needs_package: ClassVar[str] = "ray"
 
     address: str
@@ -56,12 +54,11 @@ class RayCluster:
         """
         with ExitStack() as stack:
             ray = _connected(self.address)
-            head = RayHead(ray.get_runtime_context().gcs_address)
-            stack.callback(head.unless_lost, ray.shutdown)
+            stack.callback(ray.shutdown)
             address = (
                 own_address(self.interface) if self.interface else ray.util.get_node_ip_address()
             )
-            here = LocalHost(reaper, address, network_environment(address))
+            here = LocalHost(reaper, address)
             stack.callback(here.end)
             try:
                 bundles = bundles_for(
@@ -75,8 +72,8 @@ class RayCluster:
             except ValueError as error:
                 raise RunFailed(f"cluster=ray: {error}") from error
             hosts = [
-                RayHost(ray, head, *place, self.interface)
-                for place in _reserved(ray, head, bundles, self.reserve_timeout, stack)
+                RayHost(ray, *place, self.interface)
+                for place in _reserved(ray, bundles, self.reserve_timeout, stack)
             ]
             stack.callback(end_together, ray, hosts)
             _require_shared(run_folder, hosts)
@@ -114,7 +111,7 @@ def _nodes(ray: Any) -> list[Bundle]:
 
 
 def _reserved(
-    ray: Any, head: RayHead, bundles: Sequence[Bundle], timeout: float, stack: ExitStack
+    ray: Any, bundles: Sequence[Bundle], timeout: float, stack: ExitStack
 ) -> Iterator[tuple[Any, str, Bundle]]:
     """Yield our process in each bundle, with its node's address; `stack` releases the bundles."""
     from ray.util.placement_group import (  # pyright: ignore[reportMissingImports]
@@ -129,7 +126,7 @@ def _reserved(
     both: list[dict[str, float]] = [{"CPU": one.cores, "GPU": one.devices} for one in bundles]
     wanted = [{name: number for name, number in one.items() if number} for one in both]
     group = placement_group(wanted, strategy="PACK")
-    stack.callback(head.unless_lost, remove_placement_group, group)
+    stack.callback(remove_placement_group, group)
     if not group.wait(timeout):
         raise RunFailed(
             f"cluster=ray: {wanted} could not be reserved within cluster.reserve_timeout="

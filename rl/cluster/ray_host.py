@@ -1,17 +1,16 @@
-"""A node of Ray as a host: a process of ours there starts the others and reports their state."""
+"""A node of Ray as a host: our process there starts the others and reports their exit statuses."""
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rl.cluster.bundles import Bundle
-from rl.cluster.host import HostLost
-from rl.cluster.ray_head import RayHead
+from rl.cluster.host import HostLost, Start
 from rl.runtime.child import last_lines
 from rl.runtime.failure import RunFailed, message_of
-from rl.runtime.network import network_environment
 
 _LOST = -signal.SIGKILL  # the exit status of a process on a lost host
 _ENDING_S = 10.0
@@ -55,45 +54,30 @@ class RayHost:
     def __init__(
         self,
         ray: Any,
-        head: RayHead,
         node: Any,
         address: str,
         bundle: Bundle,
         interface: str | None,
     ) -> None:
-        self._head, self._ray, self.node, self._asked = head, ray, node, None
+        self._ray, self.node, self._asked = ray, node, None
         self.lost: HostLost | None = None
         self.returncodes: dict[int, int | None] = {}
         self.address = address  # as Ray knows it
         if interface:
             self.address = str(self.call("address", interface))
         self.devices = tuple(self.call("devices")) if bundle.devices else ()
-        self._network = network_environment(self.address)
 
-    def start(
-        self,
-        name: str,
-        command: Sequence[str],
-        *,
-        env: Mapping[str, str],
-        log: Path,
-        ends_on_term: bool = True,
-    ) -> RayProcess:
+    def start(self, start: Start) -> RayProcess:
         """Start a process on the node; HostLost if the node is gone."""
-        env = {**self._network, **env}
-        number = self.call("start", name, list(command), env, log.absolute(), ends_on_term)
-        return RayProcess(self, number, name, log)
+        number = self.call("start", replace(start, log=start.log.absolute()))
+        return RayProcess(self, number, start.name, start.log)
 
     def free_port(self) -> int:
         """Return a TCP port that was free a moment ago."""
         return self.call("free_port", self.address)
 
     def look(self) -> None:
-        """Update the exit statuses. RunFailed if Ray's head is gone.
-
-        It does not wait for the node, because a slow network must not stop the supervisor.
-        """
-        self._head.look()
+        """Update the exit statuses without waiting, because the network may be slow."""
         if self.lost:
             return
         if self._asked is None:
@@ -130,5 +114,4 @@ def end_together(ray: Any, hosts: Sequence[RayHost]) -> None:
     if ended:
         ray.wait(ended, num_returns=len(ended), timeout=_ENDING_S)
     for host in hosts:
-        host.node.leave.remote()
         ray.kill(host.node)

@@ -8,10 +8,11 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
+from rl.cluster.host import Start
 from rl.cluster.local import LocalHost
 from rl.runtime.child import Child, Reaper
 from rl.runtime.network import free_port, own_address
@@ -63,18 +64,10 @@ class RayNode:
         """Return the GPUs that Ray has reserved here."""
         return [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
 
-    def start(
-        self,
-        name: str,
-        command: Sequence[str],
-        env: Mapping[str, str],
-        log: Path,
-        ends_on_term: bool = True,
-    ) -> int:
+    def start(self, start: Start) -> int:
         """Start a process; return its number for later calls."""
-        env = {**env, "TMPDIR": str(self._temporary)}
-        child = self._host.start(name, command, env=env, log=log, ends_on_term=ends_on_term)
-        self._children.append(child)
+        env = {**start.env, "TMPDIR": str(self._temporary)}
+        self._children.append(self._host.start(replace(start, env=env)))
         return len(self._children) - 1
 
     def returncodes(self) -> list[int | None]:
@@ -95,7 +88,3 @@ class RayNode:
         self._host.end()
         self._reaper.__exit__()
         shutil.rmtree(self._temporary, ignore_errors=True)
-
-    def leave(self) -> None:
-        """End this process directly, because Ray ends it through the head, which may be gone."""
-        os._exit(0)

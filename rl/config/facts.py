@@ -25,11 +25,6 @@ def spans_hosts(cluster: Config) -> bool:
     return fact(cluster["_target_"], "spans_hosts", False)
 
 
-def is_by_hand(cluster: Config) -> bool:
-    """Whether the user starts the processes of a run, and must be told when it has ended."""
-    return fact(cluster["_target_"], "by_hand", False)
-
-
 def is_external(inference: Config | None) -> bool:
     """Whether the user has started the vLLMs, so that they may be on any machine."""
     return bool(inference) and fact(inference["_target_"], "is_external", False)

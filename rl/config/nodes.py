@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar, Self
 
 from rl.config.annotations import Node
-from rl.config.facts import fact, is_by_hand, is_external, is_imitator, spans_hosts
+from rl.config.facts import fact, is_external, is_imitator, spans_hosts
 
 
 def _fitting(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,11 +141,6 @@ class ClusterNode(CoreNode):
     def spans_hosts(self) -> bool:
         """Whether processes may be on different machines, so that they need TCP and a key."""
         return spans_hosts(self)
-
-    @property
-    def by_hand(self) -> bool:
-        """Whether the user starts the processes, so that they watch for the end of the run."""
-        return is_by_hand(self)
 
 
 @dataclass(frozen=True, kw_only=True)

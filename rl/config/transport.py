@@ -2,8 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from os import W_OK, access
-from pathlib import Path
 from typing import Any
 
 from rl.config.facts import fact, is_external, spans_hosts
@@ -36,9 +34,9 @@ class Transport:
         """True if it pushes the LoRA matrices alone."""
         return self.has("adapter_only")
 
-    def has(self, name: str, default: bool = False) -> bool:
+    def has(self, name: str) -> bool:
         """Return a class variable of the sender (rl/weights/transport.py)."""
-        return fact(self.node["_target_"], name, default)
+        return fact(self.node["_target_"], name, False)
 
 
 def transport(config: Node) -> Transport:
@@ -92,21 +90,10 @@ def obstacle(adapter: Node, model: Node) -> str | None:
 
 def transport_problems(config: Node) -> Iterator[str]:
     """Yield why these hosts or this policy cannot use the sender: values, then remedy."""
-    chosen, folder, apart = transport(config), config["sync"]["folder"], hosts_apart(config)
+    chosen = transport(config)
     if chosen.adapter_only and (why := obstacle(config["adapter"], config["model"])):
         yield f"sync={chosen.name}, but {why}"
-    if chosen.has("one_host") and apart:
+    if chosen.has("one_host") and (apart := hosts_apart(config)):
         yield (
             f"sync={chosen.name} goes through the memory of one host, but {apart}: use sync=gloo"
         )
-    if not chosen.has("shares_folder"):
-        return
-    if folder is None and is_external(config.get("inference")):
-        yield (
-            f"sync={chosen.name} needs a folder that all hosts see, because {apart}: give "
-            "sync.folder"
-        )
-    elif folder is not None:
-        above = next(p for p in (Path(folder), *Path(folder).absolute().parents) if p.exists())
-        if not above.is_dir() or not access(above, W_OK):
-            yield f"sync.folder={folder} cannot be written ({above}): choose another"

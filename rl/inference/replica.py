@@ -8,7 +8,6 @@ from rl.runtime.folder import RunFolder
 from rl.runtime.network import Address
 
 _LOOK_S = 2.0
-NOWHERE_YET = Address()  # until a vLLM that is started by hand reports its address
 
 
 @dataclass(frozen=True)

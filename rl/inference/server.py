@@ -28,8 +28,8 @@ from rl.runtime.folder import RunFolder
 from rl.runtime.network import Address
 
 _ENDING_S = 0.2  # from the end of its connections to that of the process
-# What requests name as their model: vLLM holds the base and the adapter under different names.
-# By whether the trainer pushes the adapter alone.
+# The model name in requests, by whether the trainer pushes the adapter alone: vLLM holds the base
+# and the adapter under different names.
 SERVED_AS = {False: "policy", True: "policy-adapter"}
 
 
@@ -146,17 +146,12 @@ class VLLMServer:
         }
 
 
-def has_gpu(devices: Path = Path("/dev")) -> bool:
-    """Return whether this process may use a GPU."""
-    return bool(visible_gpus(devices))
-
-
 def _all_cores() -> dict[str, str]:
     """Return the CPU threads for a vLLM that has the machine to itself: one core stays free.
 
     OMP_NUM_THREADS from outside has priority. A GPU needs no limit.
     """
-    if has_gpu() or os.environ.get("OMP_NUM_THREADS"):
+    if visible_gpus() or os.environ.get("OMP_NUM_THREADS"):
         return {}
     num_cores = len({core_of(cpu) for cpu in visible_cores()})
     return {"OMP_NUM_THREADS": str(max(num_cores - 1, 1))}

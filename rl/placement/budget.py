@@ -11,14 +11,19 @@ from dataclasses import dataclass
 from rl.config.schema import ConfigError, Run
 from rl.model.shape import GIB, Shape
 from rl.placement.memory import Bytes, Need, row_bytes, trainer_need, utilization, vllm_need
-from rl.placement.placement import Place, Plan, placement
-from rl.placement.remedies import remedies, typed
+from rl.placement.placement import Place, Plan
 from rl.runtime.devices import Host
 
 OTHERS = 0.35 * GIB  # the rollouts process and the supervisor, on the first host
 _LEAST = 0.85  # of an estimate
 _LEFT_FREE = 0.03  # of a shared GPU
 _UNKNOWN_SHARE = 0.45  # of a shared GPU of unknown size
+_REMEDIES = (
+    "Lower trainer.tokens_per_micro_batch, trainer.logprob_chunk or max_seq_len, set "
+    "trainer.gradient_checkpointing=true or adapter=lora, use fewer processes on a machine "
+    "(trainer.ranks, inference.replicas), or on GPUs more of them "
+    "(inference.tensor_parallel_size, deepspeed=zero3_offload); plan.py shows what each saves"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,28 +52,13 @@ def fitted(run: Run, plan: Plan, shape: Shape, hosts: Sequence[Host]) -> Run:
     """Return the run with the memory that vLLM may take.
 
     Raises:
-        ConfigError: the run needs more memory than there is; says what would make it fit.
+        ConfigError: the run needs more memory than there is; names the options that lower it.
 
     """
     run = _with_vllm_memory(run, plan, shape, hosts)
-    problems = list(_problems(process_memory(run, plan, shape), hosts, run))
-    if not problems:
-        return run
-
-    def fits(changed: Run) -> bool:
-        plan = placement(changed, hosts)
-        changed = _with_vllm_memory(changed, plan, shape, hosts)
-        return not any(_problems(process_memory(changed, plan, shape), hosts, changed))
-
-    of_a_host = not plan.on_gpus or "the machine has" in problems[0]
-    changes, is_enough = remedies(run, shape, fits, fewer_processes=of_a_host)
-    larger = "machine" if of_a_host else "inference.tensor_parallel_size or GPU"
-    rest = f"use a smaller model, a lower max_seq_len or a larger {larger}"
-    if is_enough:
-        remedy = f"use {typed(changes)}"
-    else:
-        remedy = f"even {typed(changes)} is not enough: {rest}" if changes else rest
-    raise ConfigError([f"{problems[0]}. {remedy[0].upper()}{remedy[1:]}"])
+    for problem in _problems(process_memory(run, plan, shape), hosts, run):
+        raise ConfigError([f"{problem}. {_REMEDIES}"])
+    return run
 
 
 def _with_vllm_memory(run: Run, plan: Plan, shape: Shape, hosts: Sequence[Host]) -> Run:

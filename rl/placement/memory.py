@@ -226,7 +226,7 @@ def _pushed(run: Run, shape: Shape) -> float:
     if run.pushes_adapter:
         return float(trained * number_bytes(run))
     merged = whole if trained < shape.parameters else 0.0
-    return merged + (whole if run.transport.has("sender_copy", True) else 0.0)
+    return merged + whole
 
 
 def _initialised(run: Run, shape: Shape) -> float:

@@ -16,6 +16,10 @@ from rl.config.schema import ConfigError, Run
 from rl.runtime.devices import Host
 
 Device = tuple[int, str]  # number of the host, name on it as in CUDA_VISIBLE_DEVICES
+_REMEDY = (
+    "change trainer.ranks, inference.replicas or inference.tensor_parallel_size, or name the GPUs "
+    "by trainer.devices and inference.devices (a GPU in both lists is shared)"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +82,7 @@ def placement(run: Run, hosts: Sequence[Host]) -> Plan:
     for key, node in (("inference", run.inference), ("trainer", run.trainer)):
         if (names := _names(node.devices)) is not None:
             _refuse(
-                f"{key}.devices={_listed(names)}, but no GPU is visible here: leave it null to "
+                f"{key}.devices={names}, but no GPU is visible here: leave it null to "
                 "compute on the CPU (nvidia-smi -L lists what the driver has, "
                 "CUDA_VISIBLE_DEVICES hides)"
             )
@@ -131,11 +135,11 @@ def _on_devices(run: Run, hosts: Sequence[Host]) -> Plan:
     num_ranks = run.trainer.ranks or min(len(to_train), run.batch_size)
     if num_ranks > len(to_train):
         _refuse(
-            f"trainer.ranks={num_ranks}, but {_gpus(len(to_train))} for training, and each rank "
-            f"needs one of its own: {_remedy(run, known)}"
+            f"trainer.ranks={num_ranks} needs {num_ranks} GPUs, and {len(to_train)} of "
+            f"{len(known)} may train: {_REMEDY}"
         )
     to_train = to_train[:num_ranks]
-    inference = _replicas(run, to_sample, known) if run.starts_vllm else ()
+    inference = _replicas(run, to_sample) if run.starts_vllm else ()
     used = {*to_train, *((place.host, name) for place in inference for name in place.devices)}
     return Plan(
         inference=inference,
@@ -174,25 +178,25 @@ def _halves(run: Run, known: list[Device]) -> tuple[list[Device], list[Device]]:
         half = len(known) - len(known) // 2
         count = run.inference.replicas or max(half // group, 1)
         groups = list(_groups(known, group))[-count:]
-        if not groups:  # _replicas refuses this with the numbers
+        if not groups:  # _replicas refuses this and names the numbers
             return known, known
         sample = [device for group in groups for device in group]
         train = [device for device in known if device not in sample]
     if not train or not sample:
-        taker, loser = (f"trainer.ranks={ranks}", "vLLM") if train else (_vllm(run), "training")
-        _refuse(f"{taker} leaves none of {len(known)} GPUs to {loser}: {_remedy(run, known)}")
+        taker, loser = (f"trainer.ranks={ranks}", "vLLM") if train else ("vLLM", "training")
+        _refuse(f"{taker} leaves none of {len(known)} GPUs to {loser}: {_REMEDY}")
     return train, sample
 
 
-def _replicas(run: Run, devices: list[Device], known: list[Device]) -> tuple[Place, ...]:
+def _replicas(run: Run, devices: list[Device]) -> tuple[Place, ...]:
     """Return vLLM's groups of devices; no group spans two hosts."""
     number, size = run.inference.replicas, run.inference.tensor_parallel_size
     groups = list(_groups(devices, size))
     if len(groups) < (number or 1):
         _refuse(
-            f"{_vllm(run)} needs {(number or 1) * size} GPUs, {size} at a time on one host, but "
-            f"{_gpus(len(devices))} for vLLM, enough for {len(groups)} such "
-            f"replica{'s' * (len(groups) != 1)}: {_remedy(run, known)}"
+            f"inference.replicas={number or 1} with inference.tensor_parallel_size={size} needs "
+            f"{(number or 1) * size} GPUs, {size} at a time on one host, and {len(devices)} may "
+            f"serve: {_REMEDY}"
         )
     return tuple(
         Place(host=group[0][0], devices=tuple(name for _, name in group), threads=None)
@@ -212,48 +216,17 @@ def _named(group: str, names: Sequence[str] | None, known: list[Device]) -> list
     if names is None:
         return None
     available = list(dict.fromkeys(name for _, name in known))
-    key = f"{group}.devices={_listed(names)}"
+    key = f"{group}.devices={names}"
     if not names:
-        _refuse(f"{key} leaves it no GPU: name some of {_listed(available)}, or use null")
+        _refuse(f"{key} leaves it no GPU: name some of {available}, or use null")
     if len(set(names)) < len(names):
         _refuse(f"{key} names a GPU twice: name each once")
     if missing := [name for name in names if name not in available]:
         _refuse(
-            f"{key}, but no GPU {', '.join(missing)} is visible: choose from {_listed(available)} "
+            f"{key}, but no GPU {', '.join(missing)} is visible: choose from {available} "
             "(CUDA_VISIBLE_DEVICES hides the others)"
         )
     return [(host, name) for host, name in known if name in names]
-
-
-def _remedy(run: Run, known: list[Device]) -> str:
-    """Return counts that fit on these devices."""
-    size = run.inference.tensor_parallel_size
-    largest = max(sum(host == h for h, _ in known) for host, _ in known)
-    group = min(size, largest if len(known) > largest else max(len(known) // 2, 1))
-    half = len(known) - len(known) // 2
-    num_replicas = max(half // group, 1)
-    num_ranks = max(len(known) - num_replicas * group, 1)
-    smaller = f"inference.tensor_parallel_size={group} " if group < size else ""
-    is_named = run.inference.devices or run.trainer.devices
-    return (
-        f"use {smaller}trainer.ranks={num_ranks} inference.replicas={num_replicas}"
-        f"{' and no list of devices' if is_named else ''}, or inference.devices and "
-        "trainer.devices (a GPU in both lists is shared)"
-    )
-
-
-def _vllm(run: Run) -> str:
-    size = f"inference.tensor_parallel_size={run.inference.tensor_parallel_size}"
-    replicas = run.inference.replicas
-    return f"inference.replicas={replicas} with {size}" if replicas else size
-
-
-def _gpus(count: int) -> str:
-    return f"there {'is' if count == 1 else 'are'} {count} GPU{'s' * (count != 1)}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    return f"[{', '.join(names)}]"
 
 
 def _refuse(problem: str) -> NoReturn:

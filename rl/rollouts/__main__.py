@@ -1,6 +1,7 @@
 """The rollouts process: python -m rl.rollouts <run folder>, no torch."""
 
 import asyncio
+import os
 import random
 import sys
 from collections.abc import Sequence
@@ -31,9 +32,9 @@ from rl.rollouts.serving_replicas import ServingReplicas
 from rl.runtime.devices import raise_open_files
 from rl.runtime.failure import reporting
 from rl.runtime.folder import RunFolder
-from rl.runtime.network import listening_address
+from rl.runtime.network import LISTEN_VARIABLE
 from rl.runtime.status import Status
-from rl.runtime.stop_request import end_with_run, pass_on_signals, require_prepared
+from rl.runtime.stop_request import pass_on_signals
 from rl.runtime.warning_lines import noting_warnings
 from rl.sampling.chat import ChatSetting
 from rl.sampling.demonstrations import Imitator
@@ -96,21 +97,9 @@ def _hinted(run: Run, env: Environment, pools: Sequence[Pool]) -> frozenset[str]
     return hinted
 
 
-def _loaded(run_folder: RunFolder) -> Run:
-    run = Run.load(run_folder.config)
-    if run.cluster.by_hand:
-        end_with_run(run_folder)
-    return run
-
-
-def _host(run: Run) -> str | None:
-    """Return the address to listen on if ranks may be on other machines."""
-    return listening_address(run.cluster.interface) if run.cluster.spans_hosts else None
-
-
 async def main(run_folder: RunFolder) -> None:
     """Play groups and answer the trainer until the supervisor ends this process."""
-    run, status = _loaded(run_folder), Status(run_folder, "rollouts")
+    run, status = Run.load(run_folder.config), Status(run_folder, "rollouts")
     status.set("loading the environment")
     env: Environment = build(run.env)()
     pools = env.pools("train")
@@ -163,7 +152,7 @@ async def main(run_folder: RunFolder) -> None:
             replicas if sampler.uses_vllm else None,
         )
         # Last, so that a rank which can connect finds everything else ready.
-        await stack.enter_async_context(service.listening(_host(run)))
+        await stack.enter_async_context(service.listening(os.environ.get(LISTEN_VARIABLE)))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(service.sample())
             tasks.create_task(service.report())
@@ -175,7 +164,6 @@ async def main(run_folder: RunFolder) -> None:
 
 if __name__ == "__main__":
     run_folder = RunFolder(Path(sys.argv[1]))
-    require_prepared(run_folder)
     pass_on_signals(run_folder)
     with reporting(run_folder, "rollouts"), noting_warnings(run_folder, "rollouts"):
         raise_open_files()  # a connection to vLLM for every rollout in flight

@@ -1,8 +1,6 @@
 """The files of a run: the only place that knows their names."""
 
-import hashlib
 import json
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,8 +47,6 @@ class RunFolder:
     failures = Inside("failures")  # the error that ended a process, one file per process
     endpoints = Inside("endpoints")  # the address of each server, one file per process
     stop_request = Inside("stop")  # if it exists, the trainer saves a checkpoint and ends
-    commands = Inside("commands.txt")  # cluster=manual: the command of each process
-    over = Inside("over")  # if it exists, processes that the user started end
     wandb_id = Inside("wandb_id.txt")  # the id of the run at Weights & Biases
     tensorboard = Inside("tensorboard")  # the event files of TensorBoard
     _model = Inside("model.txt")
@@ -98,18 +94,11 @@ class RunFolder:
         """Return the file in which `rollouts` or `trainer.rank0` records the tokens of a step."""
         return self.tokens / f"step_{step:06d}.{process}.parquet"
 
-    def pushed_weights(self, folder: str | None) -> Path:
-        """Return where the trainer writes weights for vLLM; several runs may share `folder`."""
-        if folder is None:
-            return self.path / "weights"
-        digest = hashlib.sha256(os.fsencode(self.path.resolve())).hexdigest()[:8]
-        return Path(folder).expanduser() / f"{self.name}-{digest}"
-
     def clear_processes(self) -> None:
         """Delete the files of the processes of an earlier start."""
         self.private.clear()
         left = (self.failures, self.statuses, self.warnings, self.endpoints, self.stop_request)
-        for path in (*left, self.commands, self.over):
+        for path in left:
             remove(path)
         # A process that was killed while it wrote or deleted a checkpoint leaves such a folder.
         for path in self.checkpoints.glob(".step_*"):

@@ -14,7 +14,8 @@ from rl.runtime.failure import RunFailed
 _SIOCGIFADDR = 0x8915  # Linux: return the IPv4 address of an interface
 _ELSEWHERE = ("192.0.2.1", 9)  # TEST-NET-1, an unused network that the default route leads to
 
-_TOLD = "OFFBYONE_ADDRESS"
+# The environment variable with the address that the rollouts process listens on for other hosts.
+LISTEN_VARIABLE = "OFFBYONE_ADDRESS"
 
 
 @dataclass(frozen=True)
@@ -69,19 +70,6 @@ class Address:
             opened.close()
             raise
         return opened
-
-
-def listening_address(interface: str | None) -> str:
-    """Return the address that a process listens on in a run over several hosts.
-
-    The supervisor passes it in the environment. A process that the user started looks it up.
-    """
-    return os.environ.get(_TOLD) or own_address(interface)
-
-
-def network_environment(address: str) -> dict[str, str]:
-    """Return the environment that tells processes of a host which address to listen on."""
-    return {_TOLD: address}
 
 
 def bind_collectives(interface: str | None) -> None:

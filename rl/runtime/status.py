@@ -77,6 +77,22 @@ class Status:
         self._written_doing, self._written_at = status.doing, time.monotonic()
 
 
+class Stopwatch:
+    """Measure the phases of one step in seconds, and show the current one on the screen."""
+
+    def __init__(self, status: Status) -> None:
+        self._status = status
+        self.times: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def phase(self, name: str, status: str) -> Iterator[None]:
+        """Measure the block as time/<name> and show `status` on the screen."""
+        self._status.set(status)
+        began = time.monotonic()
+        yield
+        self.times[f"time/{name}"] = time.monotonic() - began
+
+
 def read_statuses(run_folder: RunFolder) -> dict[str, ProcessStatus]:
     """Return the status of each process that has a readable status file."""
     statuses = {}

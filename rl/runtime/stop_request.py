@@ -8,16 +8,12 @@ ranks, rollouts  the first signal only creates the file `stop`, because a schedu
 
 import os
 import signal
-import sys
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from rl.runtime.folder import RunFolder
 
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
-_TICK_S = 0.5
 AT_ONCE = 130  # exit status of a run that had no time to save, as after Ctrl-C
 
 
@@ -98,21 +94,3 @@ def pass_on_signals(run_folder: RunFolder) -> None:
 
     for number in (signal.SIGTERM, signal.SIGUSR2):
         signal.signal(number, pass_on)
-
-
-def require_prepared(run_folder: RunFolder) -> None:
-    """Exit with a message if the supervisor has not prepared this run."""
-    if not run_folder.config.exists():
-        sys.exit(f"{run_folder} holds no config.yaml: start python train.py cluster=manual first")
-
-
-def end_with_run(run_folder: RunFolder, *, after_s: float = 0.0) -> None:
-    """End this process with status 0 `after_s` seconds after the supervisor has ended the run."""
-
-    def watch() -> None:
-        while not run_folder.over.exists():
-            time.sleep(_TICK_S)
-        time.sleep(after_s)
-        os._exit(0)  # other threads may wait for a process that has ended
-
-    threading.Thread(target=watch, daemon=True).start()

@@ -11,19 +11,19 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NoReturn
 
-from rl.cluster.host import HeadLost, Host, Hosts, Process
+from rl.cluster.host import Host, Hosts, Process, Start
 from rl.config.build import build
 from rl.config.schema import Run
 from rl.inference.external import ExternalServers, why_unusable
 from rl.inference.process import replica_process
-from rl.inference.replica import NOWHERE_YET, Replica
+from rl.inference.replica import Replica
 from rl.placement.placement import Place, Plan
 from rl.runtime.child import Reaper, ending, last_lines
 from rl.runtime.failure import RunFailed, first_failure
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import read_metrics, steps_done
-from rl.runtime.network import Address
-from rl.runtime.status import read_statuses, training_is_done
+from rl.runtime.network import LISTEN_VARIABLE, Address
+from rl.runtime.status import read_statuses
 from rl.runtime.stop_request import StopRequest
 from rl.runtime.text import say
 from rl.supervisor.replicas import Replicas
@@ -50,18 +50,14 @@ class Children:
     def start(self, complete: Callable[[], None] = lambda: None) -> None:
         """Start vLLM, then the others, which read what `complete` adds to config.yaml."""
         folder = str(self._run_folder.path)
-        # A user who starts the processes may start all of them as soon as the first is printed.
-        if self._run.cluster.by_hand:
-            complete()
         if self._replicas:
             self._replicas.start()
-        if not self._run.cluster.by_hand:
-            complete()
-        self._start("rollouts", [sys.executable, "-m", "rl.rollouts", folder], {})
-        world, meeting = len(self._plan.ranks), {}
+        complete()
+        world, listening, meeting = len(self._plan.ranks), {}, {}
         if self._run.cluster.spans_hosts:  # ranks that share no file meet at the first rank
-            first = self._hosts.ranks[0]
+            listening, first = {LISTEN_VARIABLE: self._hosts.here.address}, self._hosts.ranks[0]
             meeting = {"MASTER_ADDR": first.address, "MASTER_PORT": str(first.free_port())}
+        self._start("rollouts", [sys.executable, "-m", "rl.rollouts", folder], listening)
         for rank, place in enumerate(self._plan.ranks):
             where = {"RANK": str(rank), "WORLD_SIZE": str(world), **meeting, **place.environment()}
             command = [sys.executable, "-m", "rl.trainer", folder]
@@ -101,48 +97,32 @@ class Children:
         if private.read_key() is None:
             private.make_key()
         key, hosts = private.read_key(), self._hosts.replicas
-        if cluster.by_hand:
-            return [Replica(name, NOWHERE_YET, key=key) for name in names]
         addresses = [Address(host=host.address, port=host.free_port()) for host in hosts]
         return [Replica(*it, key=key) for it in zip(names, addresses, strict=True)]
 
     def _start_vllm(self, replica: Replica) -> Process | None:
-        """Start one vLLM; return None if it is external or the user starts it."""
+        """Start one vLLM; return None if it is external."""
         if self._run.inference.is_external:
             return None
         number = self._run.inference.names.index(replica.name)
         host, log = self._hosts.replicas[number], self._run_folder.log_of(replica.name)
-        if self._run.cluster.by_hand:
-            module = [sys.executable, "-m", "rl.inference", str(self._run_folder)]
-            host.start(replica.name, [*module, "--replica", str(number)], env={}, log=log)
-            return None
         place = self._plan.inference[number].environment()
         command, env = replica_process(self._run, self._run_folder, replica, place)
-        return host.start(replica.name, command, env=env, log=log)
+        return host.start(Start(replica.name, command, log, env))
 
     def _start(
         self, name: str, command: list[str], env: dict[str, str], host: Host | None = None
     ) -> None:
         env = {**self._run_folder.private.environment(), **env}
-        log = self._run_folder.log_of(name)
-        host = host or self._hosts.here
         # These processes treat a first TERM as a scheduler's notice, so it does not end them.
-        self._children[name] = host.start(name, command, env=env, log=log, ends_on_term=False)
+        start = Start(name, command, self._run_folder.log_of(name), env, ends_on_term=False)
+        self._children[name] = (host or self._hosts.here).start(start)
 
     def watch(self, tick: Callable[[], None], stop: StopRequest) -> None:
         """Return when every trainer rank has finished; raise RunFailed when anything else ends.
 
         A stop request takes effect after the present step; before the first step, at once.
         """
-        try:
-            self._watch(tick, stop)
-        except HeadLost as lost:
-            if self._has_begun():
-                # Judge by the status files, because the ends of processes are not reported now.
-                self._let_save(tick, lost.left_s, lambda: training_is_done(self._run_folder))
-            raise
-
-    def _watch(self, tick: Callable[[], None], stop: StopRequest) -> None:
         trainers = self._trainers()
         while True:
             tick()
@@ -155,13 +135,13 @@ class Children:
             if all(trainer.returncode == 0 for trainer in trainers):
                 self._raise_reported()  # a failed process may have made the ranks save and end
                 return
-            if self._replicas:  # before the others, because their failures follow from vLLM's
+            if self._replicas:  # before the others, because they fail when vLLM does
                 gone = self._replicas.look(may_restart=begun and not asked)
                 if gone is not None:
                     if begun:
                         if self._all_is_saved(tick) and asked:
                             return  # a scheduler that signals every process ends vLLM, too
-                        self._raise_reported("trainer")  # a failed save is the worse news
+                        self._raise_reported("trainer")  # report a failed save first
                     self._explain(*gone)
             # Ranks may end one after another with status 0; any other end comes too early.
             early = {n: s for n, s in ended.items() if not (n.startswith("trainer") and s == 0)}
@@ -199,20 +179,14 @@ class Children:
 
         Every rank must have ended well, and every finished step must be in a checkpoint.
         """
-        ranks, seconds = self._trainers(), self._run.trainer.wait_timeout
-        self._let_save(tick, seconds, lambda: all(rank.returncode is not None for rank in ranks))
-        saved, done = self._run_folder.num_saved_steps(), steps_done(read_metrics(self._run_folder))
-        return saved == done and all(rank.returncode == 0 for rank in ranks)
-
-    def _let_save(
-        self, tick: Callable[[], None], seconds: float, have_saved: Callable[[], bool]
-    ) -> None:
-        """Ask the ranks to save, and wait for it."""
+        ranks = self._trainers()
         self._run_folder.stop_request.touch()
-        deadline = time.monotonic() + seconds
-        while not have_saved() and time.monotonic() < deadline:
+        deadline = time.monotonic() + self._run.trainer.wait_timeout
+        while any(rank.returncode is None for rank in ranks) and time.monotonic() < deadline:
             tick()
             time.sleep(_TICK_S)
+        saved, done = self._run_folder.num_saved_steps(), steps_done(read_metrics(self._run_folder))
+        return saved == done and all(rank.returncode == 0 for rank in ranks)
 
     def _fail(self, early: Mapping[str, int | None]) -> NoReturn:
         self._raise_lost(_LOSS_SEEN_S if self._run.cluster.spans_hosts else 2 * _TICK_S)

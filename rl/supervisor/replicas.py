@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from rl.cluster.host import HostLost, Process
-from rl.inference.replica import NOWHERE_YET, Replica, closed
+from rl.inference.replica import Replica, closed
 from rl.inference.routes import healthy
 from rl.runtime.child import ending
 from rl.runtime.endpoint import Endpoint, restart_request
@@ -85,19 +85,11 @@ class Replicas:
         for one in self._all:
             self._start(one)
 
-    @property
-    def children(self) -> list[Process]:
-        """The processes that the run started."""
-        return [one.child for one in self._all if one.child is not None]
-
     def _start(self, one: Watched) -> None:
         replica = one.replica
         one.ready, one.began = False, time.monotonic()
         one.child = self._start_child(replica)
         again = ", again" if replica.incarnation else ""
-        if replica.address == NOWHERE_YET:
-            one.status.set(f"waiting for you to start vLLM ({self._run_folder.commands})")
-            return
         starting = f"starting vLLM{again} ({replica.log})"
         one.status.set(starting if one.child else f"waiting for {replica.address} to answer")
         pid = one.child.group if one.child else None
@@ -109,7 +101,7 @@ class Replicas:
 
     def look(self, *, may_restart: bool) -> tuple[str, str] | None:
         """Restart the replicas that are gone; return name and cause of one that ends the run."""
-        seen = [(one, self._gone(one)) for one in self._all if self._has_address(one)]
+        seen = [(one, self._gone(one)) for one in self._all]
         gone = [(one, what) for one, what in seen if what is not None]
         # Decide before any restart, because each takes seconds and the ranks wait for this answer.
         another_serves = any(one.ready for one, what in seen if what is None)
@@ -157,7 +149,7 @@ class Replicas:
             return None
         if healthy(one.replica):
             if not one.ready and (problem := self._why_unusable(one.replica)):
-                # A server that came back wrong may come back right, so it is asked again.
+                # A server that was just restarted may not be complete yet, so ask it again.
                 again = one.replica.incarnation > 0 and now - one.began < _SILENT_S
                 return None if again else problem
             one.ready, one.checked = True, now
@@ -179,16 +171,6 @@ class Replicas:
         if one.child is not None:
             return f"did not answer within {limit}"
         return f"did not answer at {one.replica.address} within {limit}: start it (docs/scaling.md)"
-
-    def _has_address(self, one: Watched) -> bool:
-        """Return whether its address is known; a vLLM started by hand may take any time."""
-        told = Endpoint.read(self._run_folder, one.replica.name) if one.child is None else None
-        was_unknown = one.replica.address == NOWHERE_YET
-        if told is not None and (was_unknown or told.incarnation > one.replica.incarnation):
-            one.replica = replace(one.replica, address=told.address, incarnation=told.incarnation)
-            one.ready, one.began = False, time.monotonic()
-            one.status.set(f"starting vLLM ({one.replica.log})")
-        return one.replica.address != NOWHERE_YET
 
     def _tolerated_silence(self, one: Watched) -> float:
         others = any(other.ready for other in self._all if other is not one)

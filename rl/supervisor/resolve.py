@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+from rl.cluster.host import Hosts
 from rl.config.check import check
 from rl.config.schema import Run, refused
 from rl.model.shape import Shape
@@ -27,7 +28,7 @@ class Resolved:
 
     run: Run  # with the counts of GPUs, ranks and replicas filled in, as config.yaml holds it
     plan: Plan
-    machines: Sequence[Host]  # of cluster=ray or manual: one that has what will be reserved
+    machines: Sequence[Host]  # of cluster=ray: one that has what will be reserved
 
     def for_model(self, sizes: Shape | None) -> tuple[Self, str]:
         """Return the run with vLLM's share of the memory, and the page that shows the plan.
@@ -90,3 +91,19 @@ def _reserved(run: Run, machines: Sequence[Host] | None) -> tuple[Plan, Sequence
         inference=tuple(replace(place, threads=replica_threads) for place in plan.inference),
         ranks=tuple(replace(place, threads=rank_threads) for place in plan.ranks),
     ), machines
+
+
+def on_hosts(plan: Plan, hosts: Hosts) -> Plan:
+    """Return the plan with the devices of its reserved hosts."""
+    if all(host is hosts.here for host in (*hosts.replicas, *hosts.ranks)):
+        return plan
+    inference = tuple(
+        replace(place, devices=tuple(host.devices))
+        for place, host in zip(plan.inference, hosts.replicas, strict=True)
+    )
+    ranks = []
+    for rank, (place, host) in enumerate(zip(plan.ranks, hosts.ranks, strict=True)):
+        local = hosts.local_rank(rank)
+        own, visible = tuple(host.devices[local : local + 1]), tuple(host.devices)
+        ranks.append(replace(place, devices=own, visible=visible, local_rank=local))
+    return replace(plan, inference=inference, ranks=tuple(ranks))

@@ -22,6 +22,7 @@ from typing import Any
 import yaml
 
 from envs.loading import cache_folder
+from rl.cluster.host import Demand
 from rl.config.build import build, construct
 from rl.config.check import still_chosen
 from rl.config.resume_rules import run_folder_problems
@@ -41,8 +42,7 @@ from rl.runtime.stop_request import Stopped, StopRequest, stopped_by_signals
 from rl.runtime.text import say
 from rl.supervisor.base_model import fetch_references, make_cache, model_of
 from rl.supervisor.children import Children
-from rl.supervisor.reserved import demand_of, on_hosts
-from rl.supervisor.resolve import Resolved, placed, resolve
+from rl.supervisor.resolve import Resolved, on_hosts, placed, resolve
 from rl.supervisor.time_limit import TimeLimit
 from rl.supervisor.warm_start import IMITATION, keep_result, warm_start_key, warm_start_run
 from rl.terminal.screen import Screen, final_summary
@@ -72,7 +72,7 @@ def supervise(
         compose: makes a composed configuration out of overrides.
 
     Raises:
-        ConfigError: the configuration cannot work; nothing was started.
+        ConfigError: the configuration cannot work; no step was done, and no process is left.
         FolderUnusable: another process has the run's folder, or it cannot be written.
         RunFailed: the run ended early; the message is for the user.
         OutOfTime: the run saved its state and ended, because max_time is over.
@@ -85,7 +85,7 @@ def supervise(
     resolved = resolve(config, names)
     run = resolved.run
     limit = TimeLimit(run.max_time, run_folder)
-    construct(run, CONSTRUCTED)  # only a constructor sees what its signature does not tell
+    construct(run, CONSTRUCTED)  # a constructor may refuse values that its signature allows
     is_complete = run_folder.num_saved_steps() >= run.max_steps and training_is_done(run_folder)
     if run.resume and is_complete:
         say(f"already at max_steps={run.max_steps} of {run_folder}: raise max_steps to go on")
@@ -222,7 +222,8 @@ class _Launch:
             # Callbacks run in reverse order: first the children end, then their sockets go.
             stack.callback(run_folder.private.clear)
             cluster = build(run.cluster)()
-            demand = demand_of(run, plan)
+            group = run.inference.tensor_parallel_size
+            demand = Demand(len(plan.inference), group, len(plan.ranks))
             hosts = stack.enter_context(cluster.hosts(run_folder, self.reaper, demand))
             children = Children(run, run_folder, self.reaper, on_hosts(plan, hosts), hosts)
             # vLLM starts before the dry call ends; the other processes read what it learned.

@@ -11,8 +11,6 @@ from statistics import fmean
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.progress_bar import ProgressBar
-from rich.segment import Segment
-from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
@@ -21,17 +19,9 @@ from rl.runtime.status import ProcessStatus
 
 WINDOW = 20  # steps over which times and the remaining time are averaged
 SLOW_S = 30.0  # a phase that lasts longer is highlighted
-STEADY = ("serving", "sampling", "running", "watching", "ready", "idle", "done")  # never too long
+STEADY = ("serving", "sampling", "running", "watching", "ready", "idle", "done")  # never slow
 PROCESSES = {"inference": 0, "rollouts": 1, "trainer": 2}  # their order on the screen
 LABEL, VALUE = 13, 9  # characters of a name and of its number
-ACTIVITIES = {  # of a step, in the order they are drawn; `other` is the rest of the time
-    "wait": "yellow",
-    "update": "cyan",
-    "forward_backward": "cyan",
-    "optimizer": "blue",
-    "push": "magenta",
-    "other": "bright_black",
-}
 STATISTICS = (  # name on the screen, metric, format; three to a line
     ("loss", "train/loss", ""),
     ("entropy", "train/entropy", ""),
@@ -101,7 +91,7 @@ def live_panel(view: RunView, now: float) -> RenderableType:
     count = f"{view.done:>{len(str(view.max_steps))}} of {view.max_steps} steps"
     blocks = [heading(view.run_name, view.times(now), view.done, view.max_steps, count)]
     if view.rows:
-        blocks += [reward_chart(view), statistics(view.rows[-1]), time_bar(view.rows)]
+        blocks += [reward_chart(view), statistics(view.rows[-1]), times_per_step(view.rows)]
     if view.statuses:
         blocks.append(processes(view.statuses, now))
     spaced = [part for block in blocks for part in (block, Text())]
@@ -147,18 +137,18 @@ def statistics(row: Row) -> RenderableType:
     return Group(table, Text(", ".join(alarms), "yellow")) if alarms else table
 
 
-def time_bar(rows: list[Row]) -> RenderableType:
-    """Return a bar with the share of each activity in the last steps, and its legend."""
+def times_per_step(rows: list[Row]) -> RenderableType:
+    """Return the mean seconds of the last steps, and the share of each activity."""
+    seconds = Text(f"{sum(time_split(rows).values()):.2f} s")
+    shares = Text(time_shares(rows), "dim", no_wrap=True, overflow="ellipsis")
+    return beside(Text("time per step"), seconds, shares)
+
+
+def time_shares(rows: list[Row]) -> str:
+    """Return the share of each activity in the time of these steps, largest first."""
     split = time_split(rows)
-    if not (total := sum(split.values())):
-        return Text("no times yet", "dim")
-    shares = {name: split[name] / total for name in ACTIVITIES if name in split}
-    shares["other"] = max(0.0, 1 - sum(shares.values()))
-    legend = Text(no_wrap=True, overflow="ellipsis")
-    for name, share in shares.items():
-        label = f"{name.replace('_', ' ')} {share:.0%}  "
-        legend.append("■ ", ACTIVITIES[name]).append(label, "dim")
-    return Group(beside(Text("time per step"), Text(f"{total:.2f} s"), SplitBar(shares)), legend)
+    total = sum(split.values()) or 1.0
+    return ", ".join(f"{name.replace('_', ' ')} {s / total:.0%}" for name, s in split.items() if s)
 
 
 def processes(statuses: dict[str, ProcessStatus], now: float) -> RenderableType:
@@ -176,14 +166,10 @@ def processes(statuses: dict[str, ProcessStatus], now: float) -> RenderableType:
         process, status = min(members, key=lambda member: member[1].since)
         label = process if num_lines[name] > 1 else name
         label = f"{name} x{len(members)}" if len(members) > 1 else label
-        style = "yellow" if is_slow(status, now) else ""
-        table.add_row(label, Text(status.doing, style), Text(duration(now - status.since), style))
+        age = now - status.since
+        style = "yellow" if age > SLOW_S and not status.doing.startswith(STEADY) else ""
+        table.add_row(label, Text(status.doing, style), Text(duration(age), style))
     return table
-
-
-def is_slow(status: ProcessStatus, now: float) -> bool:
-    """Return whether the phase has lasted longer than a phase should."""
-    return now - status.since > SLOW_S and not status.doing.startswith(STEADY)
 
 
 def number(value: float | None, spec: str = "") -> str:
@@ -219,22 +205,6 @@ def beside(label: Text, value: Text, picture: RenderableType) -> RenderableType:
     table.add_column(ratio=1)
     table.add_row(label, value, picture)
     return table
-
-
-class SplitBar:
-    """A bar whose coloured lengths are shares of a whole."""
-
-    def __init__(self, shares: dict[str, float]) -> None:
-        self.shares = shares
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        position, drawn = 0.0, 0
-        for name, share in self.shares.items():
-            position += share
-            end = round(position * options.max_width)  # round the ends, so that the bar is full
-            yield Segment("━" * (end - drawn), Style.parse(ACTIVITIES[name]))
-            drawn = end
-        yield Segment.line()
 
 
 class Chart:

@@ -19,14 +19,13 @@ from rl.runtime.metrics import (
     mean_of,
     read_metrics,
     steps_done,
-    time_split,
     total_seconds,
 )
 from rl.runtime.start_record import load_yaml, resume_command
-from rl.runtime.status import ProcessStatus, read_statuses
+from rl.runtime.status import read_statuses
 from rl.runtime.warning_lines import WarningTail
 from rl.terminal.display import Display
-from rl.terminal.panel import ALARMS, SLOW_S, RunView, duration, is_slow, live_panel, number
+from rl.terminal.panel import ALARMS, RunView, duration, live_panel, number, time_shares
 
 FIRST_STEPS = 5  # lines that are printed without a pause between them
 LINE_INTERVAL_S = 2.0  # between two step lines after those
@@ -43,7 +42,7 @@ LINE = (  # label, metric, format, width: of a step line
 
 
 class Screen(Display):
-    """Shows one run."""
+    """Show one run."""
 
     def __init__(
         self,
@@ -92,38 +91,33 @@ class Screen(Display):
 
 
 class StepLog:
-    """Lines for a log file: the phases of the start, the steps, and phases that take long."""
+    """Lines for a log file: the phases of each process before the first step, then the steps."""
 
     def __init__(self) -> None:
         self._row: Row | None = None  # the newest row that was printed
         self._printed_at = float("-inf")  # unix seconds
         self._num_lines = 0
-        self._next_age: dict[tuple[str, str], float] = {}  # s, by process and phase: print again
+        self._phases = set[tuple[str, str]]()  # process and phase that were printed
 
     def lines(self, view: RunView, now: float, *, last: bool) -> list[str]:
         """Return the lines that are due."""
-        lines = [] if last else self._statuses(view, now)
-        if not has_new_step(view) or view.rows[-1] is self._row:
-            return lines
+        if not has_new_step(view):
+            return [] if last else self._starts(view)
         due = self._num_lines < FIRST_STEPS or now - self._printed_at >= LINE_INTERVAL_S
-        if due or last or view.done >= view.max_steps:
-            self._row, self._printed_at = view.rows[-1], now
-            self._num_lines += 1
-            lines.append(step_line(view, now))
-        return lines
+        if view.rows[-1] is self._row or not (due or last or view.done >= view.max_steps):
+            return []
+        self._row, self._printed_at = view.rows[-1], now
+        self._num_lines += 1
+        return [step_line(view, now)]
 
-    def _statuses(self, view: RunView, now: float) -> list[str]:
+    def _starts(self, view: RunView) -> list[str]:
         lines = []
         for process, status in view.statuses.items():
-            key, age = (process, status.phase), now - status.since
-            if ".rank" in process and not process.endswith(".rank0"):
-                continue  # all ranks do the same
-            if key not in self._next_age and not has_new_step(view):  # start-up: every phase once
-                self._next_age[key] = SLOW_S
-                lines.append(status_line(process, status, ""))
-            elif is_slow(status, now) and age >= self._next_age.get(key, SLOW_S):
-                self._next_age[key] = 2 * age  # so that a log of hours stays short
-                lines.append(status_line(process, status, f" (for {duration(age)})"))
+            # Other ranks have the same phases as rank 0.
+            is_shown = ".rank" not in process or process.endswith(".rank0")
+            if is_shown and (process, status.phase) not in self._phases:
+                self._phases.add((process, status.phase))
+                lines.append(f"{time.strftime('%H:%M:%S')} {process}: {status.doing}")
         return lines
 
 
@@ -142,11 +136,6 @@ def step_line(view: RunView, now: float) -> str:
     return "  ".join([*parts, view.times(now)])
 
 
-def status_line(process: str, status: ProcessStatus, age: str) -> str:
-    """Return the status of one process in one line."""
-    return f"{time.strftime('%H:%M:%S')} {process}: {status.doing}{age}"
-
-
 def first_and_last(rewards: Sequence[float]) -> str:
     """Return the mean reward of the first and of the last steps, which do not overlap."""
     half = len(rewards) // 2
@@ -159,7 +148,7 @@ def first_and_last(rewards: Sequence[float]) -> str:
 
 
 def final_summary(folder: RunFolder) -> str:
-    """Return the summary of one run in aligned lines."""
+    """Return results, files and model of a run, and the command that resumes an unfinished one."""
     rows = read_metrics(folder)
     seconds = total_seconds(rows)
     steps = steps_done(rows)
@@ -176,29 +165,16 @@ def final_summary(folder: RunFolder) -> str:
             lines.append((name, f"{values[0]:.3f} -> {values[-1]:.3f}"))
     if failed := mean_of(rows, "rollout/errors"):
         lines.append(("failed", f"{failed:.1%} of the rollouts (error in rollouts/*.jsonl)"))
-    if tokens := sum(column(rows, "train/tokens")):
-        lines.append(("tokens", f"{tokens:,.0f}, {tokens / max(seconds, 1e-9):,.0f} a second"))
-    if total := sum((split := time_split(rows)).values()):
-        shares = [f"{name.replace('_', ' ')} {part / total:.0%}" for name, part in split.items()]
-        lines.append(("time", ", ".join(shares[:6])))
-    for label, unit in (("staleness", ""), ("mismatch", "_abs")):
-        if (average := mean_of(rows, f"{label}/mean{unit}")) is not None:
-            highest = max(column(rows, f"{label}/max{unit}"), default=average)
-            lines.append((label, f"{average:.3g} on average, {highest:.3g} at most"))
-    lines += _what_is_there(folder, steps)
-    width = max(len(label) for label, _ in lines) + 2
-    return "\n".join(f"{label:<{width}}{text}" for label, text in lines)
-
-
-def _what_is_there(folder: RunFolder, steps: int) -> list[tuple[str, str]]:
-    """Return files and model, and the command that resumes an unfinished run."""
-    lines = [("files", f"{folder}/  metrics.jsonl, rollouts/, logs/")]
+    if shares := time_shares(rows):
+        lines.append(("time", shares))
+    lines.append(("files", f"{folder}/  metrics.jsonl, rollouts/, logs/"))
     if exports := folder.exports():
         lines.append(("model", str(exports[-1])))
     if not _is_finished(folder, steps):
         label = "go on" if folder.num_saved_steps() else "again"
         lines.append((label, resume_command(folder)))
-    return lines
+    width = max(len(label) for label, _ in lines) + 2
+    return "\n".join(f"{label:<{width}}{text}" for label, text in lines)
 
 
 def _is_finished(folder: RunFolder, steps: int) -> bool:

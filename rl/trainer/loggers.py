@@ -1,26 +1,31 @@
 """Loggers copy a run's metrics to a service or to files; metrics.jsonl is always written."""
 
+import json
 import logging
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import wraps
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import finite
-from rl.trainer.rollout_rows import rollout_rows
 
 _LONGEST_NAME = 55  # of the 64 characters that wandb takes
 WANDB_TIMEOUT_S = 30.0  # for the service to answer at the start, and for uploads at the end
+
+_LONGEST_TEXT = 4000  # characters of a table's cell; rollouts/*.jsonl has the full text
+_SHOWN = ("id", "env", "reward", "advantage", "stop_reason", "turns", "tokens", "used")
 
 log = logging.getLogger(__name__)
 
 
 class Logger:
     """What the trainer calls on rank 0; this one does nothing."""
+
+    is_off = False  # after an error, and after `finish`
 
     def start(self, folder: Path, run_name: str, config: Mapping[str, Any]) -> None:
         """Open the copy of this run, or continue it after a resume."""
@@ -30,6 +35,23 @@ class Logger:
 
     def finish(self) -> None:
         """Write or upload what is left."""
+
+
+def never_fails(method: Callable[..., None]) -> Callable[..., None]:
+    """Wrap a logger's method: an error becomes one warning and turns the logger off."""
+
+    @wraps(method)
+    def guarded(self: Logger, *arguments: Any) -> None:
+        if self.is_off:
+            return
+        try:
+            method(self, *arguments)
+        except Exception as error:  # noqa: BLE001 a client may raise anything, and the run goes on
+            first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+            log.warning("%s is off from here on: %s", type(self).__name__, first_line)
+            self.is_off = True
+
+    return guarded
 
 
 @dataclass
@@ -59,31 +81,9 @@ class Loggers(Logger):
             logger.finish()
 
 
-# The metrics that show first whether a run is healthy. Of each, a table of runs shows the last
-# value (None), the maximum or the mean.
-CURATED = {
-    "train/reward": None,
-    "eval/reward": "max",
-    "train/entropy": None,
-    "train/grad_norm": None,
-    "train/clip_fraction": "mean",
-    "train/kl_divergence": None,
-    "mismatch/mean_abs": "max",
-    "staleness/mean": "mean",
-    "rollout/mean_length": None,
-    "rollout/truncated": None,
-    "rollout/zero_spread": None,
-    "rollout/tokens_per_s": "mean",
-}
-HIDDEN = (
-    *("time/*", "stop/*", "buffer/*", "order/*", "staleness/share_*", "mismatch/sampled_*"),
-    *("train/empty", "train/skipped", "train/ratio_clamped", "train/policy_version"),
-)
-
-
 @dataclass(kw_only=True)
 class WandbLogger(Logger):
-    """Weights & Biases. If it fails, the logger goes offline or stops, and the run continues.
+    """Weights & Biases.
 
     Attributes:
         rollouts_every: steps between two tables of rollouts, 0 for none.
@@ -101,39 +101,35 @@ class WandbLogger(Logger):
     _run: Any = field(default=None, init=False, repr=False)
     _folder: RunFolder | None = field(default=None, init=False, repr=False)
 
+    @never_fails
     def start(self, folder: Path, run_name: str, config: Mapping[str, Any]) -> None:
         """Open the run of this folder, so that a resumed one continues it."""
         if self.mode == "disabled":
+            self.is_off = True
             return
-        try:
-            self._run, self._folder = self._init(folder, run_name, config), RunFolder(folder)
-            for name, summary in CURATED.items():
-                self._run.define_metric(name, summary=summary)
-            for pattern in HIDDEN:
-                self._run.define_metric(pattern, hidden=True)
-        except Exception as error:  # noqa: BLE001 the client may raise anything
-            log.warning("wandb is off for this run: %s", first_line(error))
+        import wandb
 
+        self._folder = RunFolder(folder)
+        self._run = wandb.init(
+            project=self.project, entity=self.entity, mode=self.mode, dir=folder, name=run_name,
+            id=wandb_id(folder, run_name), resume="allow", config=dict(config),
+            settings=wandb.Settings(
+                silent=True, console="off",
+                init_timeout=WANDB_TIMEOUT_S, finish_timeout=WANDB_TIMEOUT_S,
+            ),
+        )  # fmt: skip
+
+    @never_fails
     def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """Send one step."""
-        if self._run is None:
-            return
-        try:
-            values = {name: v for name, v in metrics.items() if finite(v) is not None}
-            self._run.log({**values, **self._table(step)}, step=step)
-        except Exception as error:  # noqa: BLE001 as above
-            log.warning("wandb is off from step %d on: %s", step, first_line(error))
-            self._run = None
+        values = {name: v for name, v in metrics.items() if finite(v) is not None}
+        self._run.log({**values, **self._table(step)}, step=step)
 
+    @never_fails
     def finish(self) -> None:
         """Upload what is left, for at most WANDB_TIMEOUT_S; the files stay for `wandb sync`."""
-        run, self._run = self._run, None
-        if run is None:
-            return
-        try:
-            run.finish()
-        except Exception as error:  # noqa: BLE001 as above
-            log.warning("wandb did not finish, its files stay here: %s", first_line(error))
+        self._run.finish()
+        self.is_off = True
 
     def _table(self, step: int) -> dict[str, Any]:
         """Return a few rollouts of the step, if it is due."""
@@ -147,31 +143,9 @@ class WandbLogger(Logger):
         table = wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
         return {"rollouts": table}
 
-    def _init(self, folder: Path, run_name: str, config: Mapping[str, Any]) -> Any:
-        import wandb
-
-        settings = wandb.Settings(
-            silent=True, console="off", init_timeout=WANDB_TIMEOUT_S, finish_timeout=WANDB_TIMEOUT_S
-        )
-        opened = partial(
-            wandb.init, project=self.project, entity=self.entity, dir=folder, name=run_name,
-            id=wandb_id(folder, run_name), resume="allow", config=dict(config), settings=settings,
-        )  # fmt: skip
-        if self.mode == "online":
-            try:
-                # Without a prompt, because wandb would wait for an answer at the terminal.
-                if wandb.login(prompt=False):
-                    return opened(mode="online")
-                problem = "no key; run `wandb login` or set WANDB_API_KEY"
-            except wandb.Error as error:
-                problem = first_line(error)
-            later = folder / "wandb" / "offline-run-*"
-            log.warning("wandb goes offline (%s). Send it later: wandb sync %s", problem, later)
-        return opened(mode="offline")
-
 
 def wandb_id(folder: Path, run_name: str) -> str:
-    """Return the run's id at wandb, drawn at its first start and kept in its folder.
+    """Return the run's id at wandb, drawn at its first start and stored in its folder.
 
     It is random because runs in other folders and on other machines may have the same name.
     """
@@ -182,6 +156,30 @@ def wandb_id(folder: Path, run_name: str) -> str:
     return path.read_text().strip()
 
 
-def first_line(error: Exception) -> str:
-    """Return the error on one line."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+def rollout_rows(run_folder: RunFolder, step: int, count: int) -> list[dict[str, Any]]:
+    """Return `count` rollouts of a step, spread evenly over its file; [] without a file."""
+    path = run_folder.rollouts_of(step)
+    lines = path.read_text().splitlines() if path.exists() else []
+    count = min(count, len(lines))
+    return [_row(json.loads(lines[i * len(lines) // count])) for i in range(count)]
+
+
+def _row(line: dict[str, Any]) -> dict[str, Any]:
+    messages = line["messages"]
+    first = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
+    numbers = {name: line.get(name) for name in _SHOWN}
+    # As text, because a table column has one type.
+    numbers["advantage"] = json.dumps(numbers["advantage"])
+    return {**numbers, "prompt": _text(messages[:first]), "answer": _text(messages[first:])}
+
+
+def _text(messages: list[dict[str, Any]]) -> str:
+    """Return the text and tool calls, one paragraph per message."""
+    parts = []
+    for message in messages:
+        content = message.get("content") or ""
+        said = content if isinstance(content, str) else json.dumps(content)
+        called = json.dumps(message["tool_calls"]) if message.get("tool_calls") else ""
+        parts.append(f"{message['role']}: {' '.join(filter(None, [said, called]))}")
+    text = "\n\n".join(parts)
+    return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]} ..."

@@ -23,7 +23,6 @@ from rl.runtime.folder import RunFolder, drop_steps_from
 from rl.runtime.metrics import MetricsFile
 from rl.runtime.network import bind_collectives
 from rl.runtime.status import STOPPED, Status, Stopwatch
-from rl.runtime.stop_request import end_with_run
 from rl.trainer.checkpoint import save_checkpoint
 from rl.trainer.delivery import Delivery, Receivers
 from rl.trainer.rollouts_link import RolloutsLink
@@ -32,16 +31,12 @@ from rl.weights.pusher import WeightPusher
 from rl.weights.transport import Sender
 from rl.wire import NoMoreBatches
 
-_ENDING_S = 10.0  # a rank that is done may run on, until the supervisor has seen its status
-
 
 class TrainingRun:
     """What one rank holds during a run."""
 
     def __init__(self, run_folder: RunFolder) -> None:
         self.run, self.run_folder = Run.load(run_folder.config), run_folder
-        if self.run.cluster.by_hand:
-            end_with_run(run_folder, after_s=_ENDING_S)
         self.settings = self.run.trainer
         rank = int(os.environ["RANK"])
         self.status = Status(run_folder, f"trainer.rank{rank}")
@@ -111,7 +106,7 @@ class TrainingRun:
         if self.ranks.first:
             self.logger.start(self.run_folder.path, self.run.run_name, self.run.plain())
             if self.metrics:
-                # The run trains the steps after the checkpoint again, so their lines go.
+                # The run repeats the steps after the checkpoint, so remove their lines.
                 self.metrics.truncate_after(self.start - 1)
             drop_steps_from(self.run_folder, self.start)
         if self.delivery:
@@ -126,7 +121,7 @@ class TrainingRun:
             return None
         run, timeout = self.run, self.settings.wait_timeout
         sender: Sender = build(run.transport.node)()
-        sender.open(self.run_folder.pushed_weights(sender.folder), timeout)
+        sender.open(timeout)
         pusher = WeightPusher(sender, resumed=self.start > 0)
         receivers = Receivers(self.run_folder, run.inference, timeout=timeout)
         return Delivery(pusher, receivers, self.learner.policy, self.ranks, self.run_folder)

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from threading import Thread
 from typing import Any, ClassVar, TypeVar
 
@@ -56,9 +55,9 @@ class GlooSender(Sender):
     reader: ClassVar[type[Reader]] = GlooReader
     reader_copy: ClassVar[bool] = True
 
-    def open(self, folder: Path, timeout: float) -> None:
+    def open(self, timeout: float) -> None:
         """Prepare for the first push."""
-        super().open(folder, timeout)
+        super().open(timeout)
         self._groups: dict[str, Any] = {}
 
     def connect(self, vllm: VLLMRoutes) -> None:

@@ -103,7 +103,6 @@ class WeightPusher:
             raise NoReceiver("no vLLM answers that it is healthy, so none can take the weights")
         with ThreadPoolExecutor(len(receivers)) as pool:
             failures = list(pool.map(lambda one: self._push_to(one, version), receivers))
-        self._sender.release()
         for receiver, failure in zip(receivers, failures, strict=True):
             if failure:
                 self._lose(receiver, failure)

@@ -14,7 +14,7 @@ from rl.weights.transport import Reader, Sender
 
 
 class FileReader(Reader):
-    """Maps a file, in memory or on a disk."""
+    """Maps the trainer's file in memory."""
 
     def __init__(self, worker: int) -> None:
         """Every worker reads the whole file, so its number does not matter."""

@@ -5,7 +5,6 @@
     Sender.connect           once per replica    Reader(worker, **facts)
     Sender.send              once per push and replica, in one thread per replica
                              ---- source --->    Reader.read(fingerprint, **source)
-    Sender.release           once per push, after every replica has answered
 
 A new way is one file with both classes and one YAML in conf/sync whose `_target_` is the Sender.
 Neither class imports vLLM: the plugin loads and proves what the Reader returns.
@@ -14,7 +13,6 @@ Neither class imports vLLM: the plugin loads and proves what the Reader returns.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -73,25 +71,15 @@ class Sender:
     chooses: ClassVar[bool] = False  # stands for the smallest exact way (sync=auto)
     adapter_only: ClassVar[bool] = False  # pushes the LoRA matrices, vLLM has loaded the base
     one_host: ClassVar[bool] = False  # trainer and vLLM must share a host
-    shares_folder: ClassVar[bool] = False  # trainer and vLLM must see the same sync.folder
-    sender_copy: ClassVar[bool] = True  # a copy of the weights stays in the trainer's memory
     reader_copy: ClassVar[bool] = False  # vLLM holds the received copy beside its own weights
 
-    folder: str | None
     probe_every: int
     probe_rows: int
     max_mismatch: float
 
-    def open(self, folder: Path, timeout: float) -> None:
-        """Prepare for the first push.
-
-        Args:
-            folder: for files that vLLM is to read; may not exist yet.
-            timeout: trainer.wait_timeout, seconds that any wait may take.
-
-        """
-        self._folder, self._timeout = folder.absolute(), timeout
-        self._file, self._fingerprint = MemoryFile(), ""
+    def open(self, timeout: float) -> None:
+        """Prepare for the first push; `timeout` is trainer.wait_timeout, the limit of any wait."""
+        self._timeout, self._file, self._fingerprint = timeout, MemoryFile(), ""
 
     def collect(self, policy: "Policy") -> Weights:
         """Return the weights to push, on rank 0. Collective."""
@@ -124,9 +112,6 @@ class Sender:
         vllm.start_update()
         vllm.update(self.update(vllm))
         vllm.finish_update(version)
-
-    def release(self) -> None:
-        """Free what the replicas have read. Memory is kept, because the next push needs it."""
 
 
 @dataclass(kw_only=True)

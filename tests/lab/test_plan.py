@@ -22,7 +22,7 @@ def test_the_plan_of_this_machine_starts_nothing(tmp_path, monkeypatch):
 def test_other_machines_can_be_planned_for(tmp_path):
     config = composed(f"output_dir={tmp_path}", "run_name=r", "trainer.ranks=9")
     page = show_plan(config | {"hosts": 2, "gpus": 8, "gpu_gib": 24, "host_gib": 100}, {})
-    assert "trainer x8  host 0, GPU 0-7" in page
+    assert "trainer x8  host 0, GPU 0 1 2 3 4 5 6 7" in page
     assert "trainer     host 1, GPU 0 " in page
     assert "of 100.0 GiB; each GPU has 24.0" in page
 

@@ -1,6 +1,5 @@
 """The proof of a push inside vLLM names layers and adapter matrices that are one step behind."""
 
-from base64 import b64encode
 from types import SimpleNamespace
 
 import pytest
@@ -126,23 +125,6 @@ def test_an_update_with_a_stale_layer_is_refused_before_it_is_finished(behind, m
             engine.finish_weight_update()
     else:
         engine.finish_weight_update()
-
-
-def test_an_engine_opens_the_reader_that_a_users_sender_names():
-    from safetensors.torch import save
-
-    from rl.weights import vllm_plugin
-    from rl.weights.fingerprint import fingerprint
-
-    engine, sent = object.__new__(vllm_plugin.WholeWeightsEngine), weights(torch.bfloat16)
-    engine.parallel_config = SimpleNamespace(rank=0)
-    target = "tests.support.own_sync.RequestReader"
-    engine.init_transfer_engine(vllm_plugin.InitInfo(target, {"encoding": "base64"}))
-    source = {"content": b64encode(save(sent)).decode()}
-    read = engine.read(vllm_plugin.UpdateInfo(fingerprint(sent), source))
-    torch.testing.assert_close(read, sent, rtol=0, atol=0)
-    with pytest.raises(RuntimeError, match="the trainer wrote 0123, vLLM read"):
-        engine.read(vllm_plugin.UpdateInfo("0123", source))
 
 
 def test_a_parameter_that_shares_memory_with_the_push_is_named():

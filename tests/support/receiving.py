@@ -16,26 +16,25 @@ from rl.inference import replica as routed
 from rl.inference.routes import VLLMRoutes
 from rl.runtime.network import Address
 from rl.weights.adapter import AdapterSender
-from rl.weights.disk import DiskSender
 from rl.weights.gloo import GlooSender
 from rl.weights.shm import ShmSender
 from rl.weights.transport import Sender, open_reader
 from tests.support.listening import PostHandler, listening
 from tests.support.own_sync import RequestSender
 
-WHOLE = {"shm": ShmSender, "disk": DiskSender, "gloo": GlooSender, "own": RequestSender}
+WHOLE = {"shm": ShmSender, "gloo": GlooSender, "own": RequestSender}
 SENDERS = {**WHOLE, "adapter": AdapterSender}
 
 
-def opened(sync: str, folder: Path, timeout: float = 30.0) -> Sender:
+def opened(sync: str, timeout: float = 30.0) -> Sender:
     """Return the sender of a choice of `sync`, ready for the first push."""
-    sender = SENDERS[sync](folder=None, probe_every=1, probe_rows=2, max_mismatch=0.05)
-    sender.open(folder, timeout)
+    sender = SENDERS[sync](probe_every=1, probe_rows=2, max_mismatch=0.05)
+    sender.open(timeout)
     return sender
 
 
 class FakeVLLM(PostHandler):
-    """Keeps what it received in its server: `routes`, `version`, `weights`, `folder`."""
+    """Keep the received content in its server: `routes`, `version`, `weights`, `folder`."""
 
     def answer(self, body: dict[str, Any]) -> bytes | dict[str, Any]:
         server: Any = self.server

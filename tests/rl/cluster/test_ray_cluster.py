@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rl.cluster.host import Demand, HostLost
+from rl.cluster.host import Demand, HostLost, Start
 from rl.cluster.ray_cluster import RayCluster
-from rl.cluster.ray_host import end_together
 from rl.runtime.child import Reaper
 from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
@@ -26,7 +25,7 @@ ENDED_S = 20.0  # 5 s on idle cores
 SUPERVISOR = """
 import sys, time
 from pathlib import Path
-from rl.cluster.host import Demand
+from rl.cluster.host import Demand, Start
 from rl.cluster.ray_cluster import RayCluster
 from rl.runtime.child import Reaper
 from rl.runtime.folder import RunFolder
@@ -37,7 +36,7 @@ folder, address = Path(sys.argv[1]), sys.argv[2]
 cluster = RayCluster(address=address, cores_per_replica=1, cores_per_rank=1, **SETTINGS)
 with Reaper() as reaper, cluster.hosts(RunFolder(folder), reaper, Demand(1, 2, 2)) as hosts:
     for name, host in {"vllm": hosts.replicas[0], "rank": hosts.ranks[0]}.items():
-        host.start(name, Family(folder / name).command, env={}, log=folder / f"{name}.log")
+        host.start(Start(name, Family(folder / name).command, folder / f"{name}.log"))
     time.sleep(300)
 """
 
@@ -71,7 +70,7 @@ def hosts(ray_cluster, folder):
 
 def start_family(host, folder):
     family = Family(folder / f"pids-{host.address}")
-    return family, host.start("part", family.command, env={}, log=folder / "part.log")
+    return family, host.start(Start("part", family.command, folder / "part.log"))
 
 
 def test_every_process_has_a_host_with_its_gpus_and_its_end_is_seen(hosts, folder, tmp_path):
@@ -81,13 +80,12 @@ def test_every_process_has_a_host_with_its_gpus_and_its_end_is_seen(hosts, folde
     assert [hosts.local_rank(rank) for rank in (0, 1)] == [0, 1]
     assert replica.devices == first.devices == ("0", "1")
     log = tmp_path / "part.log"
-    env = {"GREETING": "hello"}
-    code = "echo $GREETING $OFFBYONE_ADDRESS; pwd; nice; exit 3"
-    part = replica.start("part", ["sh", "-c", code], env=env, log=log)
+    code = "echo $GREETING; pwd; nice; exit 3"
+    part = replica.start(Start("part", ["sh", "-c", code], log, {"GREETING": "hello"}))
     assert wait_until(lambda: part.returncode is not None)
     assert part.returncode == 3
-    # As nice as we are: Ray's own processes make way for all others.
-    assert part.tail().split("\n") == [f"hello {replica.address}", os.getcwd(), f"{os.nice(0)}"]
+    # The same priority as this process; Ray's own processes have a lower one.
+    assert part.tail().split("\n") == ["hello", os.getcwd(), f"{os.nice(0)}"]
     family, other = start_family(first, tmp_path)
     assert all(alive(pid) for pid in family())
     other.kill()
@@ -99,9 +97,9 @@ def test_a_failed_call_to_a_node_is_one_sentence_with_its_address(hosts, tmp_pat
     (tmp_path / "file").touch()
     said = f"the host {hosts.replicas[0].address} failed at `start`: NotADirectoryError: .*"
     with pytest.raises(RunFailed, match=said) as failed:
-        hosts.replicas[0].start("part", ["true"], env={}, log=tmp_path / "file" / "logs" / "x.log")
+        hosts.replicas[0].start(Start("part", ["true"], tmp_path / "file" / "logs" / "x.log"))
     assert "\n" not in str(failed.value)
-    assert hosts.replicas[0].free_port()  # it lives
+    assert hosts.replicas[0].free_port()  # our process on the node still answers
 
 
 def test_a_missing_or_too_small_ray_is_one_sentence(ray_cluster, folder):
@@ -139,22 +137,9 @@ def test_killing_our_process_on_a_node_ends_only_the_processes_there(hosts, tmp_
     assert wait_until(lambda: not any(alive(pid) for pid in family()), ENDED_S)
     assert f"the host {lost.address} is lost" in part.tail()
     with pytest.raises(HostLost):
-        lost.start("part", ["true"], env={}, log=tmp_path / "part.log")
+        lost.start(Start("part", ["true"], tmp_path / "part.log"))
     assert part_elsewhere.returncode is None
     assert all(alive(pid) for pid in family_elsewhere())
-
-
-def test_our_processes_on_nodes_end_without_the_head(hosts, tmp_path):
-    family, _ = start_family(hosts.replicas[0], tmp_path)
-    pids = [*family(), parent_of(family()[0])]
-
-    class Headless:
-        """Ray without its head, which ray.kill goes through."""
-
-        wait, kill = staticmethod(ray.wait), staticmethod(lambda _: None)
-
-    end_together(Headless, hosts.replicas)
-    assert wait_until(lambda: not any(alive(pid) for pid in pids), ENDED_S)
 
 
 def test_a_lost_node_ends_its_processes_and_raises_host_lost(ray_cluster, hosts, tmp_path):
@@ -165,7 +150,7 @@ def test_a_lost_node_ends_its_processes_and_raises_host_lost(ray_cluster, hosts,
     assert wait_until(lambda: not any(alive(pid) for pid in family()), ENDED_S)
     assert wait_until(lambda: part.returncode is not None, ENDED_S)
     with pytest.raises(HostLost, match=f"the host {lost.address} is lost"):
-        lost.start("part", ["true"], env={}, log=tmp_path / "part.log")
+        lost.start(Start("part", ["true"], tmp_path / "part.log"))
 
 
 def parent_of(pid: int) -> int:

@@ -1,4 +1,4 @@
-"""What runs on a node of Ray, without Ray: its parts, and what it finds missing there."""
+"""Our process on a Ray node, tested without Ray: its processes, and what it reports as missing."""
 
 import os
 import sys
@@ -7,13 +7,14 @@ from hashlib import sha256
 import pytest
 
 from rl.cluster import ray_node
+from rl.cluster.host import Start
 from rl.cluster.ray_node import RayNode
 
 
 @pytest.fixture
 def node(monkeypatch):
     monkeypatch.setattr(ray_node, "_SEEN_S", 0.2)
-    monkeypatch.chdir(os.getcwd())  # it goes elsewhere
+    monkeypatch.chdir(os.getcwd())  # the node changes the working folder
     node = RayNode()
     yield node
     node.end()
@@ -34,7 +35,7 @@ def test_a_node_says_what_it_lacks(node, key, tmp_path):
     path, digest = key
     here = str(tmp_path)
     assert "does not see" in node.prepare(tmp_path / "no", digest, sys.executable, here)
-    other = sha256(b"of another run").hexdigest()  # a folder of that name, and not the same
+    other = sha256(b"of another run").hexdigest()  # another folder at the same path
     assert "choose an output_dir" in node.prepare(path, other, sys.executable, here)
     assert "has no /no/python" in node.prepare(path, digest, "/no/python", here)
     assert f"has no {here}/no" in node.prepare(path, digest, sys.executable, f"{here}/no")
@@ -42,7 +43,7 @@ def test_a_node_says_what_it_lacks(node, key, tmp_path):
 
 def test_temporary_files_are_local_to_the_node_and_deleted_with_it(node, tmp_path):
     log = tmp_path / "logs" / "part.log"
-    number = node.start("part", ["sh", "-c", "echo $TMPDIR"], {"TMPDIR": "/elsewhere"}, log)
+    number = node.start(Start("part", ["sh", "-c", "echo $TMPDIR"], log, {"TMPDIR": "/elsewhere"}))
     node._children[number]._process.wait()
     folder = log.read_text().strip()
     assert os.path.isdir(folder)

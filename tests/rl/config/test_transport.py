@@ -1,4 +1,4 @@
-"""Which sender a configuration comes to, and which hosts and policies cannot use it."""
+"""Which sender a configuration chooses, and which hosts and policies cannot use it."""
 
 import json
 import struct
@@ -28,13 +28,10 @@ LORA, NONE = "rl.model.lora.LoRA", "rl.model.lora.NoAdapter"
         (HF, LORA, "adapter"),
         (["model=qwen3-0.6b"], LORA, "adapter"),
         ([*HF, "adapter=none"], NONE, "shm"),
-        (["sync=disk"], NONE, "disk"),
         (["sync=gloo"], NONE, "gloo"),
     ],
 )
-def test_a_model_brings_its_adapter_the_command_line_wins_and_auto_pushes_the_least(
-    overrides, adapter, how
-):
+def test_the_command_line_has_priority_and_auto_pushes_the_least(overrides, adapter, how):
     config = composed(*overrides)
     assert config["adapter"]["_target_"] == adapter
     chosen = transport(config)
@@ -53,8 +50,8 @@ def test_between_hosts_auto_pushes_the_adapter_or_everything_by_gloo_and_says_wh
     assert chosen.why.startswith("there is no adapter; ")
     assert "host" in chosen.why
     assert transport({**composed("adapter=lora"), **elsewhere}).name == "adapter"
-    chosen = transport({**composed("sync=disk"), **elsewhere})
-    assert (chosen.name, chosen.why) == ("disk", "sync=disk")
+    chosen = transport({**composed("sync=gloo"), **elsewhere})
+    assert (chosen.name, chosen.why) == ("gloo", "sync=gloo")
 
 
 OWN = "sync._target_=tests.support.own_sync.RequestSender"
@@ -77,17 +74,6 @@ def test_a_sender_that_needs_one_host_is_refused_between_hosts():
         assert problem.startswith("sync=shm goes through the memory of one host, but ")
         assert problem.endswith("use sync=gloo")
     assert refusals("sync=gloo", **SPREAD) == refusals("sync=gloo") == []
-
-
-def test_the_folder_of_disk_must_be_visible_to_all_hosts_and_writable(tmp_path):
-    assert refusals("sync=disk") == refusals("sync=disk", **SPREAD) == []
-    (problem,) = refusals("sync=disk", **EXTERNAL)
-    assert problem.startswith("sync=disk needs a folder that all hosts see")
-    folder = f"sync.folder={tmp_path}/shared"
-    assert refusals("sync=disk", folder, **EXTERNAL) == []
-    (tmp_path / "file").touch()
-    (problem,) = refusals("sync=disk", f"sync.folder={tmp_path}/file/below")
-    assert f"cannot be written ({tmp_path}/file): choose another" in problem
 
 
 def test_vllm_reserves_memory_for_the_adapted_layers_and_never_for_the_head(tmp_path):

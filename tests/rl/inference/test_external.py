@@ -14,7 +14,7 @@ from aiohttp import web
 from rl.cluster.host import Demand
 from rl.cluster.local import LocalCluster
 from rl.config.schema import Run
-from rl.inference.external import ExternalServers, address_of, why_unusable
+from rl.inference.external import ExternalServers, why_unusable
 from rl.inference.key_guard import GUARD, KEY_FILE, KeyGuard
 from rl.inference.replica import started_replicas
 from rl.inference.serve_external import process
@@ -24,13 +24,13 @@ from rl.runtime.devices import Host
 from rl.runtime.endpoint import Endpoint
 from rl.runtime.folder import RunFolder
 from rl.runtime.network import Address
-from rl.runtime.status import read_statuses
-from rl.supervisor import replicas
 from rl.supervisor.children import Children
 from tests.support.composing import composed
 from tests.support.replicas import replica_at
 from tests.support.scripted import tiny_model
 from tests.support.scripted_vllm import Engine, asking_for
+
+OURS = {"_target_": "rl.inference.server.VLLMServer"}
 
 
 def external(*urls: str, variable: str | None = None) -> ExternalServers:
@@ -50,31 +50,22 @@ def test_each_url_is_a_replica_with_the_key_of_the_variable(monkeypatch):
     assert "secret" not in repr(first)
 
 
-def test_external_servers_do_not_get_the_key_of_the_run(tmp_path):
-    folder = RunFolder(tmp_path)
-    folder.private.make()
-    folder.private.make_key()
-    Endpoint(Address(host="a", port=1), 0, 0).write(folder, "inference")
-    urls = "inference.urls=[http://a:1]"
-    theirs = Run.of(composed("run_name=r", "inference=external", urls)).inference
-    assert [replica.headers for replica in started_replicas(folder, theirs)] == [{}]
-    ours = Run.of(composed("run_name=r")).inference
-    assert started_replicas(folder, ours)[0].key == folder.private.read_key() is not None
+ONCE = "one server or more, each of them once"
+REFUSED = [
+    *((url, "write http://host:port") for url in ("a:1", "https://a:1", "http://a", "unix:s", "")),
+    *[("http://a:1/v1", "write http://host:port"), (None, ONCE)],
+]
 
 
-@pytest.mark.parametrize("url", ["a:1", "https://a:1", "http://a", "http://a:1/v1", "unix:s", ""])
-def test_a_wrong_url_of_a_server_is_refused(url):
-    with pytest.raises(ValueError, match=r"inference\.urls: .*write http://host:port"):
-        address_of(url)
+@pytest.mark.parametrize(("url", "said"), REFUSED)
+def test_wrong_urls_of_servers_are_refused(url, said):
+    with pytest.raises(ValueError, match=said):
+        external(*([] if url is None else [url]))
 
 
-@pytest.mark.parametrize("urls", [[], ["http://a:1", "http://a:1/"]])
-def test_an_empty_or_repeated_list_of_servers_is_refused(urls):
-    with pytest.raises(ValueError, match="one server or more, each of them once"):
-        external(*urls)
-
-
-def test_a_missing_key_is_refused_before_anything_starts(monkeypatch):
+def test_a_repeated_server_or_a_missing_key_is_refused_before_anything_starts(monkeypatch):
+    with pytest.raises(ValueError, match=ONCE):
+        external("http://a:1", "http://a:1/")
     monkeypatch.delenv("MY_KEY", raising=False)
     with pytest.raises(ValueError, match="api_key_variable=MY_KEY is not set: export it"):
         external("http://a:1", variable="MY_KEY")
@@ -87,6 +78,7 @@ def test_the_other_processes_know_the_servers_without_the_variable(tmp_path, mon
     run = run.changed({"inference.api_key_variable": "MY_KEY"})
     monkeypatch.setenv("MY_KEY", "secret")
     folder.private.make()
+    folder.private.make_key()  # of the run, which external servers must not learn
     plan = placement(run, [Host()])
     with Reaper() as reaper, LocalCluster().hosts(folder, reaper, Demand(0, 1, 1)) as hosts:
         Children(run, folder, reaper, plan, hosts)
@@ -96,11 +88,13 @@ def test_the_other_processes_know_the_servers_without_the_variable(tmp_path, mon
     Endpoint(Address(host="b", port=1), 2).write(folder, "inference1")
     (replica,) = started_replicas(folder, run.inference)
     assert (replica.name, replica.incarnation, replica.key) == ("inference1", 2, "secret")
+    (ours,) = started_replicas(folder, run.inference.of({**run.inference, **OURS}))
+    assert ours.key == folder.private.read_key() is not None
 
 
 @contextmanager
 def served(socket: Path, app: web.Application) -> Iterator[None]:
-    """The application at a socket, in a thread."""
+    """Serve the application at a socket, in a thread."""
     loop, runner = asyncio.new_event_loop(), web.AppRunner(app)
     loop.run_until_complete(runner.setup())
     loop.run_until_complete(web.UnixSite(runner, str(socket)).start())
@@ -116,7 +110,7 @@ def served(socket: Path, app: web.Application) -> Iterator[None]:
 
 
 def vllm(model: Path, **routes: str) -> web.Application:
-    """What a server must have that a run can use; `routes` replace answers by texts."""
+    """Return the routes that a usable server must have; `routes` replace answers by texts."""
     engine, app = Engine(model, 256), web.Application()
 
     def text(content: str):
@@ -145,27 +139,20 @@ def vllm(model: Path, **routes: str) -> web.Application:
         ({"models": "[]"}, "is no vLLM that can be used"),
         ({"without": "/init_weight_transfer_engine"}, "has no route /init_weight_transfer_engine"),
         ({"tokenize": json.dumps({"tokens": [1, 2]})}, "has another tokenizer than"),
+        ("key", "refuses the key: set inference.api_key_variable to the variable that holds its"),
     ],
 )  # fmt: skip
 def test_the_answers_of_a_server_show_whether_it_can_be_used(routes, sentence, tmp_path):
     model = tiny_model(tmp_path)
-    with served(tmp_path / "s", vllm(model, **routes)):
+    app = vllm(model, **({} if routes == "key" else routes))
+    if routes == "key":
+        app.middlewares.append(asking_for("theirs"))
+    with served(tmp_path / "s", app):
         problem = why_unusable(replica_at(tmp_path / "s"), model, 64)
     assert (problem is None) if sentence is None else (sentence in str(problem))
 
 
-def test_a_refused_key_is_reported_with_its_option(tmp_path):
-    model = tiny_model(tmp_path)
-    app = vllm(model)
-    app.middlewares.append(asking_for("theirs"))
-    with served(tmp_path / "s", app):
-        problem = why_unusable(replica_at(tmp_path / "s"), model, 64)
-    assert problem == (
-        "refuses the key: set inference.api_key_variable to the variable that holds its key"
-    )
-
-
-def test_a_server_started_by_hand_is_the_same_vllm_behind_the_guard(tmp_path):
+def test_serve_external_starts_the_same_vllm_behind_the_guard(tmp_path):
     folder = RunFolder(tmp_path / "r")
     folder.path.mkdir()
     Run.of(composed(f"output_dir={tmp_path}", "run_name=r")).save(folder.config)
@@ -211,36 +198,3 @@ async def test_the_guard_passes_only_requests_with_the_key(
     await KeyGuard(app)(scope, None, send)
     assert (sent[0].get("status") or sent[0]["code"]) == status
     assert len(sent) == (2 if status == 401 else 1)
-
-
-def test_an_external_server_may_come_back_as_another_incarnation(tmp_path, monkeypatch):
-    monkeypatch.setattr(replicas, "_HEALTH_EVERY_S", 0.0)
-    folder, model = RunFolder(tmp_path / "r"), tiny_model(tmp_path)
-    folder.path.mkdir()
-    sockets = [tmp_path / "a", tmp_path / "b"]
-    watched = replicas.Replicas(
-        external(*(f"unix:{socket}" for socket in sockets)).servers(),
-        folder,
-        lambda replica: None,
-        startup_timeout=60.0,
-        wait_timeout=60.0,
-        num_steps=lambda: 0,
-        why_unusable=lambda replica: why_unusable(replica, model, 64),
-    )
-    watched.start()
-
-    def seen() -> list[str]:
-        assert watched.look(may_restart=True) is None
-        statuses = read_statuses(folder)
-        return [statuses[name].phase.partition(" ")[0] for name in ("inference0", "inference1")]
-
-    with served(sockets[1], vllm(model)):
-        for incarnation in range(4):  # however often: it is not ours to give up
-            with served(sockets[0], vllm(model)):
-                assert seen() == ["serving", "serving"]
-            assert seen() == ["waiting", "serving"]
-            assert Endpoint.read(folder, "inference0").incarnation == incarnation + 1
-    said = (folder.warnings / "inference0.log").read_text().splitlines()
-    assert set(said) == {
-        "takes no connections any more; it may come back, and the other one goes on"
-    }

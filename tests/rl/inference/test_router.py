@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from rl.config.nodes import replica_names
 from rl.inference.replica import Replica
 from rl.inference.router import Router
 from rl.runtime.network import Address
@@ -16,7 +15,7 @@ def replica(number: int, incarnation: int = 0) -> Replica:
 
 
 def numbers(router: Router) -> list[tuple[int, int]]:
-    """Number and incarnation of the replicas that may be asked."""
+    """Return number and incarnation of the replicas that may be asked."""
     replicas = [route.replica for route in router.routes]
     return [(int(one.name.removeprefix("inference")), one.incarnation) for one in replicas]
 
@@ -88,7 +87,7 @@ def test_a_lost_replica_comes_back_only_as_another_incarnation():
     assert numbers(router) == [(1, 0), (0, 1)]
 
 
-def test_a_replica_without_the_newest_weights_is_asked_no_more():
+def test_a_replica_without_the_newest_weights_gets_no_more_requests():
     router = Router.to(replica(0), replica(1))
     before = router.routes[0]
     router.serve([replica(1), replica(0, incarnation=1)])
@@ -103,11 +102,6 @@ def test_the_only_one_with_the_weights_is_asked_even_if_it_was_lost():
     router.lose(router.routes[0], "")
     router.serve([replica(0)])
     assert numbers(router) == [(0, 0)]
-
-
-def test_the_only_vllm_of_a_run_has_no_number():
-    assert replica_names(1) == ["inference"]
-    assert replica_names(3) == ["inference0", "inference1", "inference2"]
 
 
 def test_replicas_with_the_last_weights_are_asked_while_none_has_newer_ones():

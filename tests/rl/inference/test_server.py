@@ -1,4 +1,4 @@
-"""vLLM's life and what is posted to it; the scripted server plays vLLM (tests/support)."""
+"""Start and end of vLLM, and requests to it; a scripted server replaces vLLM (tests/support)."""
 
 import json
 import time
@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from rl.config.transport import VLLM_RANKS
+from rl.inference.key_guard import GUARD, KEY_FILE
+from rl.inference.replica import Replica
 from rl.inference.routes import VLLMRoutes, healthy, wait_until_healthy
 from rl.inference.server import (
     ServedPolicy,
     VLLMServer,
     adapter_limits,
-    has_gpu,
     only_replica,
     serving,
     vllm_process,
@@ -80,7 +81,7 @@ def test_the_end_of_vllm_is_reported_even_if_the_block_succeeds(tmp_path):
     fault = {"fault": "Exit", "path": "/resume", "status": 3}
     with ExitStack() as stack:
         vllm = stack.enter_context(served(tmp_path, fault))
-        with suppress(RunFailed):  # as rollouts do: each costs itself alone
+        with suppress(RunFailed):  # a failed request costs its rollout only
             vllm.resume()
         time.sleep(0.2)
         with pytest.raises(RunFailed, match="vLLM ended with status 3"):
@@ -102,7 +103,7 @@ def test_a_failed_start_quotes_the_log(tmp_path):
         serving(server(tmp_path), run_folder, POLICY),
     ):
         pass
-    assert time.monotonic() - began < 25  # not the whole deadline
+    assert time.monotonic() - began < 25  # before the deadline
 
 
 def test_waiting_for_vllm_ends_at_the_deadline(tmp_path):
@@ -152,26 +153,6 @@ def test_the_limits_of_an_adapter_are_the_smallest_that_fit(rank, limit, tmp_pat
     assert (kept.rank, kept.layers) == (limit, ["q_proj", "v_proj"])
 
 
-@pytest.mark.parametrize(
-    ("device", "visible", "expected"),
-    [("nvidia0", None, True), ("nvidiactl", None, False), ("dxg", None, True), ("", None, False),
-     ("nvidia3", "", False), ("nvidia0", "0", True)],
-)  # fmt: skip
-def test_a_gpu_is_what_the_driver_shows_not_a_tool_on_the_path(
-    device, visible, expected, tmp_path, monkeypatch
-):
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\nexit 9\n")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    if device:
-        (tmp_path / device).touch()
-    assert has_gpu(tmp_path) is expected
-
-
 def environment(folder: Path, place=None, *, max_seq_len=256, **knobs):
     run_folder = RunFolder(folder)
     run_folder.set_model(tiny_model(folder))
@@ -181,12 +162,12 @@ def environment(folder: Path, place=None, *, max_seq_len=256, **knobs):
 
 
 def test_threads_follow_the_place_and_not_the_machine_that_starts_it(tmp_path, monkeypatch):
-    """Which may have no GPU where the other has one."""
+    """The machine of the supervisor may have no GPU."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert "OMP_NUM_THREADS" not in environment(tmp_path, {"CUDA_VISIBLE_DEVICES": "0"})
     assert environment(tmp_path, {"OMP_NUM_THREADS": "3"})["OMP_NUM_THREADS"] == "3"
-    assert int(environment(tmp_path)["OMP_NUM_THREADS"]) >= 1  # all of this one
+    assert int(environment(tmp_path)["OMP_NUM_THREADS"]) >= 1  # all cores of this machine
 
 
 def test_the_cache_on_a_cpu_holds_a_row_by_default(tmp_path):
@@ -197,3 +178,15 @@ def test_the_cache_on_a_cpu_holds_a_row_by_default(tmp_path):
     longer = environment(tmp_path, max_seq_len=2 * rows_of_a_gib + 1, **size)
     assert longer["VLLM_CPU_KVCACHE_SPACE"] == "3"
     assert environment(tmp_path, cpu_kv_cache_gib=7)["VLLM_CPU_KVCACHE_SPACE"] == "7"
+
+
+def test_no_command_and_no_variable_holds_the_key(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.set_model(tiny_model(tmp_path))
+    folder.private.make()
+    folder.private.make_key()
+    replica = Replica("inference", Address(host="h", port=1), key=folder.private.read_key())
+    command, env = vllm_process(VLLMServer(**ONE, args={}), folder, replica, POLICY)
+    assert replica.key not in " ".join([*command, *env.values()])
+    assert env[KEY_FILE] == str(folder.private.key)
+    assert GUARD in command

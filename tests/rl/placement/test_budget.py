@@ -1,4 +1,4 @@
-"""What a plan takes of memory, and what is said where there is too little."""
+"""The memory that a plan takes, and the refusal where there is too little."""
 
 import re
 
@@ -31,7 +31,7 @@ def gpus(count: int, gib: int, hosts: int = 1) -> list[Host]:
 
 
 def planned(hosts: list[Host], *overrides: str, sizes: Shape = SIZES):
-    """The run, the memory of its processes and the page."""
+    """Return the run, the memory of its processes and the page."""
     resolved, page = placed(Run.of(composed("run_name=x", *overrides)), hosts).for_model(sizes)
     return resolved.run, process_memory(resolved.run, resolved.plan, sizes), page
 
@@ -88,65 +88,21 @@ def test_a_shared_gpu_leaves_to_vllm_what_the_trainer_does_not_need():
     assert said.inference.args["gpu_memory_utilization"] == 0.3
 
 
-def test_what_does_not_fit_is_refused_with_the_arithmetic_and_a_remedy():
+def test_what_does_not_fit_is_refused_with_the_arithmetic_and_the_options_that_lower_it():
     sentence = (
         r"GPU 0 has 80\.0 GiB for vLLM and trainer, which need [\d.]+: "
         r"vLLM [\d.]+ = weights 7\.5 .*; "
-        r"trainer [\d.]+ = optimizer 45\.0 .* Use trainer\.tokens_per_micro_batch=1024$"
+        r"trainer [\d.]+ = optimizer 45\.0 .* Lower trainer\.tokens_per_micro_batch"
     )
     with pytest.raises(ConfigError, match=sentence):
         planned(gpus(1, 80), "trainer.tokens_per_micro_batch=4096")
     planned(gpus(1, 80), "trainer.tokens_per_micro_batch=1024")  # is not refused
-    with pytest.raises(ConfigError, match=r"Use trainer\.gradient_checkpointing=true$"):
-        planned(gpus(1, 24), "adapter=lora", "max_seq_len=8192")
     alone = ("adapter=lora", "trainer.tokens_per_micro_batch=4096")
     with pytest.raises(ConfigError, match=r"GPU 0 has 36\.0 GiB for vLLM and trainer"):
         planned(gpus(1, 36), *alone)
     planned(gpus(2, 36), *alone)  # is not refused
     with pytest.raises(ConfigError, match=r"the machine has 8\.0: trainer [\d.]+ = optimizer 45"):
-        planned(cpu(8), "trainer.tokens_per_micro_batch=256")
-
-
-def cpu(gib: int) -> list[Host]:
-    return [Host(cores=8, cpus=8, memory=gib * GIB)]
-
-
-@pytest.mark.parametrize(
-    ("gib", "overrides", "remedy"),
-    [
-        (120, [], "trainer.tokens_per_micro_batch=2048"),
-        (32, [], "trainer.tokens_per_micro_batch=256 adapter=lora"),
-        (44, ["adapter=lora", "inference.replicas=4"], ""),
-        (40, ["adapter=lora", "trainer.ranks=8"], ""),
-        (64, ["adapter=lora", "trainer.tokens_per_micro_batch=256",
-              "inference.cpu_kv_cache_gib=60"], "inference.cpu_kv_cache_gib=1"),
-        (40, ["deepspeed=zero3_offload"], ""),  # which moves nothing on a CPU
-        (40, ["adapter=lora", "max_seq_len=16384", "model.max_seq_len=16384",
-              "trainer.tokens_per_micro_batch=256"], "trainer.gradient_checkpointing=true"),
-    ],
-)  # fmt: skip
-def test_the_suggested_changes_on_a_cpu_are_enough_and_necessary(gib, overrides, remedy):
-    with pytest.raises(ConfigError) as refused:
-        planned(cpu(gib), *overrides)
-    named = str(refused.value).rpartition(" Use ")[2]
-    assert named.startswith(remedy)
-    planned(cpu(gib), *overrides, *named.split())  # is not refused
-    for spared in named.split():
-        rest = [one for one in named.split() if one != spared]
-        with pytest.raises(ConfigError):
-            planned(cpu(gib), *overrides, *rest)
-
-
-def test_a_refusal_says_when_all_changes_together_are_not_enough():
-    with pytest.raises(ConfigError, match=r"Even trainer\..*adapter=lora is not enough: use a sm"):
-        planned(cpu(8))
-
-
-def test_a_refusal_without_possible_changes_suggests_a_smaller_model():
-    least = ["adapter=lora", "trainer.gradient_checkpointing=true", "trainer.logprob_chunk=64"]
-    least += ["trainer.tokens_per_micro_batch=128", "max_seq_len=128"]
-    with pytest.raises(ConfigError, match=r"\. Use a smaller model, a lower max_seq_len"):
-        planned(cpu(4), *least)
+        planned([Host(cores=8, cpus=8, memory=8 * GIB)], "trainer.tokens_per_micro_batch=256")
 
 
 def test_the_cache_on_a_cpu_holds_at_least_one_row():
@@ -164,16 +120,15 @@ def test_the_cache_on_a_cpu_holds_at_least_one_row():
     }
 
 
-def test_the_page_fits_eighty_columns_and_shows_every_process():
+def test_the_page_shows_every_process():
     _, parts, page = planned(
         gpus(8, 80, hosts=2), "adapter=lora", "trainer.ranks=9", "inference.replicas=2",
         "trainer.tokens_per_micro_batch=4096",
     )  # fmt: skip
     lines = page.splitlines()
-    assert max(map(len, lines)) < 80
     names = [line.split("  ")[0].strip() for line in lines[1:4]]
     assert names == ["vLLM x2", "trainer x8", "trainer"]
-    assert "host 0, GPU 0-7" in page
+    assert "host 0, GPU 0 1 2 3 4 5 6 7" in page
     assert "host 1, GPU 0 " in page
     assert f"{memory_of_host(parts, 0) / GIB:.1f} of 512.0 GiB; each GPU has 80.0" in lines[-2]
     assert lines[-1].startswith("idle: GPU ")

@@ -57,15 +57,6 @@ def test_a_child_has_its_own_group_its_log_and_its_environment(reaper, tmp_path)
     assert log.read_text() == "out first\nerr\nout second\nerr\n"
 
 
-def test_leaving_the_block_by_an_error_ends_the_child_too(reaper, tmp_path):
-    child = Child("sleeper", ["sleep", "30"], log=tmp_path / "log", reaper=reaper)
-    groups = []
-    with suppress(KeyError), child:
-        groups.append(child.group)
-        raise KeyError
-    assert not group_alive(*groups)
-
-
 def test_a_child_that_has_not_started_or_has_ended_can_be_ended(reaper, tmp_path):
     child = Child("short", ["true"], log=tmp_path / "log", reaper=reaper)
     child.end()
@@ -107,7 +98,7 @@ with Reaper() as reaper:
 
 @pytest.fixture
 def holder(family, tmp_path):
-    """(a process that holds a reaper and a child with a grandchild, the reaper's pid)"""
+    """Yield a process with a reaper, a child and a grandchild, and the pid of the reaper."""
     command = [sys.executable, "-c", HOLDER, str(tmp_path / "log"), *family.command]
     with subprocess.Popen(command, cwd=REPO, stdout=subprocess.PIPE, text=True) as process:
         yield process, int(process.stdout.readline())

@@ -1,9 +1,11 @@
-"""What a machine has, asked of the system."""
+"""Memory, GPUs and cores of this machine."""
 
 from pathlib import Path
 
+import pytest
+
 from rl.runtime import devices
-from rl.runtime.devices import gpu_memory, this_host
+from rl.runtime.devices import gpu_memory, this_host, visible_gpus
 
 MIB = 1 << 20
 
@@ -15,7 +17,7 @@ def written(path: Path, **files: str) -> Path:
     return path
 
 
-def test_memory_is_the_machines_or_that_of_the_group_that_we_are_in(tmp_path):
+def test_memory_is_that_of_the_machine_or_of_the_cgroup(tmp_path):
     system = tmp_path / "meminfo"
     system.write_text("MemTotal:  8192 kB\nMemFree:  10 kB\nMemAvailable:  4096 kB\nHugePages: 0\n")
     assert devices._memory(system, tmp_path / "none") == (8 * MIB, 4 * MIB)
@@ -31,7 +33,7 @@ def test_memory_is_the_machines_or_that_of_the_group_that_we_are_in(tmp_path):
     assert devices._memory(tmp_path / "no", tmp_path / "no") == (None, None)
 
 
-def test_the_smallest_gpu_counts_and_a_driver_that_does_not_answer_says_nothing(
+def test_the_memory_of_the_smallest_gpu_counts_and_is_unknown_without_an_answer(
     tmp_path, monkeypatch
 ):
     tool = tmp_path / "nvidia-smi"
@@ -41,6 +43,20 @@ def test_the_smallest_gpu_counts_and_a_driver_that_does_not_answer_says_nothing(
     assert gpu_memory(["0", "1"]) == 24576 * MIB
     tool.write_text("#!/bin/sh\nexit 9\n")
     assert gpu_memory(["0"]) is None
+
+
+@pytest.mark.parametrize(
+    ("device", "visible", "expected"),
+    [("nvidia0", None, ["0"]), ("nvidiactl", None, []), ("dxg", None, ["0"]), ("", None, []),
+     ("nvidia3", "", []), ("nvidia0", "0", ["0"])],
+)  # fmt: skip
+def test_a_gpu_is_what_the_driver_shows(device, visible, expected, tmp_path, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    if device:
+        (tmp_path / device).touch()
+    assert visible_gpus(tmp_path) == expected
 
 
 def test_this_machine_has_cores_and_memory(monkeypatch):

@@ -45,15 +45,6 @@ def test_sockets_can_be_bound_at_any_depth_and_are_deleted_with_temporary_files(
     assert {*Path(tempfile.gettempdir()).glob("offbyone-*")} == before
 
 
-def test_a_short_run_folder_contains_its_sockets_and_only_the_user_can_reach_them():
-    with tempfile.TemporaryDirectory() as short:
-        run_folder = RunFolder(Path(short) / "run")
-        run_folder.private.make()
-        sockets = run_folder.path.resolve() / "sockets"
-        assert run_folder.private.vllm_socket == sockets / "vllm.sock"
-        assert sockets.stat().st_mode & 0o077 == 0
-
-
 def test_files_have_their_documented_names_and_the_model_is_recorded(tmp_path):
     run_folder = RunFolder(tmp_path)
     assert not run_folder.is_run

@@ -35,13 +35,6 @@ def test_the_command_repeats_the_start_with_the_same_files(tmp_path):
     assert resume_command(elsewhere) == "cd '/a b' && python t.py run_name=x resume=true"
 
 
-def test_an_older_record_without_a_command_is_enough(tmp_path):
-    overrides = ["+env.words=[a,b]", "seed=0", "run_name=x", "resume=true"]
-    assert resume_command(a_run(tmp_path / "a run", overrides=overrides)) == (
-        "python train.py '+env.words=[a,b]' seed=0 'run_name=a run' resume=true"
-    )
-
-
 @pytest.mark.parametrize(
     "name",
     ["it's", 'say "no"', "größer", "a b", "007", "true", "null", "a,b", "[x]", "q'\"\\'", "x=1",

@@ -12,7 +12,7 @@ MASK = np.array([False, True, True, False, True])
 
 
 def write_sampled(folder, *keys):
-    """Rows of five tokens, three of them sampled."""
+    """Write rows of five tokens, three of them sampled."""
     count = len(keys)
     columns = {
         "token_ids": np.arange(5 * count, dtype=np.int32),
@@ -52,7 +52,7 @@ def test_rows_of_all_ranks_are_joined_by_rollout_and_row(tmp_path):
     assert [r.columns["mask"].dtype for r in (first, third)] == [np.bool_] * 2
 
 
-def test_the_gradients_of_older_files_have_the_name_that_they_have_now(tmp_path):
+def test_gradients_of_older_files_are_read_under_the_new_name(tmp_path):
     folder = RunFolder(tmp_path)
     write_sampled(folder, ("000001.0", 0))
     write_trained(folder, 0, ("000001.0", 0), slope=[7, 8, 9], candidate_slope=[1, 2, 3])
@@ -61,21 +61,12 @@ def test_the_gradients_of_older_files_have_the_name_that_they_have_now(tmp_path)
     np.testing.assert_array_equal(row.columns["grad"], [np.nan, 7, 8, np.nan, 9])
 
 
-def test_one_rollout_is_read_alone_and_nothing_where_there_is_nothing(tmp_path):
+def test_one_rollout_is_read_alone_and_a_missing_file_has_no_rows(tmp_path):
     folder = RunFolder(tmp_path)
     assert read_rows(folder, 7) == []
     write_sampled(folder, ("000001.0", 0), ("000002.0", 0))
     assert [row.id for row in read_rows(folder, 7, "000002.0")] == ["000002.0"]
     assert read_rows(folder, 7, "000003.0") == []
-
-
-def test_a_rank_without_rows_writes_a_file_without_lines(tmp_path):
-    folder = RunFolder(tmp_path)
-    assert write_trained(folder, 0)
-    assert write_trained(folder, 1, grad=[])
-    write_sampled(folder, ("000001.0", 0))
-    (row,) = read_rows(folder, 7)
-    assert not row.trained
 
 
 def test_files_that_do_not_belong_together_are_refused_by_name(tmp_path):
@@ -86,11 +77,11 @@ def test_files_that_do_not_belong_together_are_refused_by_name(tmp_path):
         read_rows(folder, 7)
 
 
-def test_a_full_disk_is_said_and_leaves_neither_half_a_file_nor_an_end_of_the_run(tmp_path, caplog):
+def test_a_full_disk_is_one_warning_and_leaves_no_incomplete_file(tmp_path, caplog):
     folder = RunFolder(tmp_path)
     path = folder.tokens_of(7, "rollouts")
     path.parent.mkdir()
-    # What is written aside lands on a device that is always full.
+    # The temporary file is a link to a device that is always full.
     path.with_name(f".{path.name}.incomplete").symlink_to("/dev/full")
     with caplog.at_level(logging.WARNING):
         assert not write_sampled(folder, ("000001.0", 0))
@@ -98,18 +89,4 @@ def test_a_full_disk_is_said_and_leaves_neither_half_a_file_nor_an_end_of_the_ru
     assert "No space left" in warning
     assert "record=none" in warning
     assert list(path.parent.iterdir()) == []
-    assert write_sampled(folder, ("000001.0", 0))  # once there is room
-
-
-def test_files_can_be_joined_in_sql_by_whoever_likes_that_better(tmp_path):
-    import duckdb
-
-    folder = RunFolder(tmp_path)
-    write_sampled(folder, ("000001.0", 0), ("000001.0", 1), ("000002.0", 0))
-    write_trained(folder, 0, ("000001.0", 1), grad=[1, 2, 3])
-    query = f"""
-        select id, row, grad, len(token_ids)
-        from '{folder.tokens}/*.rollouts.parquet' join '{folder.tokens}/*.trainer.*.parquet'
-        using (id, row)
-    """
-    assert duckdb.sql(query).fetchall() == [("000001.0", 1, [1, 2, 3], 5)]
+    assert write_sampled(folder, ("000001.0", 0))  # after space was freed

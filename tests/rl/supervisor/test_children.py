@@ -1,8 +1,7 @@
-"""When the supervisor stops watching, and why; small programs act as its processes."""
+"""When the supervisor stops watching, and why; small programs replace the processes of a run."""
 
 import errno
 import os
-import sys
 import time
 from contextlib import nullcontext
 from threading import Timer
@@ -10,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rl.cluster.host import Demand, HeadLost, HostLost
+from rl.cluster.host import Demand, HostLost, Start
 from rl.cluster.local import LocalCluster
 from rl.config.schema import Run
 from rl.placement.placement import Place, placement
@@ -29,7 +28,7 @@ SUPERVISED = ("loss=sft", "sampler=demonstrations", "model.warm_start=null")
 
 
 class StillWatching(Exception):
-    """Raised by the test: it has seen enough."""
+    """Raised by the test after its seconds."""
 
 
 @pytest.fixture
@@ -52,8 +51,7 @@ def watched(tmp_path):
         with Reaper() as reaper, LocalCluster().hosts(folder, reaper, demand) as hosts:
             children = Children(run, folder, reaper, plan, hosts)
             if server := programs.pop("inference", None):
-                log = folder.log_of("inference")
-                vllm = hosts.here.start("inference", server, env={}, log=log)
+                vllm = hosts.here.start(Start("inference", server, folder.log_of("inference")))
                 children._replicas._start_child = lambda replica: vllm
                 children._replicas.start()
             for name, command in programs.items():
@@ -66,21 +64,31 @@ def watched(tmp_path):
     return watch
 
 
-def test_a_run_is_over_when_every_rank_has_finished(watched):
-    ranks = {"trainer_rank0": ["true"], "trainer_rank1": ["sleep", "0.3"]}
-    watched(*SUPERVISED, seconds=20.0, rollouts=SLEEP, **ranks)
+RANKS = "trainer_rank0", "trainer_rank1"
+VLLM, NO_VLLM = ("model.warm_start=null",), SUPERVISED
+FULL = r"ended with status 1, and no space is left at .*make room"
+# Overrides; what the processes do; the error that ends the run, None for a good end.
+ENDS = {
+    "every rank finishes": (NO_VLLM, {RANKS[0]: ["true"], RANKS[1]: ["sleep", "0.3"]}, None),
+    "one of two ranks finishes": (
+        NO_VLLM, {RANKS[0]: ["true"], RANKS[1]: SLEEP}, (StillWatching, None)),
+    "a process ends too early": (
+        NO_VLLM, {RANKS[0]: SLEEP, "rollouts": ["true"]}, (RunFailed, "rollouts ended with sta")),
+    "a disk is full": (NO_VLLM, {RANKS[0]: ["false"]}, (RunFailed, FULL)),
+    "a server never answers": (
+        VLLM, {RANKS[0]: SLEEP, "inference": SLEEP},
+        (RunFailed, r"did not answer within inference\.startup_timeout=0\.1")),
+}  # fmt: skip
 
 
-def test_one_rank_that_has_finished_is_not_the_end_of_the_run(watched):
-    ranks = {"trainer_rank0": ["true"], "trainer_rank1": SLEEP}
-    with pytest.raises(StillWatching):
-        watched(*SUPERVISED, rollouts=SLEEP, **ranks)
-
-
-def test_a_process_that_ends_too_early_ends_the_run_and_is_named(watched):
-    ranks = {"trainer_rank0": SLEEP}
-    with pytest.raises(RunFailed, match="rollouts ended with status 0"):
-        watched(*SUPERVISED, seconds=20.0, rollouts=["true"], **ranks)
+@pytest.mark.parametrize("case", ENDS)
+def test_a_run_ends_as_its_processes_end(case, watched, monkeypatch):
+    overrides, programs, error = ENDS[case]
+    if case == "a disk is full":
+        monkeypatch.setattr(module.shutil, "disk_usage", lambda path: SimpleNamespace(free=4096))
+    seconds = 2.0 if error and error[0] is StillWatching else 20.0
+    with pytest.raises(error[0], match=error[1]) if error else nullcontext():
+        watched(*overrides, seconds=seconds, **{"rollouts": SLEEP, **programs})
 
 
 def test_a_lost_host_is_reported_instead_of_the_errors_of_other_ranks(watched):
@@ -89,39 +97,8 @@ def test_a_lost_host_is_reported_instead_of_the_errors_of_other_ranks(watched):
         watched(*SUPERVISED, "cluster=ray", seconds=20.0, lost_after=1.5, **programs)
 
 
-@pytest.mark.parametrize(("saves", "left_s"), [(True, 600.0), (False, 0.5)])
-def test_the_ranks_save_when_the_head_of_the_cluster_is_lost(saves, left_s, watched, tmp_path):
-    run_folder = RunFolder(tmp_path / "r")
-    Status(run_folder, "rollouts").set("batch 3: 1 of 2 rollouts")
-    status = Status(run_folder, "trainer.rank0")
-    status.set("training step 3")
-
-    class WithoutHead:
-        """A stop request whose first look finds Ray gone; a rank saves one second later."""
-
-        @property
-        def asked(self) -> bool:
-            Timer(1.0, save).start()
-            raise HeadLost("Ray's head has not answered", left_s)
-
-    def save() -> None:
-        if saves and run_folder.stop_request.exists():
-            status.set("done: stopped, as asked")
-
-    programs = {"rollouts": SLEEP, "trainer_rank0": SLEEP}
-    with pytest.raises(HeadLost, match="has not answered"):  # and not StillWatching
-        watched(*SUPERVISED, seconds=30.0, stop=WithoutHead(), **programs)
-    assert run_folder.stop_request.exists()
-
-
-def test_a_server_that_never_answers_ends_the_run_after_startup_timeout(watched):
-    programs = {"inference": SLEEP, "trainer_rank0": SLEEP}
-    with pytest.raises(RunFailed, match=r"did not answer within inference\.startup_timeout=0\.1"):
-        watched("model.warm_start=null", seconds=20.0, rollouts=SLEEP, **programs)
-
-
 class AskedLater:
-    """Asks for the end at the fourth look, when the status has changed."""
+    """Ask for the end at the fourth look, after the status has changed."""
 
     def __init__(self, status: Status) -> None:
         self.status, self.looks = status, 0
@@ -132,7 +109,7 @@ class AskedLater:
         if self.looks == 1:
             self.status.set("batch 3: 0 of 16 rollouts")
         if self.looks == 3:
-            self.status.set("all rollouts stand still for 3 s: my_env.py:12")
+            self.status.set("waiting for my_env.py:12")
         return self.looks > 3
 
 
@@ -145,12 +122,8 @@ class GoneTerminal:
     flush = write
 
 
-@pytest.mark.parametrize("terminal_is_gone", [False, True])
-def test_a_run_whose_rollouts_hang_saves_before_it_ends(
-    terminal_is_gone, watched, tmp_path, monkeypatch
-):
-    if terminal_is_gone:
-        monkeypatch.setattr("sys.stdout", GoneTerminal())
+def test_a_stop_request_after_the_first_batch_lets_the_run_save(watched, tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.stdout", GoneTerminal())
     status = Status(RunFolder(tmp_path / "r"), "rollouts")
     programs = {"rollouts": SLEEP, "trainer_rank0": SLEEP}
     with pytest.raises(StillWatching):
@@ -172,14 +145,6 @@ def test_on_a_cpu_the_trainer_keeps_few_kernels_unless_the_user_says_more(monkey
     assert module._cpu_environment(Place(host=0, devices=("0",), threads=1)) == {}
 
 
-def test_a_full_disk_is_reported_for_a_process_that_could_not_report_it(watched, monkeypatch):
-    monkeypatch.setattr(module.shutil, "disk_usage", lambda path: SimpleNamespace(free=4096))
-    with pytest.raises(
-        RunFailed, match=r"ended with status 1, and no space is left at .*make room"
-    ):
-        watched(*SUPERVISED, seconds=20.0, rollouts=SLEEP, trainer_rank0=["false"])
-
-
 def test_a_full_disk_of_the_supervisor_is_reported_with_a_remedy():
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "r/config.yaml")
     sentence = r"No space left.*r/config.yaml'?: make room there first"
@@ -187,38 +152,6 @@ def test_a_full_disk_of_the_supervisor_is_reported_with_a_remedy():
         raise full
     with pytest.raises(PermissionError), reporting_full_disk():
         raise PermissionError
-
-
-# Like uvicorn after the death of vLLM's engine: refuse connections and wait for the open ones.
-SHUTTING_DOWN = """
-import socket, sys, time
-with socket.socket(socket.AF_UNIX) as listener:
-    listener.bind(sys.argv[1])
-    listener.listen()
-    connection, _ = listener.accept()
-    connection.recv(4096)
-    connection.sendall(b"HTTP/1.1 200 OK\\r\\ncontent-length: 0\\r\\nconnection: close\\r\\n\\r\\n")
-    connection.close()
-time.sleep(600)
-"""
-
-
-def test_a_server_that_closed_its_socket_ends_the_run(watched, tmp_path):
-    server = [
-        sys.executable,
-        "-c",
-        SHUTTING_DOWN,
-        str(RunFolder(tmp_path / "r").private.vllm_socket),
-    ]
-    with pytest.raises(RunFailed, match=r"inference ended with status -\d+"):
-        watched(
-            "model.warm_start=null",
-            seconds=60.0,
-            startup_timeout=50.0,
-            inference=server,
-            rollouts=["sleep", "600"],
-            trainer_rank0=["sleep", "600"],
-        )
 
 
 REPORT = '{"part": "trainer.rank0", "time": 1, "message": "mismatch 3.0 > 0.1"}'

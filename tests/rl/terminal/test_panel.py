@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from rl.runtime.status import ProcessStatus
-from rl.terminal.panel import Chart, RunView, SplitBar, live_panel, number
+from rl.terminal.panel import Chart, RunView, live_panel, number
 from tests.support.metrics import STEP
 
 
@@ -49,7 +49,7 @@ def test_before_the_first_step_the_panel_shows_what_each_process_waits_for():
     assert "reward" not in text
 
 
-def test_a_panel_needs_no_metric_and_shows_those_that_should_be_zero_only_otherwise():
+def test_a_panel_needs_no_metric_and_shows_alarms_only_if_they_are_not_zero():
     view = RunView("name", 10, started=0.0)
     view.add({"step": 0})
     assert "1 of 10 steps" in "\n".join(drawn(view))
@@ -101,11 +101,6 @@ def test_a_chart_fits_its_width_and_averages_values_of_one_column():
     assert top.endswith("█")
     assert printed(Chart([0.0, 1.0, 0.5, 0.5], rows=1), 2) == "▁▁\n"
     assert printed(Chart([], rows=2), 40) == "\n\n"
-
-
-def test_the_shares_of_a_split_bar_fill_it_exactly():
-    shares = {"wait": 1 / 3, "update": 1 / 3, "push": 1 / 6, "other": 1 / 6}
-    assert printed(SplitBar(shares), 37).rstrip("\n") == "━" * 37
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A version that no vLLM takes: every rank decides the same, and nothing learned is lost."""
+"""Delivery of a version that no vLLM takes: every rank decides the same, and no step is lost."""
 
 import time
 from contextlib import ExitStack, nullcontext
@@ -31,7 +31,7 @@ CASES = {  # pushes and probes, x loses the last vLLM; newcomers; stop asked; re
 
 
 class Faulty:
-    """Collects as a pusher does, and loses the last vLLM on the first rank where a case says so."""
+    """Collect as a pusher does; lose the last vLLM on the first rank where a case says so."""
 
     def __init__(self, first, pushes, probes):
         self.first, self.pushes, self.probes = first, list(pushes), list(probes)
@@ -92,7 +92,7 @@ class OneRank:
         self.folder.path.mkdir()
         self.policy.ranks = SimpleNamespace(first=True, from_first=lambda word: word)
         self.policy.logprobs = Scorer(0.0).logprobs
-        pusher = WeightPusher(opened("disk", tmp_path / "weights"))
+        pusher = WeightPusher(opened("shm"))
         receivers = Receivers(self.folder, inference(2), timeout=30.0)
         self.delivery = Delivery(pusher, receivers, self.policy, self.policy.ranks, self.folder)
 

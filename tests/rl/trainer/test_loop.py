@@ -50,14 +50,14 @@ LAST = {"eval/reward": 0.75, "eval/pass@1": 0.5}
 
 
 class WithoutReplicas(Receivers):
-    """Replicas that are ready at once."""
+    """Replicas that are ready without waiting."""
 
     def wait(self):
         pass
 
 
 class Rehearsal(loop.TrainingRun):
-    """The run of one rank, with parts of the test."""
+    """One rank whose learner and pusher are fakes."""
 
     def __init__(self, folder, *, start, max_steps, checkpoint_every, moves=True):
         settings = [f"trainer.checkpoint_every={checkpoint_every}", f"max_steps={max_steps}"]
@@ -99,13 +99,13 @@ def folder(tmp_path):
 
 @pytest.fixture
 def answers() -> dict[str, Callable[[Call], Answer | None]]:
-    """What the rollouts process says to some calls; where it is None, as to all others."""
+    """Return answers of the rollouts process by call; None means the default answer."""
     return {}
 
 
 @pytest.fixture
 def calls(folder, answers):
-    """What the rollouts process is asked; it answers at once."""
+    """Yield the calls to a rollouts process that answers at once."""
     asked: list[Call] = []
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(folder.private.rollouts_socket))
@@ -130,7 +130,7 @@ def calls(folder, answers):
 
 @pytest.fixture
 def saved(monkeypatch):
-    """Steps of the checkpoints."""
+    """Return the steps of the checkpoints."""
     steps: list[int] = []
     monkeypatch.setattr(loop, "save_checkpoint", lambda *_, step, **__: steps.append(step))
     return steps
@@ -203,7 +203,7 @@ PHASES = ("join", "update", "push", "probe", "_publish", "_log", "_save")
 
 @pytest.fixture
 def passing_on(folder):
-    """Signals to this process are taken as those to a rank are."""
+    """Handle signals to this process as a rank does."""
     numbers = (signal.SIGTERM, signal.SIGUSR2)
     before = {number: signal.getsignal(number) for number in numbers}
     pass_on_signals(folder)
@@ -219,7 +219,7 @@ def test_a_signal_in_any_phase_of_a_step_loses_none_and_does_none_twice(
     def no_more(call: Call) -> Answer | None:
         return Answer(over=STOPPED, solved=True) if folder.stop_request.exists() else None
 
-    answers["next_batch"] = no_more  # as rl/rollouts/service.py, to all ranks alike
+    answers["next_batch"] = no_more  # as rl/rollouts/service.py answers all ranks
     run = Rehearsal(folder, start=0, max_steps=9, checkpoint_every=2)
     owner = run.learner if phase == "update" else run
     method, seen = getattr(owner, phase), []

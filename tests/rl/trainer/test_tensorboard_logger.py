@@ -9,7 +9,7 @@ from rl.trainer.tensorboard_logger import TensorBoardLogger
 
 
 def curves(folder):
-    """(step, value) of each metric, as TensorBoard shows them."""
+    """Return (step, value) of each metric, as TensorBoard shows them."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     reader = EventAccumulator(str(RunFolder(folder).tensorboard)).Reload()
@@ -35,7 +35,7 @@ def test_every_step_is_there_as_soon_as_it_was_logged(tmp_path):
     assert curves(tmp_path) == {"train/reward": [(0, 0.25), (1, 0.5)]}
 
 
-def test_a_resumed_run_goes_on_without_a_step_twice(tmp_path):
+def test_a_resumed_run_writes_no_step_twice(tmp_path):
     first = started(tmp_path)
     for step in range(5):
         first.log(step, {"train/reward": step})
@@ -47,7 +47,7 @@ def test_a_resumed_run_goes_on_without_a_step_twice(tmp_path):
     assert curves(tmp_path) == {"train/reward": expected}
 
 
-def test_a_run_that_begins_again_for_want_of_a_checkpoint_shows_no_step_twice(tmp_path):
+def test_a_run_without_a_checkpoint_that_starts_again_writes_no_step_twice(tmp_path):
     for factor in (1, 10):
         logger = started(tmp_path)
         for step in range(3):
@@ -75,4 +75,4 @@ def test_a_folder_that_cannot_be_written_is_a_warning_and_no_end_of_the_run(
         logger.log(step, {"train/reward": 0.5})
     logger.finish()
     assert len(caplog.records) == 1
-    assert "TensorBoard is off" in caplog.text
+    assert "TensorBoardLogger is off" in caplog.text

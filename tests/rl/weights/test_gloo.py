@@ -1,4 +1,4 @@
-"""gloo between processes: what arrives, who listens where, what a dead or hanging worker costs.
+"""gloo between processes: received bytes, listening addresses, and workers that die or hang.
 
 A replica here is two processes, as under tensor parallelism; the trainer is this one.
 """
@@ -113,7 +113,7 @@ def listeners(pid: int | None) -> set[str]:
 
 
 def test_all_workers_get_every_byte_and_a_dead_or_hanging_worker_is_an_error_in_time(tmp_path):
-    sender = opened("gloo", tmp_path, 60.0)
+    sender = opened("gloo", 60.0)
     with replica(2) as workers:
         sender.connect(workers)
         loopback = {"0100007F"}
@@ -132,7 +132,7 @@ def test_all_workers_get_every_byte_and_a_dead_or_hanging_worker_is_an_error_in_
 
         # The other worker alone, as a restarted replica that soon hangs.
         del workers.calls[1:]
-        sender = opened("gloo", tmp_path, 2.0)
+        sender = opened("gloo", 2.0)
         sender.connect(workers)
         sender.pack(WEIGHTS)
         sender.send(workers, 4)
@@ -142,7 +142,7 @@ def test_all_workers_get_every_byte_and_a_dead_or_hanging_worker_is_an_error_in_
 
 
 def test_a_push_that_fails_late_keeps_the_group_of_the_restarted_replica(tmp_path):
-    sender, before = opened("gloo", tmp_path, 60.0), set(enumerate_threads())
+    sender, before = opened("gloo", 60.0), set(enumerate_threads())
     with replica(1) as killed, replica(1) as restarted:
         sender.connect(killed)
         sender.pack(WEIGHTS)
