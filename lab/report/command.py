@@ -4,7 +4,6 @@ report.json                             all numbers; written first
 report.html  report.csv  figures/       the page (lab/report/page.py)
 """
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,11 +11,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from lab.report.arms import arms_of
+from lab.report.arms import Arm, arms_of
 from lab.report.comparison import Comparison, NoBaseline, NothingToCompare, compare
 from lab.report.conclusion import conclusion
+from lab.report.numbers import arm_records, as_json, as_table
 from lab.report.sources import read_sources
-from lab.report.summary import as_record, as_table
 
 USAGE = """python report.py FOLDER [FOLDER ...] [key=value ...]
 
@@ -102,61 +101,52 @@ def report(
         NoBaseline: the named arm cannot be the baseline; nothing was written.
 
     """
-    console, comparison = Console(), None
     sources = read_sources(paths, num_judged)
-    arms, notes = arms_of(sources.runs), sources.notes
+    arms, question, notes = arms_of(sources.runs), sources.question, sources.notes
     try:
         comparison = compare(
-            arms,
-            baseline=baseline,
-            question=sources.question,
-            num_judged=num_judged,
-            notes=notes,
+            arms, baseline=baseline, question=question, num_judged=num_judged, notes=notes
         )
-        text, notes = conclusion(comparison), comparison.notes
-    except NoBaseline:  # print no table
-        raise
     except NothingToCompare as nothing:
-        text = f"{nothing}."
-    _print(console, sources.question, text, as_table(comparison, arms) if arms else "", notes)
-    try:
-        return comparison is not None and _write(console, comparison, page, sources.command)
-    except OSError as error:  # no permission, or a full disk
-        problem = f"nothing could be written ({error}): name another place, out=.../report.html"
-        console.print(Text(problem, "yellow"), soft_wrap=True)
+        _print(None, arms, question, f"{nothing}.", notes)
         return False
+    return show(comparison, page, sources.command)
 
 
-def show(comparison: Comparison, page: Path, console: Console) -> None:
-    """Print a comparison and write its page."""
-    table = as_table(comparison, comparison.arms)
-    _print(console, comparison.question, conclusion(comparison), table, comparison.notes)
-    _write(console, comparison, page, "")
-
-
-def _print(console: Console, question: str, text: str, table: object, notes: Sequence[str]) -> None:
-    if question:
-        console.print(Text(f"\n{question}", "dim"), soft_wrap=True)
-    console.print(Text(f"\n{text}\n", "bold"), soft_wrap=True)
-    if table:
-        console.print(table)
-    for note in notes:
-        console.print(Text(f"! {note}", "yellow"), soft_wrap=True)
-
-
-def _write(console: Console, comparison: Comparison, page: Path, command: str) -> bool:
-    """Write report.json, then the page; return whether the page was written."""
-    page.parent.mkdir(parents=True, exist_ok=True)
-    numbers = page.with_suffix(".json")
-    numbers.write_text(json.dumps(as_record(comparison), indent=1) + "\n")
-    written = True
+def show(comparison: Comparison, page: Path, command: str = "") -> bool:
+    """Print a comparison and write report.json and the page; return whether both were written."""
+    text, numbers = conclusion(comparison), page.with_suffix(".json")
+    _print(comparison, comparison.arms, comparison.question, text, comparison.notes)
     try:
+        page.parent.mkdir(parents=True, exist_ok=True)
+        numbers.write_bytes(as_json(comparison))
         # Altair takes a second to import, so import it after the numbers are printed.
         from lab.report.page import write_page
 
         write_page(comparison, page, command=command)
+    except OSError as error:  # no permission, or a full disk
+        problem = f"not all could be written ({error}): name another place, out=.../report.html"
     except Exception as error:  # noqa: BLE001 a failed drawing must not hide the numbers
-        console.print(Text(f"the page is missing: {type(error).__name__}: {error}", "yellow"))
-        written = False
-    console.print(Text(f"\n{page if written else numbers}", "dim"), soft_wrap=True)
-    return written
+        problem = f"{numbers} is written, the page is missing: {type(error).__name__}: {error}"
+    else:
+        Console().print(Text(f"\n{page}", "dim"), soft_wrap=True)
+        return True
+    Console().print(Text(problem, "yellow"), soft_wrap=True)
+    return False
+
+
+def _print(
+    comparison: Comparison | None,
+    arms: Sequence[Arm],
+    question: str,
+    text: str,
+    notes: Sequence[str],
+) -> None:
+    console = Console()
+    if question:
+        console.print(Text(f"\n{question}", "dim"), soft_wrap=True)
+    console.print(Text(f"\n{text}\n", "bold"), soft_wrap=True)
+    if arms:
+        console.print(as_table(arm_records(comparison, arms)))
+    for note in notes:
+        console.print(Text(f"! {note}", "yellow"), soft_wrap=True)

@@ -28,10 +28,8 @@ class Question:
 class Evaluation:
     """The scores of one policy version."""
 
-    version: int
     scores: dict[Question, float]  # mean reward; NaN if no rollout of the question has a reward
     num_broken: int = 0  # lines that cannot be read
-    digest: str = ""  # of the file
 
 
 class _Line(msgspec.Struct):
@@ -51,11 +49,10 @@ def evaluated_versions(folder: RunFolder) -> list[int]:
 
 def read_evaluation(folder: RunFolder, version: int) -> Evaluation:
     """Return the evaluation of one version. A broken line is counted and skipped."""
-    content = folder.evaluation_of(version).read_bytes()
     rewards: dict[tuple[str, str], list[float]] = defaultdict(list)
     asked: dict[tuple[str, str], msgspec.Raw] = {}
     num_broken = 0
-    for line in content.splitlines():
+    for line in folder.evaluation_of(version).read_bytes().splitlines():
         try:
             line.decode()  # msgspec does not check the text of a Raw field
             rollout = _LINE.decode(line)
@@ -69,7 +66,7 @@ def read_evaluation(folder: RunFolder, version: int) -> Evaluation:
     scores = {
         _question(*key, messages): _mean(rewards.get(key, ())) for key, messages in asked.items()
     }
-    return Evaluation(version, scores, num_broken, hashlib.sha256(content).hexdigest()[:12])
+    return Evaluation(scores, num_broken)
 
 
 def _mean(values: Sequence[float]) -> float:

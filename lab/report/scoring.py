@@ -8,9 +8,8 @@ from math import isnan, nan
 import numpy as np
 
 from lab.report.arms import Arm
-from lab.report.curve import Curve
 from lab.report.evaluations import Question
-from lab.report.run import LAST_STEPS, Run
+from lab.report.run import LAST_STEPS, Curve, Run
 from lab.report.statistics import Scores
 
 HELD_OUT, TRAINING = "held-out questions", "training reward"

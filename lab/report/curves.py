@@ -1,0 +1,123 @@
+"""The curves of a report: scores over the steps, seconds or tokens of the runs."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import altair as alt
+import numpy as np
+
+from lab.report.comparison import Comparison
+from lab.report.forest import BASELINE_COLOUR, Chart, short, view_command
+from lab.report.run import LAST_STEPS, Curve
+from lab.report.scoring import HELD_OUT, TRAINING, curve_of
+
+MOST_POINTS = 40  # of the curve of a run
+OVERLAID = 4  # the most arms in one panel
+FACET_COLUMNS = 4
+PALETTE = (
+    *("#3b7dd8", "#e07b39", "#2a9d8f", "#b5539c", "#c8a02b", "#6a5acd", "#d1495b", "#4c9f38"),
+    *("#1b9fc4", "#a0714f", "#d96fa8", "#7a8f2e"),
+)
+
+
+def curves(comparison: Comparison) -> Chart:
+    """Return scores over steps, seconds or tokens: one panel for few arms, else one per arm.
+
+    The panel of an arm also shows the baseline's median in grey.
+    """
+    points, bands = curve_rows(comparison)
+    # The layers of a facet must share one data set, so each row names its layer.
+    rows = [{**row, "layer": "run"} for row in points]
+    rows += [{**row, "layer": "band"} for row in bands]
+    names = [arm.name for arm in comparison.arms]
+    baseline, few = comparison.baseline.arm.name, len(names) <= OVERLAID
+    if not few:
+        behind = [row for row in bands if row["arm"] == baseline]
+        rows += [{**row, "arm": name, "layer": "baseline"} for name in names for row in behind]
+    layers = alt.layer(
+        *_layers(comparison.scoring.measure, names, baseline), data=alt.Data(values=rows)
+    )
+    choice = alt.binding_radio(options=["steps", "seconds", "tokens"], name="over ")
+    progress = alt.param(name="progress", value="steps", bind=choice)
+    if few:
+        return layers.properties(width=940, height=300).add_params(progress)
+    header = alt.Header(labelFontWeight=600, labelAnchor="start", labelPadding=4)
+    facet = alt.Facet("arm:N", sort=names, title=None, header=header)
+    panels = layers.properties(width=235, height=120)
+    return panels.facet(facet, columns=FACET_COLUMNS, spacing=14).add_params(progress)
+
+
+def _layers(measure: str, names: Sequence[str], baseline: str) -> list[Chart]:
+    few, palette = len(names) <= OVERLAID, iter(PALETTE * len(names))
+    colours = [BASELINE_COLOUR if name == baseline else next(palette) for name in names]
+    legend = alt.Legend(orient="top", labelFontSize=13, symbolOpacity=1) if few else None
+    scale = alt.Scale(domain=list(names), range=colours)
+    colour = alt.Color("arm:N", scale=scale, title=None, legend=legend)
+    x = alt.X("at:Q", title=None, axis=alt.Axis(grid=False, tickCount=4, format="~s"))
+    # Two lines, because a panel is not high.
+    title = ["score on", HELD_OUT]
+    if measure == TRAINING:
+        title = [TRAINING, f"mean of up to {LAST_STEPS} steps"]
+    y, low = (
+        alt.Y(f"{field}:Q", title=title, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=4))
+        for field in ("score", "low")
+    )
+    base = alt.Chart().transform_calculate(at="datum[progress]")
+    band, run, behind = (
+        base.transform_filter(f"datum.layer == '{layer}'") for layer in ("band", "run", "baseline")
+    )
+    tips = ["arm:N", "run:N", "steps:Q", "seconds:Q", "tokens:Q", "score:Q", "view:N"]
+    grey = behind.mark_line(color=BASELINE_COLOUR, strokeWidth=2, opacity=0.7).encode(x=x, y=y)
+    dashed = run.transform_filter("!datum.finished").mark_line(strokeDash=[4, 3], strokeWidth=1.2)
+    return [
+        grey,
+        band.mark_area(opacity=0.16).encode(x=x, y=low, y2="high:Q", color=colour),
+        band.mark_line(strokeWidth=2.5).encode(x=x, y=y, color=colour),
+        run.mark_circle(size=24, opacity=0.6).encode(x=x, y=y, color=colour, tooltip=tips),
+        dashed.encode(x=x, y=y, detail="run:N", color=colour),
+    ]
+
+
+def curve_rows(comparison: Comparison) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the points of every run, and for each arm median and range over its runs."""
+    points, bands, measure = [], [], comparison.scoring.measure
+    for arm in comparison.arms:
+        drawn = [(run, _thinned(curve_of(run, measure))) for run in arm.runs]
+        points += [
+            {
+                "arm": arm.name,
+                "run": run.name,
+                "steps": int(step),
+                "seconds": round(float(seconds), 1),
+                "tokens": int(tokens),
+                "score": short(float(score)),
+                "finished": run.finished,
+                "view": view_command(run, measure, int(step)),
+            }
+            for run, curve in drawn
+            for step, seconds, tokens, score in zip(*curve.columns, strict=True)
+        ]
+        bands += _band(arm.name, [curve for run, curve in drawn if run.finished])
+    return points, bands
+
+
+def _band(arm: str, drawn: Sequence[Curve]) -> Iterator[dict[str, Any]]:
+    """Yield median and range at the steps that all runs have."""
+    for step in sorted(set.intersection(*(set(curve.steps) for curve in drawn)) if drawn else ()):
+        at = [curve.at(curve.steps == step) for curve in drawn]
+        scores = [float(point.scores[0]) for point in at]
+        yield {
+            "arm": arm,
+            "steps": int(step),
+            "seconds": round(float(np.median([point.seconds[0] for point in at])), 1),
+            "tokens": int(np.median([point.tokens[0] for point in at])),
+            "score": short(float(np.median(scores))),
+            "low": short(min(scores)),
+            "high": short(max(scores)),
+        }
+
+
+def _thinned(curve: Curve) -> Curve:
+    """Return at most MOST_POINTS of the curve, including the first and the last."""
+    num_points = min(len(curve.steps), MOST_POINTS)
+    return curve.at(np.linspace(0, len(curve.steps) - 1, num_points).round().astype(int))
