@@ -9,7 +9,7 @@ import numpy as np
 
 from lab.report import statistics as st
 from lab.report.arms import Arm
-from lab.report.run import RUNNING, Run
+from lab.report.run import Run
 from lab.report.scoring import TRAINING, ScoredArm, Scoring, score_arms
 
 SEED = 0  # of the draws, so that the same runs give the same page
@@ -180,11 +180,8 @@ def _baseline(arms: Sequence[Arm], wanted: str | None) -> Arm:
     if not counting:
         raise NothingToCompare(_why_nothing(arms))
     if wanted is None:
-        evaluated = [arm for arm in counting if any(run.evaluations for run in arm.finished)]
-        rewarded = [
-            arm for arm in counting if any(r.training_reward is not None for r in arm.finished)
-        ]
-        return (evaluated or rewarded or counting)[0]
+        # The first arm with evaluations, else the first one with rewards.
+        return max(counting, key=lambda arm: max(_measures(run) for run in arm.finished))
     chosen = next((arm for arm in arms if wanted in (arm.label, arm.name)), None)
     if chosen is None:
         names = ", ".join(arm.label for arm in arms)
@@ -194,13 +191,15 @@ def _baseline(arms: Sequence[Arm], wanted: str | None) -> Arm:
     return chosen
 
 
+def _measures(run: Run) -> tuple[bool, bool]:
+    """Return whether the run was evaluated, and whether it has rewards."""
+    return bool(run.evaluations), run.training_reward is not None
+
+
 def _why_nothing(arms: Sequence[Arm]) -> str:
     runs = [run for arm in arms for run in arm.runs]
     if not runs:
         return "there is no run here: name the folder of a sweep or of runs (outputs/...)"
-    num_running = sum(run.status == RUNNING for run in runs)
-    if num_running:
-        return f"none of {len(runs)} runs has finished, {num_running} of them are still going"
     return f"none of {len(runs)} runs has finished; the first: {runs[0].name}: {runs[0].cause}"
 
 
@@ -258,4 +257,4 @@ def _not_counting(left_out: Sequence[tuple[Run, str]]) -> str:
         for why, runs in causes[:_MOST_CAUSES]
     ]
     shown += ["more causes on the page"] if len(causes) > _MOST_CAUSES else []
-    return f"{len(left_out)} of the runs do not count: {'; '.join(shown)}"
+    return f"Runs that do not count ({len(left_out)}): {'; '.join(shown)}"

@@ -58,22 +58,15 @@ def _what_it_takes(results: Sequence[ArmResult], baseline: ArmResult) -> str:
     fewest = min(result.scores.num_seeds for result in [*results, baseline])
     needed = [
         # If the present number should have sufficed, ask for one more seed.
-        (max(r.seeds_needed - fewest, 1), r.arm.name)
-        for r in results
-        if r.seeds_needed is not None
+        (max(result.seeds_needed - fewest, 1), result.arm.name)
+        for result in results
+        if result.seeds_needed is not None
     ]
     if not needed:
         return f"{smallest}; for differences this small it takes more questions, not seeds"
-    (least, nearest), (most, furthest) = min(needed), max(needed)
-    if len(results) == 1:
-        return f"{smallest}; {_seeds(least)} would do"
-    if least == most:
-        return f"{smallest}; {_seeds(least)} each would do for {nearest}"
-    return f"{smallest}; {_seeds(least)} each would do for {nearest}, {most} for {furthest}"
-
-
-def _seeds(number: int) -> str:
-    return f"{number} more seed{'s' * (number > 1)}"
+    number, name = min(needed)
+    each = "" if len(results) == 1 else f" each would do for {name}"
+    return f"{smallest}; {number} more seed{'s' * (number > 1)}{each or ' would do'}"
 
 
 def _basis(comparison: Comparison) -> str:

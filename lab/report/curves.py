@@ -12,47 +12,30 @@ from lab.report.run import LAST_STEPS, Curve
 from lab.report.scoring import HELD_OUT, TRAINING, curve_of
 
 MOST_POINTS = 40  # of the curve of a run
-OVERLAID = 4  # the most arms in one panel
-FACET_COLUMNS = 4
-PALETTE = (
-    *("#3b7dd8", "#e07b39", "#2a9d8f", "#b5539c", "#c8a02b", "#6a5acd", "#d1495b", "#4c9f38"),
-    *("#1b9fc4", "#a0714f", "#d96fa8", "#7a8f2e"),
-)
+COLUMNS, WIDTH = 4, 980  # the most panels beside each other, and the pixels of all of them
+COLOUR = "#3b7dd8"
 
 
 def curves(comparison: Comparison) -> Chart:
-    """Return scores over steps, seconds or tokens: one panel for few arms, else one per arm.
-
-    The panel of an arm also shows the baseline's median in grey.
-    """
+    """Return scores over steps, seconds or tokens: a panel per arm, with the baseline in grey."""
     points, bands = curve_rows(comparison)
     # The layers of a facet must share one data set, so each row names its layer.
     rows = [{**row, "layer": "run"} for row in points]
     rows += [{**row, "layer": "band"} for row in bands]
     names = [arm.name for arm in comparison.arms]
-    baseline, few = comparison.baseline.arm.name, len(names) <= OVERLAID
-    if not few:
-        behind = [row for row in bands if row["arm"] == baseline]
-        rows += [{**row, "arm": name, "layer": "baseline"} for name in names for row in behind]
-    layers = alt.layer(
-        *_layers(comparison.scoring.measure, names, baseline), data=alt.Data(values=rows)
-    )
+    behind = [row for row in bands if row["arm"] == comparison.baseline.arm.name]
+    rows += [{**row, "arm": name, "layer": "baseline"} for name in names for row in behind]
+    layers = alt.layer(*_layers(comparison.scoring.measure), data=alt.Data(values=rows))
     choice = alt.binding_radio(options=["steps", "seconds", "tokens"], name="over ")
     progress = alt.param(name="progress", value="steps", bind=choice)
-    if few:
-        return layers.properties(width=940, height=300).add_params(progress)
     header = alt.Header(labelFontWeight=600, labelAnchor="start", labelPadding=4)
     facet = alt.Facet("arm:N", sort=names, title=None, header=header)
-    panels = layers.properties(width=235, height=120)
-    return panels.facet(facet, columns=FACET_COLUMNS, spacing=14).add_params(progress)
+    columns = min(len(names), COLUMNS)
+    panels = layers.properties(width=WIDTH // columns - 20, height=400 // columns + 20)
+    return panels.facet(facet, columns=columns, spacing=14).add_params(progress)
 
 
-def _layers(measure: str, names: Sequence[str], baseline: str) -> list[Chart]:
-    few, palette = len(names) <= OVERLAID, iter(PALETTE * len(names))
-    colours = [BASELINE_COLOUR if name == baseline else next(palette) for name in names]
-    legend = alt.Legend(orient="top", labelFontSize=13, symbolOpacity=1) if few else None
-    scale = alt.Scale(domain=list(names), range=colours)
-    colour = alt.Color("arm:N", scale=scale, title=None, legend=legend)
+def _layers(measure: str) -> list[Chart]:
     x = alt.X("at:Q", title=None, axis=alt.Axis(grid=False, tickCount=4, format="~s"))
     # Two lines, because a panel is not high.
     title = ["score on", HELD_OUT]
@@ -66,15 +49,16 @@ def _layers(measure: str, names: Sequence[str], baseline: str) -> list[Chart]:
     band, run, behind = (
         base.transform_filter(f"datum.layer == '{layer}'") for layer in ("band", "run", "baseline")
     )
+    unfinished = run.transform_filter("!datum.finished")
     tips = ["arm:N", "run:N", "steps:Q", "seconds:Q", "tokens:Q", "score:Q", "view:N"]
-    grey = behind.mark_line(color=BASELINE_COLOUR, strokeWidth=2, opacity=0.7).encode(x=x, y=y)
-    dashed = run.transform_filter("!datum.finished").mark_line(strokeDash=[4, 3], strokeWidth=1.2)
     return [
-        grey,
-        band.mark_area(opacity=0.16).encode(x=x, y=low, y2="high:Q", color=colour),
-        band.mark_line(strokeWidth=2.5).encode(x=x, y=y, color=colour),
-        run.mark_circle(size=24, opacity=0.6).encode(x=x, y=y, color=colour, tooltip=tips),
-        dashed.encode(x=x, y=y, detail="run:N", color=colour),
+        behind.mark_line(color=BASELINE_COLOUR, strokeWidth=2, opacity=0.7).encode(x=x, y=y),
+        band.mark_area(opacity=0.16, color=COLOUR).encode(x=x, y=low, y2="high:Q"),
+        band.mark_line(strokeWidth=2.5, color=COLOUR).encode(x=x, y=y),
+        run.mark_circle(size=24, opacity=0.6, color=COLOUR).encode(x=x, y=y, tooltip=tips),
+        unfinished.mark_line(strokeDash=[4, 3], strokeWidth=1.2, color=COLOUR).encode(
+            x=x, y=y, detail="run:N"
+        ),
     ]
 
 

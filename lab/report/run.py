@@ -20,7 +20,6 @@ from rl.runtime.start_record import load_yaml, read_record, resume_command
 from rl.runtime.status import STOPPED, progress_of, read_statuses
 from rl.runtime.text import key_of
 
-FINISHED, RUNNING, FAILED = "finished", "still going", "failed"
 LAST_STEPS = 10  # the mean reward of these is the score of a run without evaluations
 RUN_KEYS = {"seed", "run_name", "resume", "output_dir"}  # differ between runs of one arm
 _LONGEST_CAUSE = 300  # characters
@@ -64,8 +63,7 @@ class Run:
     overrides: tuple[str, ...] = ()  # without the seed and the place of the run
     config: dict[str, Any] | None = None  # by dotted key, without the seed and the run's name
     seed: Any = None
-    status: str = FINISHED
-    cause: str = ""  # why it did not finish
+    cause: str = ""  # why it did not finish; "" if it did
     num_steps: int = 0
     max_steps: int = 1
     seconds: float = 0.0
@@ -79,7 +77,7 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether the run counts."""
-        return self.status == FINISHED
+        return not self.cause
 
     @property
     def training_reward(self) -> float | None:
@@ -103,19 +101,13 @@ def read_run(
 ) -> Run:
     """Read a run, with the last `num_judged` of its evaluations.
 
-    Args:
-        folder: of the run; None: it failed before it had one.
-        overrides: of the command line.
-        error: why the job of a sweep failed; None: unknown or none.
-        num_judged: evaluations at the end of the run that are averaged.
-
+    `folder` is None if the job of a sweep failed before it had one, and `error` says why.
     """
     meaningful = tuple(sorted(item for item in overrides if key_of(item) not in RUN_KEYS))
     if folder is None:
         return Run(
             name=" ".join(meaningful) or "(no name)",
             overrides=meaningful,
-            status=FAILED,
             cause=(error or "it failed before it had a folder")[:_LONGEST_CAUSE],
         )
     rows, settings, record = read_metrics(folder), _settings(folder), read_record(folder)
@@ -123,7 +115,6 @@ def read_run(
     max_steps = (config or {}).get("max_steps")
     max_steps = max_steps if isinstance(max_steps, int) else num_steps + 1
     versions = evaluated_versions(folder)[-num_judged:]
-    status, cause = _status(folder, rows, error, max_steps)
     seconds, tokens = (_sums_before(rows, name) for name in ("time/step", "train/tokens"))
     return Run(
         name=folder.name,
@@ -131,8 +122,7 @@ def read_run(
         overrides=meaningful,
         config=config,
         seed=settings.get("seed"),
-        status=status,
-        cause=cause[:_LONGEST_CAUSE],
+        cause=_cause(folder, rows, error, max_steps)[:_LONGEST_CAUSE],
         num_steps=num_steps,
         max_steps=max_steps,
         seconds=float(seconds[-1]),
@@ -176,34 +166,30 @@ def _without_run_keys(settings: dict[str, Any], run_name: str) -> dict[str, Any]
     return kept if settings else None
 
 
-def _status(
-    folder: RunFolder, rows: Sequence[Row], error: str | None, max_steps: int
-) -> tuple[str, str]:
-    """Return how a run ended, and why it did not finish."""
+def _cause(folder: RunFolder, rows: Sequence[Row], error: str | None, max_steps: int) -> str:
+    """Return why a run did not finish, "" if it did."""
     if not folder.path.is_dir():
-        return FAILED, error or f"{folder} does not exist"
+        return error or f"{folder} does not exist"
     num_steps = steps_done(rows)
     progress = f"step {num_steps} of {max_steps}"
     try:
         ensure_free(folder)
     except FolderInUse:
-        return RUNNING, f"still going: {progress}"
+        return f"still going: {progress}"
     with suppress(OSError, ValueError, KeyError, TypeError):
         if failure := first_failure(folder):
-            return FAILED, f"{failure['part']}: {failure['message']}".splitlines()[0]
+            return f"{failure['part']}: {failure['message']}".splitlines()[0]
     if error is not None or not rows:
-        return FAILED, error or "no step was done"
-    if num_steps < max_steps and not _had_learned_all(folder):
-        return FAILED, f"stopped after {progress}"
-    return FINISHED, ""
+        return error or "no step was done"
+    is_short = num_steps < max_steps and not _had_learned_all(folder)
+    return f"stopped after {progress}" if is_short else ""
 
 
 def _had_learned_all(folder: RunFolder) -> bool:
     """Return whether the trainer ended early for a reason of its own: nothing left to learn."""
     trainer = read_statuses(folder).get("trainer.rank0")
-    if trainer is None or trainer.phase != "done":
-        return False
-    return progress_of(trainer.doing) not in ("", STOPPED)
+    is_done = trainer is not None and trainer.phase == "done"
+    return is_done and progress_of(trainer.doing) not in ("", STOPPED)
 
 
 def _sums_before(rows: Sequence[Row], name: str) -> Floats:
@@ -213,7 +199,5 @@ def _sums_before(rows: Sequence[Row], name: str) -> Floats:
 
 
 def _curve(rows: Sequence[Row], name: str, seconds: Floats, tokens: Floats) -> Curve:
-    at = [index for index, row in enumerate(rows) if row.get(name) is not None]
-    steps = np.array([rows[index]["step"] for index in at], float)
-    scores = np.array([rows[index][name] for index in at], float)
-    return Curve(steps, seconds[at], tokens[at], scores)
+    steps, scores = (np.array([row.get(key) for row in rows], float) for key in ("step", name))
+    return Curve(steps, seconds[:-1], tokens[:-1], scores).at(np.isfinite(scores))

@@ -101,20 +101,22 @@ def _by_training_reward(arms: Sequence[Arm]) -> Scoring:
 
 def _last_steps_in_words(runs: Sequence[Run]) -> str:
     """Return how many steps were scored. A run may be shorter than LAST_STEPS."""
-    counts = {len(run.training.scores[-LAST_STEPS:]) for run in runs} or {LAST_STEPS}
-    fewest, most = min(counts), max(counts)
-    if most == 1:
-        return "the last step"
-    return f"the last {most if fewest == most else f'{fewest} to {most}'} steps"
+    counts = _range([len(run.training.scores[-LAST_STEPS:]) for run in runs] or [LAST_STEPS])
+    return "the last step" if counts == "1" else f"the last {counts} steps"
 
 
 def _versions_in_words(runs: Sequence[Run], num_judged: int) -> str:
     """Return which versions were scored."""
     versions = [run.judged_versions(num_judged) for run in runs]
-    first, last = min(v[-1] for v in versions), max(v[-1] for v in versions)
-    name = f"version {last}" if first == last else f"versions {first} to {last}"
-    most = max(map(len, versions))
+    last, most = _range([one[-1] for one in versions]), max(map(len, versions))
+    name = f"version{'s' * (' ' in last)} {last}"
     return name if most == 1 else f"the last {most} evaluations, up to {name}"
+
+
+def _range(numbers: Sequence[int]) -> str:
+    """Return the numbers as text: 6, or 6 to 10."""
+    low, high = min(numbers), max(numbers)
+    return str(low) if low == high else f"{low} to {high}"
 
 
 def _mean_scores(run: Run, num_judged: int) -> dict[Question, float]:
