@@ -98,7 +98,7 @@ def store(runs: Sequence[Run], file: Path) -> None:
         for run in runs
     ]
     content = {"commit": runs[0].commit, "day": time.strftime("%Y-%m-%d"), "runs": stored}
-    content["questions"] = [(q.env, q.example, q.digest, q.text) for q in questions]
+    content["questions"] = [(q.env, q.example, q.digest) for q in questions]
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(msgspec.json.encode(content) + b"\n")  # NaN becomes null
 
@@ -108,7 +108,7 @@ def read_stored(file: Path) -> list[Run]:
     if not file.is_file():
         raise NothingToCompare(f"{file} does not exist: `make baseline STORE=store` writes it")
     content = json.loads(file.read_text())
-    questions = [Question(*fields) for fields in content["questions"]]
+    questions = [Question(*fields[:3]) for fields in content["questions"]]
     runs = []
     for stored in content["runs"]:
         evaluations = {}

@@ -28,7 +28,6 @@ A folder is that of a sweep (outputs/sweeps/...), of a run, or one that holds ru
 
 What each number is: docs/report.md"""
 TAKEN = ("sweep", "summary", "versions")  # .json files of sweeps and runs
-KEYS = ("baseline", "judged", "out")
 OK, NO_PAGE, BAD_ARGUMENTS = 0, 1, 2
 
 
@@ -43,11 +42,15 @@ def main(arguments: list[str]) -> int:
         return OK if arguments else BAD_ARGUMENTS
     try:
         paths, options = _parsed(arguments)
-        page, judged = _page_of(paths, options), options.get("judged", "1")
+        page, judged = Path(options["out"]), options["judged"]
+        if page.suffix != ".html":
+            raise BadArguments(f"out={page}: name a page that ends in .html")
+        if page.stem in TAKEN:
+            raise BadArguments(f"out={page}: {page.stem}.json is another file's name")
         if not judged.isdecimal() or int(judged) < 1:
             problem = f"judged={judged}: give the number of evaluations to average, 1 or more"
             raise BadArguments(problem)
-        written = report(paths, page, baseline=options.get("baseline"), num_judged=int(judged))
+        written = report(paths, page, baseline=options["baseline"], num_judged=int(judged))
     except (BadArguments, NoBaseline) as problem:
         print(f"no report: {problem}", file=sys.stderr)  # noqa: T201
         return BAD_ARGUMENTS
@@ -56,50 +59,28 @@ def main(arguments: list[str]) -> int:
 
 def _parsed(arguments: list[str]) -> tuple[list[Path], dict[str, str]]:
     """Return folders and options."""
-    options: dict[str, str] = {}
+    options = {"baseline": "", "judged": "1", "out": ""}
     paths = []
     for argument in arguments:
         key, _, value = argument.partition("=")
         # The name of a folder may contain "=".
         if not value or Path(argument).exists():
             paths.append(Path(argument))
-        elif key in KEYS:
+        elif key in options:
             options[key] = value
         else:
-            raise BadArguments(f"{argument}: the keys are {', '.join(KEYS)}")
+            raise BadArguments(f"{argument}: the keys are {', '.join(options)}")
     if not paths:
         raise BadArguments("name the folder of a sweep or of a run (outputs/...)")
-    return paths, options
-
-
-def _page_of(paths: list[Path], options: dict[str, str]) -> Path:
-    page = Path(options.get("out") or paths[0] / "report.html")
-    if page.suffix != ".html":
-        raise BadArguments(f"out={page}: name a page that ends in .html")
-    if page.stem in TAKEN:
-        raise BadArguments(f"out={page}: {page.stem}.json is another file's name: choose another")
-    if "out" not in options and not paths[0].is_dir():
+    if not options["out"] and not paths[0].is_dir():
         raise BadArguments(f"{paths[0]} does not exist")
-    return page
+    return paths, {**options, "out": options["out"] or str(paths[0] / "report.html")}
 
 
-def report(
-    paths: Sequence[Path], page: Path, *, baseline: str | None = None, num_judged: int = 1
-) -> bool:
-    """Compare the runs of these folders, print the result, and write it if there is one.
+def report(paths: Sequence[Path], page: Path, *, baseline: str = "", num_judged: int = 1) -> bool:
+    """Compare the runs of these folders and show the result; return whether a page was written.
 
-    Args:
-        paths: of sweeps, of runs, of folders of runs.
-        page: the HTML file; figures and numbers are written beside it.
-        baseline: the arm that the others are compared with; None: the first.
-        num_judged: evaluations at the end of a run that are averaged.
-
-    Returns:
-        Whether the page was written.
-
-    Raises:
-        NoBaseline: the named arm cannot be the baseline; nothing was written.
-
+    Raise NoBaseline if the named arm cannot be the baseline; then nothing is written.
     """
     sources = read_sources(paths, num_judged)
     arms, question, notes = arms_of(sources.runs), sources.question, sources.notes

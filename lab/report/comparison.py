@@ -94,19 +94,15 @@ class Comparison:
 def compare(
     arms: Sequence[Arm],
     *,
-    baseline: str | None = None,
+    baseline: str = "",
     question: str = "",
     num_judged: int = 1,
     notes: Sequence[str] = (),
 ) -> Comparison:
     """Compare arms by their scores on the same questions, else by their training reward.
 
-    Args:
-        arms: in the order in which they were run.
-        baseline: name or label of an arm; None: the first arm of which a run counts.
-        question: of the sweep.
-        num_judged: evaluations at the end of a run that are averaged.
-        notes: warnings that are shown before others.
+    `baseline` is the name or the label of an arm; without one it is the first arm of which a run
+    counts. The last `num_judged` evaluations of each run are averaged. `notes` are shown first.
 
     Raises:
         NothingToCompare: no run counts, or the baseline has no score.
@@ -174,12 +170,12 @@ def _results(scoring: Scoring, control: Arm) -> list[ArmResult]:
     return results
 
 
-def _baseline(arms: Sequence[Arm], wanted: str | None) -> Arm:
+def _baseline(arms: Sequence[Arm], wanted: str) -> Arm:
     """Return the arm that the others are compared with."""
     counting = [arm for arm in arms if arm.finished]
     if not counting:
         raise NothingToCompare(_why_nothing(arms))
-    if wanted is None:
+    if not wanted:
         # The first arm with evaluations, else the first one with rewards.
         return max(counting, key=lambda arm: max(_measures(run) for run in arm.finished))
     chosen = next((arm for arm in arms if wanted in (arm.label, arm.name)), None)
@@ -250,11 +246,7 @@ def by_cause(left_out: Sequence[tuple[Run, str]]) -> list[tuple[str, list[Run]]]
 
 
 def _not_counting(left_out: Sequence[tuple[Run, str]]) -> str:
-    """Return a note with the number of runs and the most frequent causes."""
-    causes = by_cause(left_out)
-    shown = [
-        f"{runs[0].name}{f' and {len(runs) - 1} more' if len(runs) > 1 else ''}: {why}"
-        for why, runs in causes[:_MOST_CAUSES]
-    ]
-    shown += ["more causes on the page"] if len(causes) > _MOST_CAUSES else []
-    return f"Runs that do not count ({len(left_out)}): {'; '.join(shown)}"
+    """Return a note with the most frequent causes, and one run of each."""
+    causes = by_cause(left_out)[:_MOST_CAUSES]
+    shown = [f"{runs[0].name}: {why} ({len(runs)} x)" for why, runs in causes]
+    return f"{len(left_out)} runs do not count, for example {'; '.join(shown)}"

@@ -108,24 +108,12 @@ def as_csv(comparison: Comparison) -> str:
         for run, score in zip(result.runs, result.scores.runs, strict=True)
     }
     why = {id(run): reason for run, reason in comparison.left_out}
-    lines = [
-        {
-            "arm": arm.label,
-            "seed": run.seed,
-            "run": run.name,
-            "score": scores.get(id(run)),
-            "steps": run.num_steps,
-            "seconds": run.seconds,
-            "tokens": run.tokens,
-            "left_out": why.get(id(run)),
-            "commit": run.commit,
-            "folder": run.folder,
-        }
-        for arm in comparison.arms
-        for run in arm.runs
-    ]
+    heads = ("arm", "seed", "run", "score", "steps", "seconds", "tokens", "left_out", "commit")
     file = io.StringIO()
-    writer = csv.DictWriter(file, list(lines[0]))
-    writer.writeheader()
-    writer.writerows(lines)
+    writer = csv.writer(file)
+    writer.writerow([*heads, "folder"])
+    for arm in comparison.arms:
+        for run in arm.runs:
+            line = [arm.label, run.seed, run.name, scores.get(id(run)), run.num_steps, run.seconds]
+            writer.writerow([*line, run.tokens, why.get(id(run)), run.commit, run.folder])
     return file.getvalue()

@@ -19,31 +19,21 @@ from lab.report.arms import differing_keys
 from lab.report.comparison import Comparison, by_cause
 from lab.report.conclusion import conclusion
 from lab.report.curves import curves
-from lab.report.evaluations import shortened
 from lab.report.forest import forest
 from lab.report.numbers import arm_records, as_csv, table
-from lab.report.run import LAST_STEPS, Run
+from lab.report.run import LAST_STEPS
 from lab.report.scoring import TRAINING
-from lab.report.statistics import LEVEL, NUM_DRAWS
+from lab.report.statistics import NUM_DRAWS
 from rl.runtime.files import write_whole
 from rl.runtime.folder import RunFolder
 
 ON_PAGE = ("var(--ink)", "var(--quiet)", "var(--line)")
 ON_PAPER = ("#1c2330", "#5b6472", "#e3e6ea")
 SCALE = 2  # pixels of a PNG per unit
-_MOST_KEYS = 60  # rows of settings
-_LONGEST_VALUE = 60  # characters of a setting
 
 
 def write_page(comparison: Comparison, path: Path, *, command: str = "") -> None:
-    """Write the page, and report.csv and figures/ beside it.
-
-    Args:
-        comparison: the content.
-        path: of the page.
-        command: that started the runs, "" if it is unknown.
-
-    """
+    """Write the page, and report.csv and figures/ beside it; `command` started the runs."""
     drawn = {"forest": forest(comparison), "curves": curves(comparison)}
     specs = {name: chart.to_dict(validate=False) for name, chart in drawn.items()}
     # A rollout may contain a lone surrogate.
@@ -63,7 +53,10 @@ def render(comparison: Comparison, specs: dict[str, dict[str, Any]], command: st
         numbers=table(arm_records(comparison, comparison.arms)),
         settings=settings(comparison),
         failures=by_cause(comparison.left_out),
-        caveats=caveats(comparison),
+        num_models=num_models(comparison),
+        envs=sorted({question.env for question in comparison.scoring.questions}),
+        steps=sorted({run.max_steps for one in comparison.results for run in one.runs}),
+        draws=NUM_DRAWS,
         # A name that contains "</script>" must not end the script element.
         specs=json.dumps(themed, separators=(",", ":")).replace("<", "\\u003c"),
         script=vega_script(),
@@ -97,54 +90,20 @@ def settings(comparison: Comparison) -> list[list[str]]:
     """Return the settings in which arms differ: a row of heads, then a row per setting."""
     base = comparison.baseline.arm
     arms = [base, *(arm for arm in comparison.arms if arm is not base)]
-    runs = [arm.runs[0] for arm in arms]
-    rows = [
-        [key.removesuffix("._target_"), *(_setting(key, run) for run in runs)]
-        for key in differing_keys(runs)[:_MOST_KEYS]
-    ]
-    return [["setting", *(arm.name for arm in arms)], *rows]
+    rows = [["setting", *(arm.name for arm in arms)]]
+    for key in differing_keys([arm.runs[0] for arm in arms]):
+        values = [str((arm.runs[0].config or {}).get(key, "-")) for arm in arms]
+        rows.append([key.removesuffix("._target_"), *values])
+    return rows
 
 
-def _setting(key: str, run: Run) -> str:
-    """Return a value as text; of the path of a callable only its name."""
-    text = str((run.config or {}).get(key, "-"))
-    return shortened(text.rpartition(".")[2] if key.endswith("_target_") else text, _LONGEST_VALUE)
-
-
-def caveats(comparison: Comparison) -> list[str]:
-    """Return what these numbers do not show."""
-    texts = []
-    envs = sorted({question.env for question in comparison.scoring.questions})
-    if len(envs) == 1:
-        texts.append(f"One environment ({envs[0]}): elsewhere the arms may come in another order.")
-    starts = {_fingerprint(run) for run in comparison.runs} - {""}
-    if len(starts) == 1:
-        texts.append("All runs start from the same model: another may give other differences.")
-    elif starts:
-        texts.append(f"The runs start from {len(starts)} different models, which differences show.")
-    steps = {run.max_steps for result in comparison.results for run in result.runs}
-    if len(steps) == 1:
-        texts.append(f"Scores are those after {steps.pop()} steps: longer runs may cross.")
-    else:
-        texts.append(f"The runs are not equally long ({min(steps)} to {max(steps)} steps).")
-    if len(comparison.others) > 1 and comparison.has_intervals:
-        texts.append(
-            f"{len(comparison.others)} arms were compared with one: p-values are adjusted for that "
-            "(Holm), the intervals of the differences are not."
-        )
-    if comparison.has_intervals:
-        texts.append(
-            f"Intervals: {LEVEL:.0%}, {NUM_DRAWS:,} draws of seeds within arms and of questions "
-            "for all arms (docs/report.md)."
-        )
-    return texts
-
-
-def _fingerprint(run: Run) -> str:
-    """Return the fingerprint of the initial model, "" if it is unknown."""
-    with suppress(OSError, IndexError):
-        return RunFolder(run.folder).model_fingerprint() if run.folder else ""
-    return ""
+def num_models(comparison: Comparison) -> int:
+    """Return the number of different models that the runs start from, as far as it is known."""
+    found = set()
+    for folder in (run.folder for run in comparison.runs if run.folder):
+        with suppress(OSError, IndexError):
+            found.add(RunFolder(folder).model_fingerprint())
+    return len(found - {""})
 
 
 def vega_script() -> str:
