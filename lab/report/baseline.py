@@ -57,28 +57,22 @@ def against(today: Sequence[Run], file: Path) -> Comparison:
     """Compare runs with the stored ones at the last version that all of them evaluated."""
     stored = read_stored(file)
     shared = set.intersection(*(set(run.evaluations) for run in (*today, *stored)))
-    if not shared - {0}:
+    if not (last := max(shared, default=0)):
         raise NothingToCompare(
             "today's runs and the stored ones were evaluated at no common version but the first: "
             "keep evaluation.every and max_steps, or store the curves again"
         )
     arms = [
-        Arm(name, name, tuple(_until(run, max(shared)) for run in members))
-        for name, members in ((STORED, stored), (TODAY, today))
+        Arm(name, name, tuple(replace(r, evaluations={last: r.evaluations[last]}) for r in runs))
+        for name, runs in ((STORED, stored), (TODAY, today))
     ]
     question = f"Does today's code learn as well as that of commit {stored[0].commit[:10]}?"
     comparison = compare(arms, baseline=STORED, question=question)
-    if not comparison.others or not comparison.scoring.questions:
+    if not comparison.others:
         raise NothingToCompare(
             "the runs have other questions than the stored baseline: store the curves again"
         )
     return comparison
-
-
-def _until(run: Run, version: int) -> Run:
-    """Return the run as if it had ended with this version."""
-    kept = {v: evaluation for v, evaluation in run.evaluations.items() if v <= version}
-    return replace(run, evaluations=kept, held_out=run.held_out.at(run.held_out.steps <= version))
 
 
 def store(runs: Sequence[Run], file: Path) -> None:

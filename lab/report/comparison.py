@@ -247,6 +247,8 @@ def by_cause(left_out: Sequence[tuple[Run, str]]) -> list[tuple[str, list[Run]]]
 
 def _not_counting(left_out: Sequence[tuple[Run, str]]) -> str:
     """Return a note with the most frequent causes, and one run of each."""
-    causes = by_cause(left_out)[:_MOST_CAUSES]
-    shown = [f"{runs[0].name}: {why} ({len(runs)} x)" for why, runs in causes]
-    return f"{len(left_out)} runs do not count, for example {'; '.join(shown)}"
+    shown = [
+        f"{runs[0].name}{f' and {len(runs) - 1} more' * (len(runs) > 1)}: {why}"
+        for why, runs in by_cause(left_out)[:_MOST_CAUSES]
+    ]
+    return f"Runs that do not count ({len(left_out)}): {'; '.join(shown)}"

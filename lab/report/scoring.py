@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isnan, nan
+from math import isnan
 
 import numpy as np
 
@@ -47,33 +47,30 @@ def score_arms(arms: Sequence[Arm], baseline: Arm, num_judged: int) -> Scoring:
     A run with other questions is left out, and so is a run that was scored on few of them. A
     question on which one of the remaining runs was not scored is left out.
     """
-    asked = [tuple(sorted(run.questions)) for run in baseline.finished if run.evaluations]
+    asked = [frozenset(run.questions) for run in baseline.finished if run.evaluations]
     if not asked:
         return _by_training_reward(arms)
-    reference = set(Counter(asked).most_common(1)[0][0])
-    tables = {
-        id(run): _mean_scores(run, num_judged)
-        for arm in arms
-        for run in arm.finished
-        if run.evaluations
-    }
+    reference = Counter(asked).most_common(1)[0][0]
+    tables: dict[int, dict[Question, float]] = {}  # of the runs that count, by their ids
     kept: list[tuple[Arm, list[Run]]] = []
     left_out: list[tuple[Run, str]] = []
     for arm in arms:
         runs = []
         for run in arm.finished:
+            table = _mean_scores(run, num_judged)
             if not run.evaluations:
                 left_out.append((run, "it has no evaluation"))
             elif len(reference & run.questions) < FEWEST_SHARED * len(reference):
                 left_out.append((run, f"it was asked other questions than {baseline.name}"))
-            elif len(reference & _scored(tables[id(run)])) < FEWEST_SHARED * len(reference):
+            elif len(reference & table.keys()) < FEWEST_SHARED * len(reference):
                 left_out.append((run, "it could not be scored on most of its questions"))
             else:
                 runs.append(run)
+                tables[id(run)] = table
         if runs:
             kept.append((arm, runs))
     every = [run for _, runs in kept for run in runs]
-    questions = tuple(sorted(reference.intersection(*(_scored(tables[id(r)]) for r in every))))
+    questions = tuple(sorted(reference.intersection(*tables.values())))
     if not questions or not any(arm is baseline for arm, _ in kept):
         return _by_training_reward(arms)
     envs = sorted({question.env for question in questions})
@@ -120,16 +117,11 @@ def _range(numbers: Sequence[int]) -> str:
 
 
 def _mean_scores(run: Run, num_judged: int) -> dict[Question, float]:
-    """Return the mean over the judged versions, NaN for a question that one of them lacks."""
+    """Return the mean over the judged versions for each question that was scored in all of them."""
     tables = [run.evaluations[version].scores for version in run.judged_versions(num_judged)]
-    return {
-        question: float(np.mean([table.get(question, nan) for table in tables]))
-        for question in tables[-1]
-    }
-
-
-def _scored(table: dict[Question, float]) -> set[Question]:
-    return {question for question, score in table.items() if not isnan(score)}
+    questions = set(tables[0]).intersection(*tables) if tables else set()
+    means = {q: float(np.mean([table[q] for table in tables])) for q in questions}
+    return {question: mean for question, mean in means.items() if not isnan(mean)}
 
 
 def curve_of(run: Run, measure: str) -> Curve:
