@@ -7,7 +7,7 @@ import altair as alt
 import numpy as np
 
 from lab.report.comparison import Comparison
-from lab.report.forest import BASELINE_COLOUR, Chart, short, view_command
+from lab.report.forest import BASELINE_COLOUR, Chart, view_command
 from lab.report.run import LAST_STEPS, Curve
 from lab.report.scoring import HELD_OUT, TRAINING, curve_of
 
@@ -71,15 +71,15 @@ def curve_rows(comparison: Comparison) -> tuple[list[dict[str, Any]], list[dict[
             {
                 "arm": arm.name,
                 "run": run.name,
-                "steps": int(step),
-                "seconds": round(float(seconds), 1),
-                "tokens": int(tokens),
-                "score": short(float(score)),
+                "steps": step,
+                "seconds": seconds,
+                "tokens": tokens,
+                "score": score,
                 "finished": run.finished,
                 "view": view_command(run, measure, int(step)),
             }
             for run, curve in drawn
-            for step, seconds, tokens, score in zip(*curve.columns, strict=True)
+            for step, seconds, tokens, score in np.stack(curve.columns, 1).tolist()
         ]
         bands += _band(arm.name, [curve for run, curve in drawn if run.finished])
     return points, bands
@@ -88,17 +88,11 @@ def curve_rows(comparison: Comparison) -> tuple[list[dict[str, Any]], list[dict[
 def _band(arm: str, drawn: Sequence[Curve]) -> Iterator[dict[str, Any]]:
     """Yield median and range at the steps that all runs have."""
     for step in sorted(set.intersection(*(set(curve.steps) for curve in drawn)) if drawn else ()):
-        at = [curve.at(curve.steps == step) for curve in drawn]
-        scores = [float(point.scores[0]) for point in at]
-        yield {
-            "arm": arm,
-            "steps": int(step),
-            "seconds": round(float(np.median([point.seconds[0] for point in at])), 1),
-            "tokens": int(np.median([point.tokens[0] for point in at])),
-            "score": short(float(np.median(scores))),
-            "low": short(min(scores)),
-            "high": short(max(scores)),
-        }
+        at = np.array([np.stack(curve.columns)[:, curve.steps == step][:, 0] for curve in drawn])
+        _, seconds, tokens, score = np.median(at, 0).tolist()
+        low, high = at[:, 3].min().item(), at[:, 3].max().item()
+        yield {"arm": arm, "steps": float(step), "seconds": seconds, "tokens": tokens,
+               "score": score, "low": low, "high": high}  # fmt: skip
 
 
 def _thinned(curve: Curve) -> Curve:

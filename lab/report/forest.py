@@ -1,7 +1,7 @@
 """The forest plot of a report: scores, seeds, intervals, differences and decisions of the arms."""
 
 import shlex
-from math import isfinite
+from dataclasses import asdict
 from typing import Any
 
 import altair as alt
@@ -30,15 +30,15 @@ def forest(comparison: Comparison) -> Chart:
                             labelLimit=260))  # fmt: skip
     scale = alt.Scale(domain=list(DECISIONS), range=list(DECISIONS.values()))
     colour = alt.Color("decision:N", legend=None, scale=scale)
-    x = alt.X("score:Q", scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=5, title=None))
-    known, own = "isValid(datum.low)", "datum.decision == 'baseline'"
+    x = alt.X("score.value:Q", scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=5, title=None))
+    known, own = "isValid(datum.score.low)", "datum.decision == 'baseline'"
     left = alt.layer(
         base.transform_filter(f"{known} && {own}")
         .mark_rect(color=BASELINE_COLOUR, opacity=0.16)
-        .encode(x="low:Q", x2="high:Q"),
+        .encode(x="score.low:Q", x2="score.high:Q"),
         base.transform_filter(known)
         .mark_bar(height=5, cornerRadius=2, opacity=0.45)
-        .encode(x="low:Q", x2="high:Q", y=y, color=colour),
+        .encode(x="score.low:Q", x2="score.high:Q", y=y, color=colour),
         dots.mark_circle(size=34, opacity=0.75, color="#7d8ba1").encode(
             x="score:Q", y=y, tooltip=["arm:N", "seed:N", "score:Q", "view:N"]
         ),
@@ -60,13 +60,13 @@ def _differences(comparison: Comparison, base: Chart, y: alt.Y, colour: alt.Colo
     hidden.axis = None
     # The format has no number of digits, so that no two ticks have the same label.
     axis = alt.Axis(tickCount=5, title=None, format="+~f", labelSeparation=6)
-    bars = base.transform_filter("isValid(datum.difference_low)").mark_bar(height=7, cornerRadius=3)
+    bars = base.transform_filter("isValid(datum.difference.low)").mark_bar(height=7, cornerRadius=3)
     zero = alt.Chart(alt.Data(values=[{"at": 0}])).mark_rule(strokeDash=[3, 3])
     drawn = alt.layer(
         zero.encode(x="at:Q"),
-        bars.encode(x="difference_low:Q", x2="difference_high:Q", y=hidden, color=colour),
+        bars.encode(x="difference.low:Q", x2="difference.high:Q", y=hidden, color=colour),
         base.mark_point(filled=True, size=46, opacity=1, stroke="white", strokeWidth=1).encode(
-            x=alt.X("difference:Q", axis=axis), y=hidden, color=colour
+            x=alt.X("difference.value:Q", axis=axis), y=hidden, color=colour
         ),
     )
     texts = base.mark_text(align="left", fontSize=12).encode(
@@ -78,41 +78,29 @@ def _differences(comparison: Comparison, base: Chart, y: alt.Y, colour: alt.Colo
 
 def _arm_rows(comparison: Comparison) -> list[dict[str, Any]]:
     """Return a row per arm with its numbers."""
-    rows = []
-    for result in comparison.by_score:
-        score, gain = result.score, result.difference
-        text = f"{gain:+.3f} {result.decision}"
-        rows.append(
-            {
-                **{"arm": result.arm.name, "decision": result.decision},
-                **{"score": short(score.value), "low": short(score.low), "high": short(score.high)},
-                "difference": short(gain.value),
-                "difference_low": short(gain.low),
-                "difference_high": short(gain.high),
-                "text": "baseline" if result is comparison.baseline else text,
-            }
-        )
-    return rows
+    return [
+        {
+            "arm": one.arm.name,
+            "score": asdict(one.score),
+            "difference": asdict(one.difference),
+            "decision": one.decision,
+            "text": f"{one.difference:+.3f} {one.decision}"
+            if one in comparison.others
+            else "baseline",
+        }
+        for one in comparison.by_score
+    ]
 
 
 def _seed_rows(comparison: Comparison) -> list[dict[str, Any]]:
     """Return a row per run: the dots of the forest plot."""
-    return [
-        {
-            "arm": result.arm.name,
-            "seed": str(run.seed),
-            "score": short(float(score)),
-            "view": view_command(
-                run,
-                comparison.scoring.measure,
-                run.judged_versions(1)[-1]
-                if comparison.scoring.measure == HELD_OUT
-                else run.num_steps - 1,
-            ),
-        }
-        for result in comparison.results
-        for run, score in zip(result.runs, result.scores.runs, strict=True)
-    ]
+    measure, rows = comparison.scoring.measure, []
+    for result in comparison.results:
+        for run, score in zip(result.runs, result.scores.runs.tolist(), strict=True):
+            step = run.judged_versions(1)[-1] if measure == HELD_OUT else run.num_steps - 1
+            view = view_command(run, measure, step)
+            rows.append({"arm": result.arm.name, "seed": run.seed, "score": score, "view": view})
+    return rows
 
 
 def view_command(run: Run, measure: str, step: int) -> str:
@@ -120,8 +108,3 @@ def view_command(run: Run, measure: str, step: int) -> str:
     source = "source = 'evaluation' AND " if measure == HELD_OUT else ""
     folder = relative_path(run.folder) if run.folder else run.name
     return f'python view.py {shlex.quote(folder)} where="{source}step = {step}"'
-
-
-def short(value: float) -> float | None:
-    """Return four digits, which keeps the page small; None if the value is unknown."""
-    return float(f"{value:.4g}") if isfinite(value) else None

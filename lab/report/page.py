@@ -4,7 +4,6 @@ Charts come from forest.py and curves.py, numbers from numbers.py, the layout fr
 Colours are CSS variables, so one drawing serves light mode, dark mode and paper.
 """
 
-import json
 import time
 from contextlib import suppress
 from importlib.metadata import version
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import msgspec
 
 from envs.loading import cache_folder
 from lab.report.arms import differing_keys
@@ -57,8 +57,8 @@ def render(comparison: Comparison, specs: dict[str, dict[str, Any]], command: st
         envs=sorted({question.env for question in comparison.scoring.questions}),
         steps=sorted({run.max_steps for one in comparison.results for run in one.runs}),
         draws=NUM_DRAWS,
-        # A name that contains "</script>" must not end the script element.
-        specs=json.dumps(themed, separators=(",", ":")).replace("<", "\\u003c"),
+        # NaN becomes null. A name that contains "</script>" must not end the script element.
+        specs=msgspec.json.encode(themed).decode().replace("<", "\\u003c"),
         script=vega_script(),
         command=command,
         made=time.strftime("%Y-%m-%d %H:%M"),
@@ -92,7 +92,7 @@ def settings(comparison: Comparison) -> list[list[str]]:
     arms = [base, *(arm for arm in comparison.arms if arm is not base)]
     rows = [["setting", *(arm.name for arm in arms)]]
     for key in differing_keys([arm.runs[0] for arm in arms]):
-        values = [str((arm.runs[0].config or {}).get(key, "-")) for arm in arms]
+        values = [str(arm.runs[0].config.get(key, "-")) for arm in arms]
         rows.append([key.removesuffix("._target_"), *values])
     return rows
 
@@ -127,6 +127,6 @@ def _write_figures(specs: dict[str, dict[str, Any]], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     config = theme(*ON_PAPER) | {"background": "white"}
     for name, spec in specs.items():
-        svg = vl_convert.vegalite_to_svg(spec | {"config": config})
+        svg = vl_convert.vegalite_to_svg(msgspec.json.encode(spec | {"config": config}).decode())
         (folder / f"{name}.svg").write_text(svg)
         (folder / f"{name}.png").write_bytes(vl_convert.svg_to_png(svg, scale=SCALE))

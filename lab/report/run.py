@@ -61,7 +61,9 @@ class Run:
     name: str
     folder: Path | None = None
     overrides: tuple[str, ...] = ()  # without the seed and the place of the run
-    config: dict[str, Any] | None = None  # by dotted key, without the seed and the run's name
+    config: dict[str, Any] = field(
+        default_factory=dict
+    )  # by dotted key, without the seed and the run's name
     seed: Any = None
     cause: str = ""  # why it did not finish; "" if it did
     num_steps: int = 0
@@ -112,7 +114,7 @@ def read_run(
         )
     rows, settings, record = read_metrics(folder), _settings(folder), read_record(folder)
     config, num_steps = _without_run_keys(settings, folder.name), steps_done(rows)
-    max_steps = (config or {}).get("max_steps")
+    max_steps = config.get("max_steps")
     max_steps = max_steps if isinstance(max_steps, int) else num_steps + 1
     versions = evaluated_versions(folder)[-num_judged:]
     seconds, tokens = (_sums_before(rows, name) for name in ("time/step", "train/tokens"))
@@ -152,18 +154,17 @@ def _flat(node: Any, prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _without_run_keys(settings: dict[str, Any], run_name: str) -> dict[str, Any] | None:
-    """Return the settings that runs of one arm share; None if there are none."""
+def _without_run_keys(settings: dict[str, Any], run_name: str) -> dict[str, Any]:
+    """Return the settings that runs of one arm share."""
     # Match whole words: a run called grpo must not hide the loss losses.grpo.grpo.
     name = re.compile(rf"(?<![\w.]){re.escape(run_name)}(?![\w.])")
-    kept = {
+    return {
         key: value
         for key, value in settings.items()
         if key.rpartition(".")[2] not in RUN_KEYS
         and key.partition(".")[0] not in ("format", "learned")  # of config.yaml, not of the run
         and not (isinstance(value, str) and name.search(value))
     }
-    return kept if settings else None
 
 
 def _cause(folder: RunFolder, rows: Sequence[Row], error: str | None, max_steps: int) -> str:
