@@ -78,18 +78,19 @@ def _differences(comparison: Comparison, base: Chart, y: alt.Y, colour: alt.Colo
 
 def _arm_rows(comparison: Comparison) -> list[dict[str, Any]]:
     """Return a row per arm with its numbers."""
-    return [
-        {
-            "arm": one.arm.name,
-            "score": asdict(one.score),
-            "difference": asdict(one.difference),
-            "decision": one.decision,
-            "text": f"{one.difference:+.3f} {one.decision}"
-            if one in comparison.others
-            else "baseline",
-        }
-        for one in comparison.by_score
-    ]
+    rows = []
+    for result in comparison.by_score:
+        text = f"{result.difference:+.3f} {result.decision}"
+        rows.append(
+            {
+                "arm": result.arm.name,
+                "score": asdict(result.score),
+                "difference": asdict(result.difference),
+                "decision": result.decision,
+                "text": "baseline" if result is comparison.baseline else text,
+            }
+        )
+    return rows
 
 
 def _seed_rows(comparison: Comparison) -> list[dict[str, Any]]:

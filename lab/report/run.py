@@ -18,11 +18,11 @@ from rl.runtime.lock import FolderInUse, ensure_free
 from rl.runtime.metrics import Row, read_metrics, steps_done
 from rl.runtime.start_record import load_yaml, read_record, resume_command
 from rl.runtime.status import STOPPED, progress_of, read_statuses
-from rl.runtime.text import key_of
+from rl.runtime.text import key_of, strip_escapes
 
 LAST_STEPS = 10  # the mean reward of these is the score of a run without evaluations
 RUN_KEYS = {"seed", "run_name", "resume", "output_dir"}  # differ between runs of one arm
-_LONGEST_CAUSE = 300  # characters
+_LONGEST_TEXT = 300  # characters of an override, or of the cause of a failure
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,9 +61,7 @@ class Run:
     name: str
     folder: Path | None = None
     overrides: tuple[str, ...] = ()  # without the seed and the place of the run
-    config: dict[str, Any] = field(
-        default_factory=dict
-    )  # by dotted key, without the seed and the run's name
+    config: dict[str, Any] = field(default_factory=dict)  # by dotted key, without RUN_KEYS
     seed: Any = None
     cause: str = ""  # why it did not finish; "" if it did
     num_steps: int = 0
@@ -105,12 +103,12 @@ def read_run(
 
     `folder` is None if the job of a sweep failed before it had one, and `error` says why.
     """
-    meaningful = tuple(sorted(item for item in overrides if key_of(item) not in RUN_KEYS))
+    meaningful = tuple(sorted(_readable(x) for x in overrides if key_of(x) not in RUN_KEYS))
     if folder is None:
         return Run(
             name=" ".join(meaningful) or "(no name)",
             overrides=meaningful,
-            cause=(error or "it failed before it had a folder")[:_LONGEST_CAUSE],
+            cause=_readable(error or "it failed before it had a folder"),
         )
     rows, settings, record = read_metrics(folder), _settings(folder), read_record(folder)
     config, num_steps = _without_run_keys(settings, folder.name), steps_done(rows)
@@ -124,7 +122,7 @@ def read_run(
         overrides=meaningful,
         config=config,
         seed=settings.get("seed"),
-        cause=_cause(folder, rows, error, max_steps)[:_LONGEST_CAUSE],
+        cause=_readable(_cause(folder, rows, error, max_steps)),
         num_steps=num_steps,
         max_steps=max_steps,
         seconds=float(seconds[-1]),
@@ -135,6 +133,11 @@ def read_run(
         commit=str(record.get("commit") or ""),
         command=resume_command(folder) if record else "",
     )
+
+
+def _readable(text: str) -> str:
+    """Return the text without characters that JSON or the drawing library refuses."""
+    return strip_escapes(text).encode(errors="replace").decode()[:_LONGEST_TEXT]
 
 
 def _settings(folder: RunFolder) -> dict[str, Any]:
