@@ -23,7 +23,9 @@ def test_the_scores_of_a_run_are_those_of_its_files(tmp_path):
     rewards = [[] for _ in range(NUM_QUESTIONS)]
     for line in RunFolder(run.folder).evaluation_of(20).read_text().splitlines():
         rewards[json.loads(line)["example"]].append(json.loads(line)["reward"])
-    scores = {int(question.example): score for question, score in run.evaluations[20].scores.items()}
+    scores = {
+        int(question.example): score for question, score in run.evaluations[20].scores.items()
+    }
     assert scores == pytest.approx(dict(enumerate(np.mean(rewards, axis=1))))
     assert list(run.evaluations) == [20]  # only those that are judged are read
     assert (run.overrides, run.seed, run.num_steps) == (("loss=grpo",), 0, 20)
