@@ -4,15 +4,12 @@ import csv
 import json
 import re
 
-import msgspec
 import pytest
-import vl_convert
 
 from lab.report.arms import arms_of
 from lab.report.command import main
 from lab.report.comparison import compare
 from lab.report.curves import curve_rows
-from lab.report.forest import forest
 from lab.report.sources import read_sources
 from tests.support.finished_runs import made_arm, made_run, made_sweep
 
@@ -81,28 +78,6 @@ def test_the_curves_are_those_of_the_runs(sweep):
     assert "source = 'evaluation' AND step = 20" in points[-1]["view"]
 
 
-@pytest.mark.parametrize("scale", [1.0, 0.05, 0.004])
-def test_no_two_ticks_of_the_difference_have_one_label(scale, tmp_path):
-    for arm, gain in (("a", 0.0), ("b", 0.3), ("c", -0.6)):
-        for seed in range(2):
-            reward = 0.5 + scale * (gain + seed / 20)
-            made_run(tmp_path / f"{arm}{seed}", f"x={arm}", seed=seed, reward=reward)
-    chart = forest(compare(arms_of(read_sources([tmp_path]).runs)))
-    drawn = vl_convert.vegalite_to_svg(msgspec.json.encode(chart.to_dict(validate=False)).decode())
-    labels = re.findall(r'role-axis-label".*?</g>', drawn)
-    ticks = [t for t in re.findall(r">([^<>]+)</text>", " ".join(labels)) if t[0] in "+\u2212"]
-    assert len(ticks) == len(set(ticks)) > 3
-
-
-def test_a_page_of_training_rewards_says_that_they_are_smoothed(tmp_path):
-    for seed in range(3):
-        made_run(tmp_path / f"a{seed}", "x=a", seed=seed)
-    assert main([str(tmp_path), f"out={tmp_path}/there/page.html"]) == 0
-    text = (tmp_path / "there" / "page.html").read_text()
-    assert "the mean training reward of a step and the 9 before it" in text
-    assert '"title":["training reward","mean of up to 10 steps"]' in text
-
-
 @pytest.mark.parametrize(
     ("arguments", "status", "problem"),
     [
@@ -138,12 +113,6 @@ def test_a_baseline_that_cannot_be_one_leaves_the_earlier_report_alone(
     assert problem in told.err
     assert not told.out
     assert (folder / "report.json").read_text() == "earlier"
-
-
-def test_an_empty_folder_is_reported_and_nothing_is_written(tmp_path, capsys):
-    assert main([str(tmp_path)]) == 1
-    assert "there is no run here" in capsys.readouterr().out
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_written_is_reported_below_the_conclusion(tmp_path, capsys):
