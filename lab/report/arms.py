@@ -26,16 +26,12 @@ class Arm:
 def arms_of(runs: Sequence[Run]) -> list[Arm]:
     """Return the runs by arm, in the order in which the arms first appear."""
     groups: list[list[Run]] = []
-    # Start with runs that have a config, because overrides alone identify an arm less precisely.
-    for run in sorted(runs, key=lambda run: run.config is None):
+    for run in runs:
         group = next((g for g in groups if all(is_same_arm(one, run) for one in g)), None)
         if group is None:
             groups.append([run])
         else:
             group.append(run)
-    position = {id(run): index for index, run in enumerate(runs)}
-    groups = [sorted(group, key=lambda run: position[id(run)]) for group in groups]
-    groups.sort(key=lambda group: position[id(group[0])])
     full = labels([group[0] for group in groups])
     return [
         Arm(label, name, tuple(group))
@@ -49,7 +45,7 @@ def is_same_arm(one: Run, other: Run) -> bool:
     Runs of different commits may have settings that only one of the commits knows. If their
     overrides are equal, those settings are ignored.
     """
-    if one.config is None or other.config is None:
+    if not one.config or not other.config:
         return one.overrides == other.overrides
     if one.commit == other.commit or one.overrides != other.overrides:
         return one.config == other.config
@@ -71,7 +67,7 @@ def labels(firsts: Sequence[Run]) -> list[str]:
     for name, run in zip(names, firsts, strict=True):
         alike = [other for other, its in zip(firsts, names, strict=True) if its == name]
         keys = differing_keys(alike)[:_MOST_KEYS]  # empty if no other arm has this name
-        values = [f"{key}={(run.config or {}).get(key)}" for key in keys]
+        values = [f"{key}={run.config.get(key)}" for key in keys]
         texts.append(" ".join([name, *values]).strip() or AS_COMPOSED)
     return [
         f"{text} ({texts[:index].count(text) + 1})" if texts.count(text) > 1 else text
@@ -93,6 +89,6 @@ def short(full: Sequence[str]) -> list[str]:
 
 def differing_keys(runs: Sequence[Run]) -> list[str]:
     """Return the settings in which the runs differ, in alphabetical order."""
-    configs = [run.config for run in runs if run.config is not None]
+    configs = [run.config for run in runs if run.config]
     keys = sorted({key for config in configs for key in config})
     return [key for key in keys if len({str(config.get(key)) for config in configs}) > 1]

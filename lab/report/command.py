@@ -4,7 +4,6 @@ report.json                             all numbers; written first
 report.html  report.csv  figures/       the page (lab/report/page.py)
 """
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,11 +11,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from lab.report.arms import arms_of
+from lab.report.arms import Arm, arms_of
 from lab.report.comparison import Comparison, NoBaseline, NothingToCompare, compare
 from lab.report.conclusion import conclusion
+from lab.report.numbers import arm_records, as_json, as_table
 from lab.report.sources import read_sources
-from lab.report.summary import as_record, as_table
 
 USAGE = """python report.py FOLDER [FOLDER ...] [key=value ...]
 
@@ -29,7 +28,6 @@ A folder is that of a sweep (outputs/sweeps/...), of a run, or one that holds ru
 
 What each number is: docs/report.md"""
 TAKEN = ("sweep", "summary", "versions")  # .json files of sweeps and runs
-KEYS = ("baseline", "judged", "out")
 OK, NO_PAGE, BAD_ARGUMENTS = 0, 1, 2
 
 
@@ -44,11 +42,15 @@ def main(arguments: list[str]) -> int:
         return OK if arguments else BAD_ARGUMENTS
     try:
         paths, options = _parsed(arguments)
-        page, judged = _page_of(paths, options), options.get("judged", "1")
+        page, judged = Path(options["out"]), options["judged"]
+        if page.suffix != ".html":
+            raise BadArguments(f"out={page}: name a page that ends in .html")
+        if page.stem in TAKEN:
+            raise BadArguments(f"out={page}: {page.stem}.json is another file's name")
         if not judged.isdecimal() or int(judged) < 1:
             problem = f"judged={judged}: give the number of evaluations to average, 1 or more"
             raise BadArguments(problem)
-        written = report(paths, page, baseline=options.get("baseline"), num_judged=int(judged))
+        written = report(paths, page, baseline=options["baseline"], num_judged=int(judged))
     except (BadArguments, NoBaseline) as problem:
         print(f"no report: {problem}", file=sys.stderr)  # noqa: T201
         return BAD_ARGUMENTS
@@ -57,106 +59,75 @@ def main(arguments: list[str]) -> int:
 
 def _parsed(arguments: list[str]) -> tuple[list[Path], dict[str, str]]:
     """Return folders and options."""
-    options: dict[str, str] = {}
+    options = {"baseline": "", "judged": "1", "out": ""}
     paths = []
     for argument in arguments:
         key, _, value = argument.partition("=")
         # The name of a folder may contain "=".
         if not value or Path(argument).exists():
             paths.append(Path(argument))
-        elif key in KEYS:
+        elif key in options:
             options[key] = value
         else:
-            raise BadArguments(f"{argument}: the keys are {', '.join(KEYS)}")
+            raise BadArguments(f"{argument}: the keys are {', '.join(options)}")
     if not paths:
         raise BadArguments("name the folder of a sweep or of a run (outputs/...)")
-    return paths, options
-
-
-def _page_of(paths: list[Path], options: dict[str, str]) -> Path:
-    page = Path(options.get("out") or paths[0] / "report.html")
-    if page.suffix != ".html":
-        raise BadArguments(f"out={page}: name a page that ends in .html")
-    if page.stem in TAKEN:
-        raise BadArguments(f"out={page}: {page.stem}.json is another file's name: choose another")
-    if "out" not in options and not paths[0].is_dir():
+    if not options["out"] and not paths[0].is_dir():
         raise BadArguments(f"{paths[0]} does not exist")
-    return page
+    return paths, {**options, "out": options["out"] or str(paths[0] / "report.html")}
 
 
-def report(
-    paths: Sequence[Path], page: Path, *, baseline: str | None = None, num_judged: int = 1
-) -> bool:
-    """Compare the runs of these folders, print the result, and write it if there is one.
+def report(paths: Sequence[Path], page: Path, *, baseline: str = "", num_judged: int = 1) -> bool:
+    """Compare the runs of these folders and show the result; return whether a page was written.
 
-    Args:
-        paths: of sweeps, of runs, of folders of runs.
-        page: the HTML file; figures and numbers are written beside it.
-        baseline: the arm that the others are compared with; None: the first.
-        num_judged: evaluations at the end of a run that are averaged.
-
-    Returns:
-        Whether the page was written.
-
-    Raises:
-        NoBaseline: the named arm cannot be the baseline; nothing was written.
-
+    Raise NoBaseline if the named arm cannot be the baseline; then nothing is written.
     """
-    console, comparison = Console(), None
     sources = read_sources(paths, num_judged)
-    arms, notes = arms_of(sources.runs), sources.notes
+    arms, question, notes = arms_of(sources.runs), sources.question, sources.notes
     try:
         comparison = compare(
-            arms,
-            baseline=baseline,
-            question=sources.question,
-            num_judged=num_judged,
-            notes=notes,
+            arms, baseline=baseline, question=question, num_judged=num_judged, notes=notes
         )
-        text, notes = conclusion(comparison), comparison.notes
-    except NoBaseline:  # print no table
-        raise
     except NothingToCompare as nothing:
-        text = f"{nothing}."
-    _print(console, sources.question, text, as_table(comparison, arms) if arms else "", notes)
-    try:
-        return comparison is not None and _write(console, comparison, page, sources.command)
-    except OSError as error:  # no permission, or a full disk
-        problem = f"nothing could be written ({error}): name another place, out=.../report.html"
-        console.print(Text(problem, "yellow"), soft_wrap=True)
+        _print(None, arms, question, f"{nothing}.", notes)
         return False
+    return show(comparison, page, sources.command)
 
 
-def show(comparison: Comparison, page: Path, console: Console) -> None:
-    """Print a comparison and write its page."""
-    table = as_table(comparison, comparison.arms)
-    _print(console, comparison.question, conclusion(comparison), table, comparison.notes)
-    _write(console, comparison, page, "")
-
-
-def _print(console: Console, question: str, text: str, table: object, notes: Sequence[str]) -> None:
-    if question:
-        console.print(Text(f"\n{question}", "dim"), soft_wrap=True)
-    console.print(Text(f"\n{text}\n", "bold"), soft_wrap=True)
-    if table:
-        console.print(table)
-    for note in notes:
-        console.print(Text(f"! {note}", "yellow"), soft_wrap=True)
-
-
-def _write(console: Console, comparison: Comparison, page: Path, command: str) -> bool:
-    """Write report.json, then the page; return whether the page was written."""
-    page.parent.mkdir(parents=True, exist_ok=True)
-    numbers = page.with_suffix(".json")
-    numbers.write_text(json.dumps(as_record(comparison), indent=1) + "\n")
-    written = True
+def show(comparison: Comparison, page: Path, command: str = "") -> bool:
+    """Print a comparison and write report.json and the page; return whether both were written."""
+    text, numbers = conclusion(comparison), page.with_suffix(".json")
+    _print(comparison, comparison.arms, comparison.question, text, comparison.notes)
     try:
+        page.parent.mkdir(parents=True, exist_ok=True)
+        numbers.write_bytes(as_json(comparison))
         # Altair takes a second to import, so import it after the numbers are printed.
         from lab.report.page import write_page
 
         write_page(comparison, page, command=command)
+    except OSError as error:  # no permission, or a full disk
+        problem = f"not all could be written ({error}): name another place, out=.../report.html"
     except Exception as error:  # noqa: BLE001 a failed drawing must not hide the numbers
-        console.print(Text(f"the page is missing: {type(error).__name__}: {error}", "yellow"))
-        written = False
-    console.print(Text(f"\n{page if written else numbers}", "dim"), soft_wrap=True)
-    return written
+        problem = f"{numbers} is written, the page is missing: {type(error).__name__}: {error}"
+    else:
+        Console().print(Text(f"\n{page}", "dim"), soft_wrap=True)
+        return True
+    Console().print(Text(problem, "yellow"), soft_wrap=True)
+    return False
+
+
+def _print(
+    comparison: Comparison | None,
+    arms: Sequence[Arm],
+    question: str,
+    text: str,
+    notes: Sequence[str],
+) -> None:
+    console = Console()
+    if question:
+        console.print(Text(f"\n{question}", "dim"), soft_wrap=True)
+    console.print(Text(f"\n{text}\n", "bold"), soft_wrap=True)
+    if arms:
+        console.print(as_table(arm_records(comparison, arms)))
+    for note in notes:
+        console.print(Text(f"! {note}", "yellow"), soft_wrap=True)

@@ -9,10 +9,8 @@ import numpy as np
 
 from lab.report import statistics as st
 from lab.report.arms import Arm
-from lab.report.curve import Efficiency, efficiency, final_score
-from lab.report.evaluations import Question
-from lab.report.run import RUNNING, Run
-from lab.report.scoring import TRAINING, ScoredArm, Scoring, curve_of, score_arms
+from lab.report.run import Run
+from lab.report.scoring import TRAINING, ScoredArm, Scoring, score_arms
 
 SEED = 0  # of the draws, so that the same runs give the same page
 _MOST_CAUSES = 3  # in a note about runs that do not count
@@ -22,8 +20,8 @@ class NothingToCompare(ValueError):
     """No run counts; the message is for the user."""
 
 
-class NoBaseline(NothingToCompare):
-    """The named arm cannot be the baseline, but another arm can."""
+class NoBaseline(ValueError):
+    """The named arm cannot be the baseline, but another arm can; the message is for the user."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -33,18 +31,26 @@ class ArmResult(ScoredArm):
     score: st.Interval
     difference: st.Interval  # to the baseline
     p_value: float  # of the difference, adjusted for the number of arms
-    decision: str  # BETTER, WORSE or UNCLEAR; "" for the baseline
+    decision: str  # BETTER, WORSE, UNCLEAR or BASELINE
     chance_better: float
     visible_difference: float
     seeds_needed: int | None  # of each arm; None: unknown, or no number suffices
     interquartile: st.Interval | None  # only with several environments
-    efficiency: Efficiency
-    area: float  # mean height of the curves
 
     @property
     def minutes(self) -> float:
         """The mean duration of a run."""
         return float(np.mean([run.seconds for run in self.runs])) / 60
+
+    @property
+    def reward(self) -> float:
+        """The score without its interval."""
+        return self.score.value
+
+    @property
+    def scored_seeds(self) -> int:
+        """The number of runs that count."""
+        return self.scores.num_seeds
 
     @property
     def knows_seeds(self) -> bool:
@@ -57,12 +63,10 @@ class Comparison:
     """All arms of which at least one run counts, including the baseline."""
 
     question: str  # of the sweep, "" if it has none
-    measure: str  # HELD_OUT or TRAINING
-    judged: str  # the versions or steps that were scored, in words
+    arms: tuple[Arm, ...]  # also those of which no run counts
+    scoring: Scoring
     results: tuple[ArmResult, ...]
     baseline: ArmResult
-    questions: tuple[Question, ...]  # that all runs share; empty for training rewards
-    arms: tuple[Arm, ...]  # also those of which no run counts
     left_out: tuple[tuple[Run, str], ...]  # runs that do not count, and why
     notes: tuple[str, ...]  # warnings for the reader
 
@@ -86,28 +90,19 @@ class Comparison:
         """Whether any interval is known."""
         return any(isfinite(r.score.low) or isfinite(r.difference.low) for r in self.results)
 
-    @property
-    def most_steps(self) -> int:
-        """The steps of the longest run."""
-        return max(run.num_steps for run in self.runs)
-
 
 def compare(
     arms: Sequence[Arm],
     *,
-    baseline: str | None = None,
+    baseline: str = "",
     question: str = "",
     num_judged: int = 1,
     notes: Sequence[str] = (),
 ) -> Comparison:
     """Compare arms by their scores on the same questions, else by their training reward.
 
-    Args:
-        arms: in the order in which they were run.
-        baseline: name or label of an arm; None: the first arm of which a run counts.
-        question: of the sweep.
-        num_judged: evaluations at the end of a run that are averaged.
-        notes: warnings that are shown before others.
+    `baseline` is the name or the label of an arm; without one it is the first arm of which a run
+    counts. The last `num_judged` evaluations of each run are averaged. `notes` are shown first.
 
     Raises:
         NothingToCompare: no run counts, or the baseline has no score.
@@ -126,12 +121,10 @@ def compare(
     left_out += scoring.left_out
     return Comparison(
         question=question,
-        measure=scoring.measure,
-        judged=scoring.judged,
+        arms=tuple(arms),
+        scoring=scoring,
         results=tuple(results),
         baseline=next(result for result in results if result.arm is control),
-        questions=scoring.questions,
-        arms=tuple(arms),
         left_out=tuple(left_out),
         notes=(*notes, *_notes(results, left_out, scoring)),
     )
@@ -152,48 +145,39 @@ def _results(scoring: Scoring, control: Arm) -> list[ArmResult]:
     others = [index for index in range(len(arms)) if index != at]
     adjusted = st.holm([st.p_value(gains[index], spreads[index]) for index in others])
     p_values = {at: nan} | dict(zip(others, adjusted, strict=True))
-    curves = [[curve_of(run, scoring.measure) for run in one.runs] for one in arms]
-    target = final_score(curves[at])
     results = []
     for index, (one, spread, gain) in enumerate(zip(arms, spreads, gains, strict=True)):
         scores, is_other = one.scores, index != at
         knows = is_other and scores.resamples_seeds and base.resamples_seeds
-        difference = st.Interval(0.0, nan, nan)
+        difference, decision = st.Interval(0.0, nan, nan), st.BASELINE
         if is_other:
             difference = st.interval(gain, draws[index] - draws[at], spread)
-        decision = st.decide(difference, p_values[index], knows_seeds=knows)
+            decision = st.decide(difference, p_values[index], knows_seeds=knows)
         several = len(np.unique(scores.strata)) > 1
         results.append(
             ArmResult(
-                arm=one.arm,
-                runs=one.runs,
-                scores=scores,
+                **vars(one),
                 score=st.interval(float(scores.y.mean()), draws[index], st.spread_of(scores)),
                 difference=difference,
                 p_value=p_values[index],
-                decision=decision if is_other else "",
+                decision=decision,
                 chance_better=st.chance_better(scores.runs, base.runs) if knows else nan,
                 visible_difference=st.visible_difference(spread, len(others)) if knows else nan,
                 seeds_needed=st.seeds_needed(gain, spread, len(others)) if knows else None,
                 interquartile=st.interquartile_interval(scores, rng) if several else None,
-                efficiency=efficiency(curves[index], target),
-                area=float(np.mean([curve.mean_height for curve in curves[index]])),
             )
         )
     return results
 
 
-def _baseline(arms: Sequence[Arm], wanted: str | None) -> Arm:
+def _baseline(arms: Sequence[Arm], wanted: str) -> Arm:
     """Return the arm that the others are compared with."""
     counting = [arm for arm in arms if arm.finished]
     if not counting:
         raise NothingToCompare(_why_nothing(arms))
-    if wanted is None:
-        evaluated = [arm for arm in counting if any(run.evaluations for run in arm.finished)]
-        rewarded = [
-            arm for arm in counting if any(r.training_reward is not None for r in arm.finished)
-        ]
-        return (evaluated or rewarded or counting)[0]
+    if not wanted:
+        # The first arm with evaluations, else the first one with rewards.
+        return max(counting, key=lambda arm: max(_measures(run) for run in arm.finished))
     chosen = next((arm for arm in arms if wanted in (arm.label, arm.name)), None)
     if chosen is None:
         names = ", ".join(arm.label for arm in arms)
@@ -203,13 +187,15 @@ def _baseline(arms: Sequence[Arm], wanted: str | None) -> Arm:
     return chosen
 
 
+def _measures(run: Run) -> tuple[bool, bool]:
+    """Return whether the run was evaluated, and whether it has rewards."""
+    return bool(run.evaluations), run.training_reward is not None
+
+
 def _why_nothing(arms: Sequence[Arm]) -> str:
     runs = [run for arm in arms for run in arm.runs]
     if not runs:
         return "there is no run here: name the folder of a sweep or of runs (outputs/...)"
-    num_running = sum(run.status == RUNNING for run in runs)
-    if num_running:
-        return f"none of {len(runs)} runs has finished, {num_running} of them are still going"
     return f"none of {len(runs)} runs has finished; the first: {runs[0].name}: {runs[0].cause}"
 
 
@@ -246,10 +232,8 @@ def _notes(
         notes.append(f"Not all runs are judged at the same step: {scoring.judged}.")
     if left_out:
         notes.append(_not_counting(left_out))
-    broken = sum(run.num_broken for run in runs)
-    broken += sum(evaluation.num_broken for run in runs for evaluation in run.evaluations.values())
-    if broken:
-        notes.append(f"{broken} lines of metrics or evaluations cannot be read and are left out.")
+    if broken := sum(one.num_broken for run in runs for one in run.evaluations.values()):
+        notes.append(f"{broken} lines of evaluations cannot be read and are left out.")
     return notes
 
 
@@ -262,13 +246,9 @@ def by_cause(left_out: Sequence[tuple[Run, str]]) -> list[tuple[str, list[Run]]]
 
 
 def _not_counting(left_out: Sequence[tuple[Run, str]]) -> str:
-    """Return a note with the number of runs and the most frequent causes."""
-    runs_do = "run does" if len(left_out) == 1 else "runs do"
-    causes = by_cause(left_out)
+    """Return a note with the most frequent causes, and one run of each."""
     shown = [
-        f"{runs[0].name}{f' and {len(runs) - 1} more' if len(runs) > 1 else ''}: {why}"
-        for why, runs in causes[:_MOST_CAUSES]
+        f"{runs[0].name}{f' and {len(runs) - 1} more' * (len(runs) > 1)}: {why}"
+        for why, runs in by_cause(left_out)[:_MOST_CAUSES]
     ]
-    others = sum(len(runs) for _, runs in causes[_MOST_CAUSES:])
-    shown += [f"{others} for other reasons, which the page names"] if others else []
-    return f"{len(left_out)} {runs_do} not count: {'; '.join(shown)}"
+    return f"Runs that do not count ({len(left_out)}): {'; '.join(shown)}"

@@ -1,11 +1,10 @@
 """The conclusion of a comparison in one sentence."""
 
 from collections.abc import Sequence
-from math import isnan
 
 from lab.report.comparison import ArmResult, Comparison
 from lab.report.scoring import TRAINING
-from lab.report.statistics import BETTER, FEWEST_SEEDS, UNCLEAR, WORSE, Interval
+from lab.report.statistics import BETTER, FEWEST_SEEDS, UNCLEAR, WORSE
 
 _MOST_NAMES = 6  # that are listed one by one
 
@@ -14,7 +13,7 @@ def conclusion(comparison: Comparison) -> str:
     """Return which arms are better or worse, by how much, and which cannot be told apart."""
     baseline, basis = comparison.baseline, _basis(comparison)
     if not comparison.others:
-        return f"{baseline.arm.name} scores {_interval(baseline.score)} {basis}."
+        return f"{baseline.arm.name} scores {baseline.score:.3f} {basis}."
     better, worse, unclear = (
         sorted(
             (result for result in comparison.others if result.decision == decision),
@@ -40,7 +39,7 @@ def conclusion(comparison: Comparison) -> str:
 
 def _each(results: Sequence[ArmResult]) -> str:
     """Return names with their differences."""
-    return _joined([f"{r.arm.name} (by {_interval(r.difference, absolute=True)})" for r in results])
+    return _joined([f"{result.arm.name} (by {abs(result.difference):.3f})" for result in results])
 
 
 def _unclear(results: Sequence[ArmResult], baseline: ArmResult) -> str:
@@ -59,22 +58,15 @@ def _what_it_takes(results: Sequence[ArmResult], baseline: ArmResult) -> str:
     fewest = min(result.scores.num_seeds for result in [*results, baseline])
     needed = [
         # If the present number should have sufficed, ask for one more seed.
-        (max(r.seeds_needed - fewest, 1), r.arm.name)
-        for r in results
-        if r.seeds_needed is not None
+        (max(result.seeds_needed - fewest, 1), result.arm.name)
+        for result in results
+        if result.seeds_needed is not None
     ]
     if not needed:
         return f"{smallest}; for differences this small it takes more questions, not seeds"
-    (least, nearest), (most, furthest) = min(needed), max(needed)
-    if len(results) == 1:
-        return f"{smallest}; {_seeds(least)} would do"
-    if least == most:
-        return f"{smallest}; {_seeds(least)} each would do for {nearest}"
-    return f"{smallest}; {_seeds(least)} each would do for {nearest}, {most} for {furthest}"
-
-
-def _seeds(number: int) -> str:
-    return f"{number} more seed{'s' * (number > 1)}"
+    number, name = min(needed)
+    each = "" if len(results) == 1 else f" each would do for {name}"
+    return f"{smallest}; {number} more seed{'s' * (number > 1)}{each or ' would do'}"
 
 
 def _basis(comparison: Comparison) -> str:
@@ -84,18 +76,9 @@ def _basis(comparison: Comparison) -> str:
     seeds = f"{number} seed{'s' * (number != '1')}"
     if len(comparison.results) > 1:
         seeds += " each"
-    if comparison.measure == TRAINING:
-        return f"by the training reward of {comparison.judged}, {seeds}"
-    return f"on {len(comparison.questions)} held-out questions, {seeds}"
-
-
-def _interval(interval: Interval, *, absolute: bool = False) -> str:
-    value, low, high = interval.value, interval.low, interval.high
-    if absolute and value < 0:
-        value, low, high = -value, -high, -low
-    if isnan(low):
-        return f"{value:.3f}"
-    return f"{value:.3f} [{low:.3f}, {high:.3f}]"
+    if comparison.scoring.measure == TRAINING:
+        return f"by the training reward of {comparison.scoring.judged}, {seeds}"
+    return f"on {len(comparison.scoring.questions)} held-out questions, {seeds}"
 
 
 def _joined(names: Sequence[str]) -> str:

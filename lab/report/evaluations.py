@@ -2,7 +2,6 @@
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import nan
 from typing import Any
@@ -10,8 +9,6 @@ from typing import Any
 import msgspec
 
 from rl.runtime.folder import RunFolder, step_of
-
-_LONGEST_TEXT = 160  # characters of a question on the page
 
 
 @dataclass(frozen=True, order=True)
@@ -21,17 +18,14 @@ class Question:
     env: str
     example: str
     digest: str  # of all user messages before the first answer
-    text: str  # the beginning of these messages
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """The scores of one policy version."""
 
-    version: int
     scores: dict[Question, float]  # mean reward; NaN if no rollout of the question has a reward
     num_broken: int = 0  # lines that cannot be read
-    digest: str = ""  # of the file
 
 
 class _Line(msgspec.Struct):
@@ -51,11 +45,10 @@ def evaluated_versions(folder: RunFolder) -> list[int]:
 
 def read_evaluation(folder: RunFolder, version: int) -> Evaluation:
     """Return the evaluation of one version. A broken line is counted and skipped."""
-    content = folder.evaluation_of(version).read_bytes()
-    rewards: dict[tuple[str, str], list[float]] = defaultdict(list)
+    rewards: dict[tuple[str, str], list[float]] = defaultdict(list)  # by environment and example
     asked: dict[tuple[str, str], msgspec.Raw] = {}
     num_broken = 0
-    for line in content.splitlines():
+    for line in folder.evaluation_of(version).read_bytes().splitlines():
         try:
             line.decode()  # msgspec does not check the text of a Raw field
             rollout = _LINE.decode(line)
@@ -64,27 +57,17 @@ def read_evaluation(folder: RunFolder, version: int) -> Evaluation:
             continue
         key = (str(rollout.env), str(rollout.example))
         asked.setdefault(key, rollout.messages)
-        if rollout.reward is not None:
-            rewards[key].append(rollout.reward)
+        rewards[key] += [] if rollout.reward is None else [rollout.reward]
     scores = {
-        _question(*key, messages): _mean(rewards.get(key, ())) for key, messages in asked.items()
+        _question(*key, messages): sum(rewards[key]) / len(rewards[key]) if rewards[key] else nan
+        for key, messages in asked.items()
     }
-    return Evaluation(version, scores, num_broken, hashlib.sha256(content).hexdigest()[:12])
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else nan
+    return Evaluation(scores, num_broken)
 
 
 def _question(env: str, example: str, messages: msgspec.Raw) -> Question:
     text = _user_text(msgspec.json.decode(messages))
-    digest = hashlib.sha256(text.encode(errors="replace")).hexdigest()[:12]
-    return Question(env, example, digest, shortened(" ".join(text.split()), _LONGEST_TEXT))
-
-
-def shortened(text: str, longest: int) -> str:
-    """Return the text, cut to `longest` characters."""
-    return text if len(text) <= longest else f"{text[: longest - 3]}..."
+    return Question(env, example, hashlib.sha256(text.encode(errors="replace")).hexdigest()[:12])
 
 
 def _user_text(messages: Any) -> str:

@@ -1,28 +1,31 @@
 """The page of a comparison: one HTML file that loads nothing from outside, and its figures.
 
-Tables come from page_facts.py, charts from charts.py and curve_charts.py, the layout from
-page.html. Colours are CSS variables, so one drawing serves light mode, dark mode and paper.
+Charts come from forest.py and curves.py, numbers from numbers.py, the layout from page.html.
+Colours are CSS variables, so one drawing serves light mode, dark mode and paper.
 """
 
-import json
 import time
-from dataclasses import replace
+from contextlib import suppress
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import msgspec
 
 from envs.loading import cache_folder
-from lab.report import charts, curve_charts, page_facts
-from lab.report.chart_rows import MOST_QUESTIONS, health_rows
-from lab.report.comparison import Comparison
+from lab.report.arms import differing_keys
+from lab.report.comparison import Comparison, by_cause
 from lab.report.conclusion import conclusion
+from lab.report.curves import curves
+from lab.report.forest import forest
+from lab.report.numbers import arm_records, as_csv, table
 from lab.report.run import LAST_STEPS
 from lab.report.scoring import TRAINING
-from lab.report.summary import as_csv
+from lab.report.statistics import NUM_DRAWS
 from rl.runtime.files import write_whole
+from rl.runtime.folder import RunFolder
 
 ON_PAGE = ("var(--ink)", "var(--quiet)", "var(--line)")
 ON_PAPER = ("#1c2330", "#5b6472", "#e3e6ea")
@@ -30,65 +33,77 @@ SCALE = 2  # pixels of a PNG per unit
 
 
 def write_page(comparison: Comparison, path: Path, *, command: str = "") -> None:
-    """Write the page, and report.csv and figures/ beside it.
-
-    Args:
-        comparison: the content.
-        path: of the page.
-        command: that started the runs, "" if it is unknown.
-
-    """
-    drawn = drawings(comparison, path.parent)
-    text = render(comparison, drawn, command)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, errors="replace")  # a rollout may contain a lone surrogate
+    """Write the page, and report.csv and figures/ beside it; `command` started the runs."""
+    drawn = {"forest": forest(comparison), "curves": curves(comparison)}
+    specs = {name: chart.to_dict(validate=False) for name, chart in drawn.items()}
+    # A rollout may contain a lone surrogate.
+    path.write_text(render(comparison, specs, command), errors="replace")
     path.with_suffix(".csv").write_text(as_csv(comparison), errors="replace")
-    _write_figures(drawn, path.parent / "figures")
+    _write_figures(specs, path.parent / "figures")
 
 
-def drawings(comparison: Comparison, folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the charts that have data, for a page in `folder`.
-
-    Each is in Vega-Lite, for a wide and a narrow window, with the data of both.
-    """
-    made = {"forest": charts.forest, "curves": curve_charts.curves}
-    if health_rows(comparison):
-        made["health"] = curve_charts.health
-    if any(run.activities for run in comparison.runs):
-        made["times"] = charts.times
-    if comparison.questions:
-        made["questions"] = charts.questions
-    drawn = {}
-    for name, make in made.items():
-        canvas = charts.Canvas(comparison, folder)
-        drawn[name] = {
-            "wide": make(canvas).to_dict(validate=False),
-            "narrow": make(replace(canvas, narrow=True)).to_dict(validate=False),
-            "both": {"datasets": canvas.datasets, "config": charts.theme(*ON_PAGE)},
-        }
-    return drawn
-
-
-def render(comparison: Comparison, drawn: dict[str, dict[str, Any]], command: str) -> str:
+def render(comparison: Comparison, specs: dict[str, dict[str, Any]], command: str) -> str:
     """Return the page as text."""
+    themed = {name: {**spec, "config": theme(*ON_PAGE)} for name, spec in specs.items()}
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(files("lab.report").joinpath("page.html").read_text())
     return template.render(
         comparison=comparison,
-        title=comparison.question or conclusion(comparison),
         conclusion=conclusion(comparison),
-        charts=set(drawn),
-        # A question that contains "</script>" must not end the script element.
-        specs=json.dumps(drawn, separators=(",", ":")).replace("<", "\\u003c"),
+        numbers=table(arm_records(comparison, comparison.arms)),
+        settings=settings(comparison),
+        failures=by_cause(comparison.left_out),
+        num_models=num_models(comparison),
+        envs=sorted({question.env for question in comparison.scoring.questions}),
+        steps=sorted({run.max_steps for one in comparison.results for run in one.runs}),
+        draws=NUM_DRAWS,
+        # NaN becomes null. A name that contains "</script>" must not end the script element.
+        specs=msgspec.json.encode(themed).decode().replace("<", "\\u003c"),
         script=vega_script(),
-        facts=page_facts,
         command=command,
         made=time.strftime("%Y-%m-%d %H:%M"),
-        num_runs=len(comparison.runs),
         num_judged=sum(len(result.runs) for result in comparison.results),
-        most_questions=MOST_QUESTIONS,
-        running_mean=LAST_STEPS if comparison.measure == TRAINING else 0,
+        running_mean=LAST_STEPS if comparison.scoring.measure == TRAINING else 0,
     )
+
+
+def theme(ink: str, quiet: str, line: str) -> dict[str, Any]:
+    """Return the configuration of all charts: colours of text, of quiet text, and of lines."""
+    return {
+        "background": "transparent",
+        "font": "system-ui, -apple-system, Segoe UI, Roboto, Liberation Sans, sans-serif",
+        "axis": {
+            **{"labelColor": quiet, "titleColor": quiet, "gridColor": line, "domainColor": line},
+            **{"tickColor": line, "titleFontWeight": "normal", "labelFontSize": 11},
+            "titleFontSize": 11,
+        },
+        "title": {"color": ink, "fontSize": 12, "fontWeight": 600, "anchor": "start", "offset": 8},
+        "header": {"labelColor": ink, "titleColor": quiet, "labelFontSize": 12},
+        "legend": {"labelColor": ink, "titleColor": quiet, "symbolStrokeWidth": 3},
+        "text": {"color": ink, "fill": ink, "fontSize": 12},
+        "view": {"stroke": None},
+        "rule": {"color": quiet},
+    }
+
+
+def settings(comparison: Comparison) -> list[list[str]]:
+    """Return the settings in which arms differ: a row of heads, then a row per setting."""
+    base = comparison.baseline.arm
+    arms = [base, *(arm for arm in comparison.arms if arm is not base)]
+    rows = [["setting", *(arm.name for arm in arms)]]
+    for key in differing_keys([arm.runs[0] for arm in arms]):
+        values = [str(arm.runs[0].config.get(key, "-")) for arm in arms]
+        rows.append([key.removesuffix("._target_"), *values])
+    return rows
+
+
+def num_models(comparison: Comparison) -> int:
+    """Return the number of different models that the runs start from, as far as it is known."""
+    found = set()
+    for folder in (run.folder for run in comparison.runs if run.folder):
+        with suppress(OSError, IndexError):
+            found.add(RunFolder(folder).model_fingerprint())
+    return len(found - {""})
 
 
 def vega_script() -> str:
@@ -105,14 +120,13 @@ def vega_script() -> str:
     return script
 
 
-def _write_figures(drawn: dict[str, dict[str, Any]], folder: Path) -> None:
+def _write_figures(specs: dict[str, dict[str, Any]], folder: Path) -> None:
     """Write each chart as PNG and SVG on white, for a paper or a message."""
     import vl_convert
 
     folder.mkdir(parents=True, exist_ok=True)
-    config = charts.theme(*ON_PAPER) | {"background": "white"}
-    for name, drawing in drawn.items():
-        printed = drawing["wide"] | drawing["both"] | {"config": config}
-        svg = vl_convert.vegalite_to_svg(printed)
+    config = theme(*ON_PAPER) | {"background": "white"}
+    for name, spec in specs.items():
+        svg = vl_convert.vegalite_to_svg(msgspec.json.encode(spec | {"config": config}).decode())
         (folder / f"{name}.svg").write_text(svg)
         (folder / f"{name}.png").write_bytes(vl_convert.svg_to_png(svg, scale=SCALE))

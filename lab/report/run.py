@@ -1,17 +1,15 @@
 """One run as a report needs it: how it ended, its settings, its curves, its scores by question."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
 
-from lab.report.curve import NO_CURVE, Curve
 from lab.report.evaluations import Evaluation, Question, evaluated_versions, read_evaluation
 from lab.report.statistics import Floats
 from rl.runtime.failure import first_failure
@@ -20,24 +18,40 @@ from rl.runtime.lock import FolderInUse, ensure_free
 from rl.runtime.metrics import Row, read_metrics, steps_done
 from rl.runtime.start_record import load_yaml, read_record, resume_command
 from rl.runtime.status import STOPPED, progress_of, read_statuses
-from rl.runtime.text import key_of
-from rl.terminal.panel import ALARMS
+from rl.runtime.text import key_of, strip_escapes
 
-FINISHED, RUNNING, FAILED = "finished", "still going", "failed"
 LAST_STEPS = 10  # the mean reward of these is the score of a run without evaluations
 RUN_KEYS = {"seed", "run_name", "resume", "output_dir"}  # differ between runs of one arm
-HEALTH = {  # the metrics under "Health" by their names on the page
-    "entropy": "train/entropy",
-    "mismatch": "mismatch/mean_abs",
-    "clipped": "train/clip_fraction",
-    "staleness": "staleness/mean",
-    "gradient norm": "train/grad_norm",
-    "length": "rollout/mean_length",
-    "truncated": "rollout/truncated",
-    "zero spread": "rollout/zero_spread",
-}
-_COLUMNS = ("step", *HEALTH.values(), *ALARMS)
-_LONGEST_CAUSE = 300  # characters
+_LONGEST_TEXT = 300  # characters of an override, or of the cause of a failure
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Scores, with the steps, seconds and tokens of the run before each of them."""
+
+    steps: Floats
+    seconds: Floats
+    tokens: Floats
+    scores: Floats
+
+    @property
+    def columns(self) -> tuple[Floats, ...]:
+        """The values of all points, column by column."""
+        return self.steps, self.seconds, self.tokens, self.scores
+
+    def at(self, points: Any) -> "Curve":
+        """Return only these points, given by index or by a mask."""
+        return Curve(*(column[points] for column in self.columns))
+
+    def smoothed(self, window: int) -> "Curve":
+        """Return the running mean of the last `window` scores, of fewer at the beginning."""
+        sums = np.concatenate([[0.0], self.scores.cumsum()])
+        ends = np.arange(1, len(sums))
+        starts = np.maximum(ends - window, 0)
+        return replace(self, scores=(sums[ends] - sums[starts]) / (ends - starts))
+
+
+NO_CURVE = Curve(*(np.array([], float) for _ in range(4)))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -47,31 +61,23 @@ class Run:
     name: str
     folder: Path | None = None
     overrides: tuple[str, ...] = ()  # without the seed and the place of the run
-    config: dict[str, Any] | None = None  # by dotted key, without the seed and the run's name
+    config: dict[str, Any] = field(default_factory=dict)  # by dotted key, without RUN_KEYS
     seed: Any = None
-    status: str = FINISHED
-    cause: str = ""  # why it did not finish
-    last_log_line: str = ""
-    num_steps: int
-    max_steps: int
-    columns: dict[str, Floats] = field(  # metric: value of each line [T], NaN if it has none
-        default_factory=lambda: dict.fromkeys(_COLUMNS, np.array([], float))
-    )
-    activities: dict[str, float] = field(default_factory=dict)  # mean seconds per step
-    seconds: float
-    tokens: float
+    cause: str = ""  # why it did not finish; "" if it did
+    num_steps: int = 0
+    max_steps: int = 1
+    seconds: float = 0.0
+    tokens: float = 0.0
     held_out: Curve = NO_CURVE  # mean score of each evaluation
     training: Curve = NO_CURVE  # mean reward of each batch
     evaluations: dict[int, Evaluation] = field(default_factory=dict)  # by version, oldest first
-    num_broken: int = 0  # lines of metrics that cannot be read
-    versions: dict[str, str] = field(default_factory=dict)  # of packages
     commit: str = ""
     command: str = ""  # that resumes it
 
     @property
     def finished(self) -> bool:
         """Whether the run counts."""
-        return self.status == FINISHED
+        return not self.cause
 
     @property
     def training_reward(self) -> float | None:
@@ -93,32 +99,22 @@ class Run:
 def read_run(
     folder: RunFolder | None, overrides: Sequence[str], error: str | None, num_judged: int
 ) -> Run:
-    """Read a run, with the first and the last `num_judged` of its evaluations.
+    """Read a run, with the last `num_judged` of its evaluations.
 
-    Args:
-        folder: of the run; None: it failed before it had one.
-        overrides: of the command line.
-        error: why the job of a sweep failed; None: unknown or none.
-        num_judged: evaluations at the end of the run that are averaged.
-
+    `folder` is None if the job of a sweep failed before it had one, and `error` says why.
     """
-    meaningful = tuple(sorted(item for item in overrides if key_of(item) not in RUN_KEYS))
+    meaningful = tuple(sorted(_readable(x) for x in overrides if key_of(x) not in RUN_KEYS))
     if folder is None:
         return Run(
             name=" ".join(meaningful) or "(no name)",
             overrides=meaningful,
-            status=FAILED,
-            cause=(error or "it failed before it had a folder")[:_LONGEST_CAUSE],
-            num_steps=0,
-            max_steps=1,
-            seconds=0.0,
-            tokens=0.0,
+            cause=_readable(error or "it failed before it had a folder"),
         )
     rows, settings, record = read_metrics(folder), _settings(folder), read_record(folder)
     config, num_steps = _without_run_keys(settings, folder.name), steps_done(rows)
-    max_steps = (config or {}).get("max_steps")
+    max_steps = config.get("max_steps")
     max_steps = max_steps if isinstance(max_steps, int) else num_steps + 1
-    status, cause = _status(folder, rows, error, max_steps)
+    versions = evaluated_versions(folder)[-num_judged:]
     seconds, tokens = (_sums_before(rows, name) for name in ("time/step", "train/tokens"))
     return Run(
         name=folder.name,
@@ -126,23 +122,22 @@ def read_run(
         overrides=meaningful,
         config=config,
         seed=settings.get("seed"),
-        status=status,
-        cause=cause[:_LONGEST_CAUSE],
-        last_log_line="" if status == FINISHED else _last_log_line(folder),
+        cause=_readable(_cause(folder, rows, error, max_steps)),
         num_steps=num_steps,
         max_steps=max_steps,
-        columns={name: _column(rows, name) for name in _COLUMNS},
-        activities=_activities(rows),
         seconds=float(seconds[-1]),
         tokens=float(tokens[-1]),
         held_out=_curve(rows, "eval/reward", seconds, tokens),
         training=_curve(rows, "train/reward", seconds, tokens),
-        evaluations=_evaluations(folder, num_judged),
-        num_broken=_num_lines(folder) - len(rows) if status != RUNNING else 0,
-        versions=_versions(folder),
+        evaluations={version: read_evaluation(folder, version) for version in versions},
         commit=str(record.get("commit") or ""),
         command=resume_command(folder) if record else "",
     )
+
+
+def _readable(text: str) -> str:
+    """Return the text without characters that JSON or the drawing library refuses."""
+    return strip_escapes(text).encode(errors="replace").decode()[:_LONGEST_TEXT]
 
 
 def _settings(folder: RunFolder) -> dict[str, Any]:
@@ -162,107 +157,51 @@ def _flat(node: Any, prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _without_run_keys(settings: dict[str, Any], run_name: str) -> dict[str, Any] | None:
-    """Return the settings that runs of one arm share; None if there are none."""
+def _without_run_keys(settings: dict[str, Any], run_name: str) -> dict[str, Any]:
+    """Return the settings that runs of one arm share."""
     # Match whole words: a run called grpo must not hide the loss losses.grpo.grpo.
     name = re.compile(rf"(?<![\w.]){re.escape(run_name)}(?![\w.])")
-    kept = {
+    return {
         key: value
         for key, value in settings.items()
         if key.rpartition(".")[2] not in RUN_KEYS
         and key.partition(".")[0] not in ("format", "learned")  # of config.yaml, not of the run
         and not (isinstance(value, str) and name.search(value))
     }
-    return kept if settings else None
 
 
-def _status(
-    folder: RunFolder, rows: Sequence[Row], error: str | None, max_steps: int
-) -> tuple[str, str]:
-    """Return how a run ended, and why it did not finish."""
+def _cause(folder: RunFolder, rows: Sequence[Row], error: str | None, max_steps: int) -> str:
+    """Return why a run did not finish, "" if it did."""
     if not folder.path.is_dir():
-        return FAILED, error or f"{folder} does not exist"
+        return error or f"{folder} does not exist"
     num_steps = steps_done(rows)
     progress = f"step {num_steps} of {max_steps}"
     try:
         ensure_free(folder)
     except FolderInUse:
-        return RUNNING, f"still going: {progress}"
+        return f"still going: {progress}"
     with suppress(OSError, ValueError, KeyError, TypeError):
         if failure := first_failure(folder):
-            return FAILED, f"{failure['part']}: {failure['message']}".splitlines()[0]
+            return f"{failure['part']}: {failure['message']}".splitlines()[0]
     if error is not None or not rows:
-        return FAILED, error or "no step was done"
-    if num_steps < max_steps and not _had_learned_all(folder):
-        return FAILED, f"stopped after {progress}"
-    return FINISHED, ""
+        return error or "no step was done"
+    is_short = num_steps < max_steps and not _had_learned_all(folder)
+    return f"stopped after {progress}" if is_short else ""
 
 
 def _had_learned_all(folder: RunFolder) -> bool:
     """Return whether the trainer ended early for a reason of its own: nothing left to learn."""
     trainer = read_statuses(folder).get("trainer.rank0")
-    if trainer is None or trainer.phase != "done":
-        return False
-    return progress_of(trainer.doing) not in ("", STOPPED)
+    is_done = trainer is not None and trainer.phase == "done"
+    return is_done and progress_of(trainer.doing) not in ("", STOPPED)
 
 
 def _sums_before(rows: Sequence[Row], name: str) -> Floats:
     """Return the sum of a metric before each line, and after the last [T + 1]."""
-    return np.concatenate([[0.0], np.nan_to_num(_column(rows, name)).cumsum()])
+    values = np.array([row.get(name) for row in rows], float)  # numpy turns None into NaN
+    return np.concatenate([[0.0], np.nan_to_num(values).cumsum()])
 
 
 def _curve(rows: Sequence[Row], name: str, seconds: Floats, tokens: Floats) -> Curve:
-    at = [index for index, row in enumerate(rows) if row.get(name) is not None]
-    steps = np.array([rows[index]["step"] for index in at], float)
-    scores = np.array([rows[index][name] for index in at], float)
-    return Curve(steps, seconds[at], tokens[at], scores)
-
-
-def _column(rows: Sequence[Row], name: str) -> Floats:
-    return np.array([row.get(name) for row in rows], float)  # numpy turns None into NaN
-
-
-def _activities(rows: Sequence[Row]) -> dict[str, float]:
-    """Return the mean seconds per step of each activity, and `other` for the rest of the step."""
-    trained = [row for row in rows if row.get("time/step") is not None]
-    names = {name for row in (*trained[:3], *trained[-3:]) for name in row}
-    means = {
-        name.removeprefix("time/"): float(np.nan_to_num(_column(trained, name)).mean())
-        for name in sorted(names)
-        if name.startswith("time/")
-    }
-    total = means.pop("step", 0.0)
-    return means | {"other": max(0.0, total - sum(means.values()))} if means else {}
-
-
-def _evaluations(folder: RunFolder, num_judged: int) -> dict[int, Evaluation]:
-    versions = evaluated_versions(folder)
-    wanted = sorted({*versions[:1], *versions[-num_judged:]})
-    return {version: read_evaluation(folder, version) for version in wanted}
-
-
-def _num_lines(folder: RunFolder) -> int:
-    """Return the number of complete lines of the metrics."""
-    try:
-        return folder.metrics.read_bytes().count(b"\n")
-    except OSError:
-        return 0
-
-
-def _versions(folder: RunFolder) -> dict[str, str]:
-    with suppress(OSError, ValueError):
-        content = json.loads(folder.versions.read_text())
-        if isinstance(content, dict):
-            return {str(name): str(version) for name, version in content.items()}
-    return {}
-
-
-def _last_log_line(folder: RunFolder) -> str:
-    """Return the last log line of the process that failed, else of the trainer."""
-    failed = [path.stem for path in sorted(folder.failures.glob("*.json"))]
-    for process in (*failed, "trainer.rank0", "rollouts", "inference"):
-        with suppress(OSError):
-            end = folder.log_of(process).read_bytes()[-4000:].decode(errors="replace")
-            if lines := [line.strip() for line in end.split("\n") if line.strip()]:
-                return f"{process}: {lines[-1]}"[:_LONGEST_CAUSE]
-    return ""
+    steps, scores = (np.array([row.get(key) for row in rows], float) for key in ("step", name))
+    return Curve(steps, seconds[:-1], tokens[:-1], scores).at(np.isfinite(scores))

@@ -3,14 +3,13 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isnan, nan
+from math import isnan
 
 import numpy as np
 
 from lab.report.arms import Arm
-from lab.report.curve import Curve
 from lab.report.evaluations import Question
-from lab.report.run import LAST_STEPS, Run
+from lab.report.run import LAST_STEPS, Curve, Run
 from lab.report.statistics import Scores
 
 HELD_OUT, TRAINING = "held-out questions", "training reward"
@@ -48,33 +47,30 @@ def score_arms(arms: Sequence[Arm], baseline: Arm, num_judged: int) -> Scoring:
     A run with other questions is left out, and so is a run that was scored on few of them. A
     question on which one of the remaining runs was not scored is left out.
     """
-    asked = [tuple(sorted(run.questions)) for run in baseline.finished if run.evaluations]
+    asked = [frozenset(run.questions) for run in baseline.finished if run.evaluations]
     if not asked:
         return _by_training_reward(arms)
-    reference = set(Counter(asked).most_common(1)[0][0])
-    tables = {
-        id(run): _mean_scores(run, num_judged)
-        for arm in arms
-        for run in arm.finished
-        if run.evaluations
-    }
+    reference = Counter(asked).most_common(1)[0][0]
+    tables: dict[int, dict[Question, float]] = {}  # of the runs that count, by their ids
     kept: list[tuple[Arm, list[Run]]] = []
     left_out: list[tuple[Run, str]] = []
     for arm in arms:
         runs = []
         for run in arm.finished:
+            table = _mean_scores(run, num_judged)
             if not run.evaluations:
                 left_out.append((run, "it has no evaluation"))
             elif len(reference & run.questions) < FEWEST_SHARED * len(reference):
                 left_out.append((run, f"it was asked other questions than {baseline.name}"))
-            elif len(reference & _scored(tables[id(run)])) < FEWEST_SHARED * len(reference):
+            elif len(reference & table.keys()) < FEWEST_SHARED * len(reference):
                 left_out.append((run, "it could not be scored on most of its questions"))
             else:
                 runs.append(run)
+                tables[id(run)] = table
         if runs:
             kept.append((arm, runs))
     every = [run for _, runs in kept for run in runs]
-    questions = tuple(sorted(reference.intersection(*(_scored(tables[id(r)]) for r in every))))
+    questions = tuple(sorted(reference.intersection(*tables.values())))
     if not questions or not any(arm is baseline for arm, _ in kept):
         return _by_training_reward(arms)
     envs = sorted({question.env for question in questions})
@@ -102,33 +98,30 @@ def _by_training_reward(arms: Sequence[Arm]) -> Scoring:
 
 def _last_steps_in_words(runs: Sequence[Run]) -> str:
     """Return how many steps were scored. A run may be shorter than LAST_STEPS."""
-    counts = {len(run.training.scores[-LAST_STEPS:]) for run in runs} or {LAST_STEPS}
-    fewest, most = min(counts), max(counts)
-    if most == 1:
-        return "the last step"
-    return f"the last {most if fewest == most else f'{fewest} to {most}'} steps"
+    counts = _range([len(run.training.scores[-LAST_STEPS:]) for run in runs] or [LAST_STEPS])
+    return "the last step" if counts == "1" else f"the last {counts} steps"
 
 
 def _versions_in_words(runs: Sequence[Run], num_judged: int) -> str:
     """Return which versions were scored."""
     versions = [run.judged_versions(num_judged) for run in runs]
-    first, last = min(v[-1] for v in versions), max(v[-1] for v in versions)
-    name = f"version {last}" if first == last else f"versions {first} to {last}"
-    most = max(map(len, versions))
+    last, most = _range([one[-1] for one in versions]), max(map(len, versions))
+    name = f"version{'s' * (' ' in last)} {last}"
     return name if most == 1 else f"the last {most} evaluations, up to {name}"
 
 
+def _range(numbers: Sequence[int]) -> str:
+    """Return the numbers as text: 6, or 6 to 10."""
+    low, high = min(numbers), max(numbers)
+    return str(low) if low == high else f"{low} to {high}"
+
+
 def _mean_scores(run: Run, num_judged: int) -> dict[Question, float]:
-    """Return the mean over the judged versions, NaN for a question that one of them lacks."""
+    """Return the mean over the judged versions for each question that was scored in all of them."""
     tables = [run.evaluations[version].scores for version in run.judged_versions(num_judged)]
-    return {
-        question: float(np.mean([table.get(question, nan) for table in tables]))
-        for question in tables[-1]
-    }
-
-
-def _scored(table: dict[Question, float]) -> set[Question]:
-    return {question for question, score in table.items() if not isnan(score)}
+    questions = set(tables[0]).intersection(*tables) if tables else set()
+    means = {q: float(np.mean([table[q] for table in tables])) for q in questions}
+    return {question: mean for question, mean in means.items() if not isnan(mean)}
 
 
 def curve_of(run: Run, measure: str) -> Curve:

@@ -34,7 +34,7 @@ ERROR = 0.05  # share of sweeps of equal arms in which some arm may be called be
 POWER = 0.8  # chance that a true difference of the smallest visible size is found
 FEWEST_SEEDS = 3  # to be resampled
 MOST_SEEDS = 1000  # that a report recommends
-BETTER, WORSE, UNCLEAR = "better", "worse", "cannot tell"
+BETTER, WORSE, UNCLEAR, BASELINE = "better", "worse", "cannot tell", "baseline"
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,15 @@ class Interval:
     value: float
     low: float
     high: float
+
+    def __format__(self, spec: str) -> str:
+        """Return the estimate, and its interval if that is known: 0.512 [0.500, 0.524]."""
+        ends = f" [{self.low:{spec}}, {self.high:{spec}}]" if np.isfinite(self.low) else ""
+        return f"{self.value:{spec}}{ends}"
+
+    def __abs__(self) -> "Interval":
+        """Return the interval of the difference in the direction in which it is positive."""
+        return self if self.value >= 0 else Interval(-self.value, -self.high, -self.low)
 
     def excludes(self, value: float) -> bool:
         """Return whether the value lies outside; False if the ends are unknown."""

@@ -20,35 +20,25 @@ def made_run(
     steps: int = 20,
     max_steps: int | None = None,
     evaluations: Mapping[int, Sequence[float]] | None = None,
-    reward: float | None = None,
-    words: str = "reverse",
-    commit: str = "",
+    reward: float = 0.3,
     **settings: Any,
 ) -> Path:
     """Write one run. `evaluations` has question scores by version; `reward` is for all steps."""
-    run = RunFolder(folder)
+    run, evaluations = RunFolder(folder), evaluations or {}
     folder.mkdir(parents=True, exist_ok=True)
-    evaluations = evaluations or {}
-    with run.metrics.open("w") as file:
-        for step in range(steps + 1):
-            row: dict[str, Any] = {"step": step, "time": 1.0}
-            if step < steps:
-                row |= {"train/reward": 0.3 if reward is None else reward, "train/tokens": 100.0}
-                row |= {"train/entropy": 1 / (step + 1), "train/grad_norm": 0.5}
-                row |= {"time/step": 3.0, "time/update": 2.0, "time/wait": 0.5}
-            if step in evaluations:
-                row["eval/reward"] = float(np.mean(evaluations[step]))
-            if len(row) > 2:
-                file.write(json.dumps(row) + "\n")
+    rows = [
+        {"step": step, "train/reward": reward, "train/tokens": 100.0, "time/step": 3.0}
+        for step in range(steps)
+    ]
     for version, scores in evaluations.items():
-        write_evaluation(run, version, scores, words)
-    config = {"seed": seed, "run_name": folder.name, "max_steps": max_steps or steps}
-    config |= {"choice": list(overrides), **settings}
-    run.config.write_text(yaml.safe_dump(config))
+        write_evaluation(run, version, scores)
+        rows += [{"step": steps, "time": 1.0}] if version == steps else []
+        rows[version]["eval/reward"] = float(np.mean(scores))
+    run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = {"seed": seed, "run_name": folder.name, "max_steps": max_steps or steps, **settings}
+    run.config.write_text(yaml.safe_dump({**config, "choice": list(overrides)}))
     record = {"overrides": [*overrides, f"seed={seed}"], "command": ["python", "train.py"]}
-    record |= {"commit": commit} if commit else {}
     run.overrides.write_text(yaml.safe_dump(record | {"started_in": "/", "run_name": folder.name}))
-    run.versions.write_text(json.dumps({"torch": "2.13.0", "offbyone": "0.1.0"}))
     return folder
 
 
@@ -56,33 +46,26 @@ def write_evaluation(
     run: RunFolder, version: int, scores: Sequence[float], words: str = "reverse"
 ) -> None:
     """Write two rollouts per question, whose mean is its score."""
-    with run.evaluation_of(version).open("w") as file:
-        for example, score in enumerate(scores):
-            asked = {"role": "user", "content": f"{words} {example}"}
-            line = {"example": example, "env": words, "messages": [asked]}
-            for sign in (-1, 1):
-                spread = min(0.1, score, 1 - score) * sign
-                file.write(json.dumps({**line, "reward": float(score + spread)}) + "\n")
+    lines = []
+    for example, score in enumerate(scores):
+        asked = {"role": "user", "content": f"{words} {example}"}
+        for sign in (-1, 1):
+            reward = float(score + min(0.1, score, 1 - score) * sign)
+            lines.append({"example": example, "env": words, "messages": [asked], "reward": reward})
+    run.evaluation_of(version).write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def made_arm(
-    root: Path,
-    choice: str,
-    *,
-    gain: float = 0.0,
-    seeds: int = 5,
-    noise: float = 0.02,
-    num_questions: int = NUM_QUESTIONS,
-    **keywords: Any,
+    root: Path, choice: str, *, gain: float = 0.0, seeds: int = 5, **settings: Any
 ) -> list[Path]:
     """Write the runs of one arm: each question scores 0.5 + `gain`, plus noise."""
     rng = np.random.default_rng(len(choice) + sum(map(ord, choice)))
     folders = []
     for seed in range(seeds):
-        last = 0.5 + gain + rng.normal(0, noise) + rng.normal(0, noise, num_questions)
-        evaluations = {0: [0.3] * num_questions, 10: (last + 0.3) / 2, 20: last}
+        last = 0.5 + gain + rng.normal(0, 0.02) + rng.normal(0, 0.02, NUM_QUESTIONS)
+        evaluations = {0: [0.3] * NUM_QUESTIONS, 10: (last + 0.3) / 2, 20: last}
         folder = root / f"{choice.replace('=', '-')}-s{seed}"
-        folders.append(made_run(folder, choice, seed=seed, evaluations=evaluations, **keywords))
+        folders.append(made_run(folder, choice, seed=seed, evaluations=evaluations, **settings))
     return folders
 
 

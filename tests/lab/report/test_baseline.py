@@ -1,68 +1,64 @@
 """The present code compared with stored runs."""
 
 import json
+from functools import partial
 
 import pytest
 
-from lab.report.baseline import main
+from lab.report import baseline
 from rl.runtime.folder import RunFolder
 from tests.support.finished_runs import made_arm, write_evaluation
 
 
 @pytest.fixture
-def stored(tmp_path):
-    """Store five seeds; return the file."""
+def main(tmp_path):
+    """Store five seeds; return the command that compares with them."""
     made_arm(tmp_path / "before", "code=a")
-    file = tmp_path / "stored" / "default.json"
-    assert main([str(tmp_path / "before"), "store", f"file={file}"]) == 0
-    return file
+    command = partial(baseline.main, file=tmp_path / "stored" / "default.json")
+    assert command([str(tmp_path / "before"), "store"]) == 0
+    return command
 
 
 def result(folder):
-    (today,) = (
-        arm
-        for arm in json.loads((folder / "baseline.json").read_text())["arms"]
-        if arm["run"] == "today"
-    )
-    return today
+    record = json.loads((folder / "baseline.json").read_text())
+    return record["judged"], next(arm for arm in record["arms"] if arm["run"] == "today")
 
 
-def test_equal_code_cannot_be_told_from_the_stored_curves(stored, tmp_path):
-    made_arm(tmp_path / "now", "code=c")
-    assert main([str(tmp_path / "now"), f"file={stored}"]) == 0
-    today = result(tmp_path / "now")
+def test_the_same_runs_cannot_be_told_from_the_stored_ones(main, tmp_path):
+    assert main([str(tmp_path / "before")]) == 0
+    _, today = result(tmp_path / "before")
     assert (today["decision"], today["scored_seeds"]) == ("cannot tell", 5)
-    assert "Does today" in (tmp_path / "now" / "baseline.html").read_text()
+    assert today["difference"]["value"] == pytest.approx(0, abs=1e-4)  # stored with four digits
+    assert "Does today" in (tmp_path / "before" / "baseline.html").read_text()
 
 
-def test_code_that_learns_less_is_worse_and_has_exit_status_1(stored, tmp_path, capsys):
-    made_arm(tmp_path / "now", "code=b", gain=-0.2)
-    assert main([str(tmp_path / "now"), f"file={stored}"]) == 1
-    assert "today (by 0." in capsys.readouterr().out
-    assert result(tmp_path / "now")["decision"] == "worse"
-
-
-def test_stored_scores_are_those_of_the_runs(stored, tmp_path):
-    # The same runs were stored, so they differ only by rounding.
-    assert main([str(tmp_path / "before"), f"file={stored}"]) == 0
-    assert result(tmp_path / "before")["difference"] == pytest.approx(0, abs=1e-4)
-
-
-def test_shorter_runs_are_compared_at_the_last_version_that_both_have(stored, tmp_path):
+@pytest.mark.parametrize(("last", "difference"), [(20, -0.2), (10, -0.1)])
+def test_code_that_learns_less_is_worse_at_the_last_version_that_both_have(
+    last, difference, main, tmp_path, capsys
+):
     for folder in made_arm(tmp_path / "now", "code=b", gain=-0.2):
-        RunFolder(folder).evaluation_of(20).rename(folder / "gone")
-    assert main([str(tmp_path / "now"), f"file={stored}"]) == 1
-    record = json.loads((tmp_path / "now" / "baseline.json").read_text())
-    assert record["judged"] == "version 10"
-    assert result(tmp_path / "now")["difference"] == pytest.approx(-0.1, abs=0.03)
+        if last == 10:
+            RunFolder(folder).evaluation_of(20).rename(folder / "gone")
+    assert main([str(tmp_path / "now")]) == 1
+    judged, today = result(tmp_path / "now")
+    assert (judged, today["decision"]) == (f"version {last}", "worse")
+    assert today["difference"]["value"] == pytest.approx(difference, abs=0.03)
+    assert "today (by 0." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    "broken", ["other questions", "no version", "no runs", "no file", "other file"]
+    ("broken", "problem"),
+    [
+        ("other questions", "other questions than the stored baseline: store the curves"),
+        ("no version", "evaluated at no common version"),
+        ("no runs", "no run in"),
+        ("no file", "make baseline STORE=store"),
+    ],
 )
-def test_an_impossible_comparison_is_refused_with_the_reason(broken, stored, tmp_path, capsys):
-    folders = made_arm(tmp_path / "now", "code=b") if broken != "no runs" else []
-    for folder in folders:
+def test_an_impossible_comparison_is_refused_with_the_reason(
+    broken, problem, main, tmp_path, capsys
+):
+    for folder in made_arm(tmp_path / "now", "code=b") if broken != "no runs" else []:
         if broken == "other questions":
             for version in (0, 10, 20):
                 write_evaluation(RunFolder(folder), version, [0.5] * 16, words="add")
@@ -70,15 +66,12 @@ def test_an_impossible_comparison_is_refused_with_the_reason(broken, stored, tmp
             for version in (10, 20):
                 RunFolder(folder).evaluation_of(version).unlink()
     if broken == "no file":
-        stored.unlink()
-    if broken == "other file":
-        stored.write_text("{}")
-    assert main([str(tmp_path / "now"), f"file={stored}"]) == 2
-    expected = {
-        "other file": "holds no stored curves",
-        "other questions": "other questions than the stored baseline: store the curves",
-        "no version": "evaluated at no common version",
-        "no runs": "there is no run",
-        "no file": "make baseline STORE=store",
-    }[broken]
-    assert expected in " ".join(capsys.readouterr().out.split())
+        (tmp_path / "stored" / "default.json").unlink()
+    assert main([str(tmp_path / "now")]) == 2
+    assert problem in capsys.readouterr().out
+
+
+def test_the_shipped_baseline_can_be_read():
+    runs = baseline.read_stored(baseline.STORED_AT)
+    assert [max(run.evaluations) for run in runs] == [150] * 5
+    assert [len(run.questions) for run in runs] == [64] * 5

@@ -1,0 +1,111 @@
+"""The forest plot of a report: scores, seeds, intervals, differences and decisions of the arms."""
+
+import shlex
+from dataclasses import asdict
+from typing import Any
+
+import altair as alt
+
+from lab.report.comparison import Comparison
+from lab.report.run import Run
+from lab.report.scoring import HELD_OUT
+from lab.report.statistics import BETTER, UNCLEAR, WORSE
+from rl.runtime.text import relative_path
+
+BASELINE_COLOUR = "#8c8c8c"
+DECISIONS = {BETTER: "#2a9d5c", WORSE: "#d1495b", UNCLEAR: "#7d8ba1", "baseline": BASELINE_COLOUR}
+ROW = 26  # pixels of an arm
+
+Chart = Any  # altair's classes for layers, rows and facets have no common base class
+
+
+def forest(comparison: Comparison) -> Chart:
+    """Return a row per arm: seeds, interval, difference to the baseline, and decision."""
+    rows = _arm_rows(comparison)
+    order = [row["arm"] for row in rows]
+    base = alt.Chart(alt.Data(values=rows))
+    dots = alt.Chart(alt.Data(values=_seed_rows(comparison)))
+    y = alt.Y("arm:N", sort=order, title=None,
+              axis=alt.Axis(ticks=False, domain=False, labelPadding=8, labelFontSize=13,
+                            labelLimit=260))  # fmt: skip
+    scale = alt.Scale(domain=list(DECISIONS), range=list(DECISIONS.values()))
+    colour = alt.Color("decision:N", legend=None, scale=scale)
+    x = alt.X("score.value:Q", scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=5, title=None))
+    known, own = "isValid(datum.score.low)", "datum.decision == 'baseline'"
+    left = alt.layer(
+        base.transform_filter(f"{known} && {own}")
+        .mark_rect(color=BASELINE_COLOUR, opacity=0.16)
+        .encode(x="score.low:Q", x2="score.high:Q"),
+        base.transform_filter(known)
+        .mark_bar(height=5, cornerRadius=2, opacity=0.45)
+        .encode(x="score.low:Q", x2="score.high:Q", y=y, color=colour),
+        dots.mark_circle(size=34, opacity=0.75, color="#7d8ba1").encode(
+            x="score:Q", y=y, tooltip=["arm:N", "seed:N", "score:Q", "view:N"]
+        ),
+        base.mark_tick(thickness=3, height=15).encode(x=x, y=y, color=colour),
+    )
+    number = len(comparison.scoring.questions)
+    of = f"score on {number} held-out questions" if number else "training reward"
+    panels = [left.properties(width=300, title=f"{of}, {comparison.scoring.judged}")]
+    if comparison.others:
+        panels += _differences(comparison, base, y, colour)
+    height = ROW * len(order)
+    panels = [panel.properties(height=height) for panel in panels]
+    return alt.hconcat(*panels, spacing=10).resolve_scale(y="shared")
+
+
+def _differences(comparison: Comparison, base: Chart, y: alt.Y, colour: alt.Color) -> list[Chart]:
+    """Return the panel of differences, and a column with the same numbers and the decision."""
+    hidden = y.copy()
+    hidden.axis = None
+    # The format has no number of digits, so that no two ticks have the same label.
+    axis = alt.Axis(tickCount=5, title=None, format="+~f", labelSeparation=6)
+    bars = base.transform_filter("isValid(datum.difference.low)").mark_bar(height=7, cornerRadius=3)
+    zero = alt.Chart(alt.Data(values=[{"at": 0}])).mark_rule(strokeDash=[3, 3])
+    drawn = alt.layer(
+        zero.encode(x="at:Q"),
+        bars.encode(x="difference.low:Q", x2="difference.high:Q", y=hidden, color=colour),
+        base.mark_point(filled=True, size=46, opacity=1, stroke="white", strokeWidth=1).encode(
+            x=alt.X("difference.value:Q", axis=axis), y=hidden, color=colour
+        ),
+    )
+    texts = base.mark_text(align="left", fontSize=12).encode(
+        x=alt.value(0), y=hidden, text="text:N", color=colour
+    )
+    title = f"difference to {comparison.baseline.arm.name}"
+    return [drawn.properties(width=230, title=title), texts.properties(width=250)]
+
+
+def _arm_rows(comparison: Comparison) -> list[dict[str, Any]]:
+    """Return a row per arm with its numbers."""
+    rows = []
+    for result in comparison.by_score:
+        text = f"{result.difference:+.3f} {result.decision}"
+        rows.append(
+            {
+                "arm": result.arm.name,
+                "score": asdict(result.score),
+                "difference": asdict(result.difference),
+                "decision": result.decision,
+                "text": "baseline" if result is comparison.baseline else text,
+            }
+        )
+    return rows
+
+
+def _seed_rows(comparison: Comparison) -> list[dict[str, Any]]:
+    """Return a row per run: the dots of the forest plot."""
+    measure, rows = comparison.scoring.measure, []
+    for result in comparison.results:
+        for run, score in zip(result.runs, result.scores.runs.tolist(), strict=True):
+            step = run.judged_versions(1)[-1] if measure == HELD_OUT else run.num_steps - 1
+            view = view_command(run, measure, step)
+            rows.append({"arm": result.arm.name, "seed": run.seed, "score": score, "view": view})
+    return rows
+
+
+def view_command(run: Run, measure: str, step: int) -> str:
+    """Return the command that shows the rollouts of a step, or the evaluation of a version."""
+    source = "source = 'evaluation' AND " if measure == HELD_OUT else ""
+    folder = relative_path(run.folder) if run.folder else run.name
+    return f'python view.py {shlex.quote(folder)} where="{source}step = {step}"'

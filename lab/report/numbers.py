@@ -1,0 +1,119 @@
+"""The numbers of a comparison: report.json, report.csv, the tables of the terminal and the page."""
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+from rich.table import Table
+
+from lab.report.arms import Arm
+from lab.report.comparison import Comparison
+from lab.report.conclusion import conclusion
+from lab.report.statistics import BETTER, LEVEL, NUM_DRAWS, WORSE
+
+Record: TypeAlias = dict[str, Any]  # the numbers of one arm by their keys in report.json
+
+COLUMNS = {  # key in report.json: head in a table, format
+    "name": ("arm", ""),
+    "scored_seeds": ("seeds", ""),
+    "reward": ("score", ".3f"),
+    "difference": ("difference", "+.3f"),
+    "decision": ("decision", ""),
+    "minutes": ("minutes", ".1f"),
+    "failed": ("unfinished", ""),
+    "score": ("with interval", ".3f"),
+    "p_value": ("p (Holm)", ".3g"),
+    "chance_better": ("P(better)", ".0%"),
+    "visible_difference": ("visible from", ".3f"),
+    "seeds_needed": ("seeds for it", ""),
+    "interquartile": ("interquartile mean", ".3f"),
+}
+ON_TERMINAL = 7  # the first of these columns
+
+
+def as_json(comparison: Comparison) -> bytes:
+    """Return the content of report.json. An unknown number is null."""
+    record = {
+        "question": comparison.question or None,
+        "conclusion": conclusion(comparison),
+        "measure": comparison.scoring.measure,
+        "judged": comparison.scoring.judged,
+        "num_questions": len(comparison.scoring.questions),
+        "baseline": comparison.baseline.arm.label,
+        "level": LEVEL,
+        "draws": NUM_DRAWS,
+        "arms": arm_records(comparison, comparison.arms),
+        "left_out": [{"run": run.name, "why": why} for run, why in comparison.left_out],
+        "notes": comparison.notes,
+    }
+    return msgspec.json.format(msgspec.json.encode(record), indent=1)  # NaN becomes null
+
+
+def arm_records(comparison: Comparison | None, arms: Sequence[Arm]) -> list[Record]:
+    """Return a record per arm, the best first, arms without a run that counts last."""
+    records: dict[str, Record] = {}
+    for result in comparison.by_score if comparison else ():
+        numbers = {key: getattr(result, key) for key in COLUMNS if hasattr(result, key)}
+        records[result.arm.label] = {**numbers, "scores": result.scores.runs.tolist()}
+    for arm in arms:
+        records.setdefault(arm.label, {})
+        records[arm.label] |= {
+            "run": arm.label,
+            "name": arm.name,
+            "seeds": len(arm.runs),
+            "steps": max(run.num_steps for run in arm.runs),
+            "failed": sum(not run.finished for run in arm.runs),
+            "folders": [str(run.folder) for run in arm.runs if run.folder],
+            "errors": [run.cause for run in arm.runs if run.cause],
+        }
+    return list(records.values())
+
+
+def table(records: Sequence[Record], num_columns: int = len(COLUMNS)) -> list[list[str]]:
+    """Return the heads and a row of texts per arm, without columns that are empty for all arms."""
+    columns = []
+    for key, (head, spec) in list(COLUMNS.items())[:num_columns]:
+        cells = [_cell(record.get(key), spec) for record in records]
+        if set(cells) != {"-"}:
+            columns.append([head, *cells])
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
+def _cell(value: Any, spec: str) -> str:
+    """Return a number as text, a hyphen if it is unknown or a count of 0."""
+    is_nan, is_no_count = value != value, type(value) is int and value == 0
+    return "-" if value is None or is_nan or is_no_count else format(value, spec)
+
+
+def as_table(records: Sequence[Record]) -> Table:
+    """Return the most important numbers as a table for the terminal."""
+    heads, *rows = table(records, ON_TERMINAL)
+    drawn = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
+    for head in heads:
+        justify = "left" if head in ("arm", "decision") else "right"
+        drawn.add_column(head, justify=justify, no_wrap=head != "arm", overflow="fold")
+    colours = {BETTER: "green", WORSE: "red", None: "yellow"}
+    for record, row in zip(records, rows, strict=True):
+        drawn.add_row(*row, style=colours.get(record.get("decision"), ""))
+    return drawn
+
+
+def as_csv(comparison: Comparison) -> str:
+    """Return a table with one line per run."""
+    scores = {
+        id(run): score  # not by name, which runs of two folders may share
+        for result in comparison.results
+        for run, score in zip(result.runs, result.scores.runs, strict=True)
+    }
+    why = {id(run): reason for run, reason in comparison.left_out}
+    heads = ("arm", "seed", "run", "score", "steps", "seconds", "tokens", "left_out", "commit")
+    file = io.StringIO()
+    writer = csv.writer(file)
+    writer.writerow([*heads, "folder"])
+    for arm in comparison.arms:
+        for run in arm.runs:
+            line = [arm.label, run.seed, run.name, scores.get(id(run)), run.num_steps, run.seconds]
+            writer.writerow([*line, run.tokens, why.get(id(run)), run.commit, run.folder])
+    return file.getvalue()

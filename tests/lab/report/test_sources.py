@@ -1,0 +1,97 @@
+"""Runs as they are read from their folders, whole and broken."""
+
+import fcntl
+import json
+
+import numpy as np
+import pytest
+
+from lab.report.arms import arms_of
+from lab.report.sources import read_sources
+from rl.runtime.folder import RunFolder
+from rl.runtime.status import Status
+from tests.support.finished_runs import NUM_QUESTIONS, made_arm, made_run, made_sweep
+
+
+def read(*paths):
+    return read_sources(paths).runs
+
+
+def test_the_scores_of_a_run_are_those_of_its_files(tmp_path):
+    made_arm(tmp_path, "loss=grpo", seeds=1)
+    (run,) = read(tmp_path)
+    rewards = [[] for _ in range(NUM_QUESTIONS)]
+    for line in RunFolder(run.folder).evaluation_of(20).read_text().splitlines():
+        rewards[json.loads(line)["example"]].append(json.loads(line)["reward"])
+    scores = {
+        int(question.example): score for question, score in run.evaluations[20].scores.items()
+    }
+    assert scores == pytest.approx(dict(enumerate(np.mean(rewards, axis=1))))
+    assert list(run.evaluations) == [20]  # only those that are judged are read
+    assert (run.overrides, run.seed, run.num_steps) == (("loss=grpo",), 0, 20)
+    assert (run.finished, run.seconds, run.tokens) == (True, 60.0, 2000.0)
+    assert run.training.seconds[2] == 6.0  # two steps of 3 s are before it
+    assert run.held_out.steps.tolist() == [0, 10, 20]
+
+
+def test_unfinished_runs_have_a_cause(tmp_path):
+    for name, steps in (("stopped", 7), ("going", 8), ("failed", 3)):
+        made_run(tmp_path / "runs" / name, "loss=cispo", steps=steps, max_steps=20)
+    failed = RunFolder(tmp_path / "runs" / "failed")
+    failed.failures.mkdir()
+    report = {"part": "inference", "time": 1.0, "message": "vLLM \udc80is\x07 gone\nand more"}
+    (failed.failures / "inference.json").write_text(json.dumps(report))
+    sweep = made_sweep(tmp_path / "sweep", sorted((tmp_path / "runs").iterdir()))
+    job = {"overrides": ["loss=ppo", "seed=0"], "folder": None, "error": "no such model"}
+    (sweep / "jobs" / "00099.json").write_text(json.dumps(job))
+    with open(tmp_path / "runs" / "going" / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        runs = read(sweep)
+    assert {run.name: run.cause for run in runs} == {
+        "stopped": "stopped after step 7 of 20",
+        "going": "still going: step 8 of 20",
+        "failed": "inference: vLLM ?is gone",
+        "loss=ppo": "no such model",
+    }
+
+
+@pytest.mark.parametrize(
+    ("doing", "counts"), [("done: the task is solved", True), ("done: stopped, as asked", False)]
+)
+def test_a_run_that_had_nothing_left_to_learn_counts(doing, counts, tmp_path):
+    folder = made_run(tmp_path / "early", steps=15, max_steps=20)
+    Status(RunFolder(folder), "trainer.rank0").set(doing)
+    assert read(folder)[0].finished == counts
+
+
+def test_broken_files_are_counted_and_the_rest_is_read(tmp_path):
+    folders = made_arm(tmp_path / "runs", "loss=dapo", seeds=2)
+    folder = RunFolder(folders[0])
+    with folder.metrics.open("a") as file:
+        file.write('{"step": 21, "train/rew\n')
+    evaluation = folder.evaluation_of(20)
+    broken = evaluation.read_bytes().replace(b"reverse 3", b"reverse \xff3", 1)
+    evaluation.write_bytes(broken + b"not json\n")
+    folder.config.write_text("a: [")
+    sweep = made_sweep(tmp_path / "sweep", folders)
+    (sweep / "jobs" / "00099.json").write_text("{half")
+    (sweep / "sweep.json").write_text("[]")
+    sources = read_sources([sweep, *folders, tmp_path / "runs", tmp_path / "nowhere"])
+    assert len(sources.runs) == 2  # a run that is named twice counts once
+    read_again = sources.runs[0].evaluations[20]
+    assert read_again.num_broken == 2
+    assert len(read_again.scores) == NUM_QUESTIONS  # question 3 has another rollout
+    assert "1 files in" in sources.notes[0]
+    assert "nowhere holds neither a sweep" in sources.notes[1]
+
+
+def test_runs_with_the_name_of_their_loss_are_separate_arms(tmp_path):
+    for loss in ("grpo", "cispo"):
+        made_run(
+            tmp_path / loss, f"loss={loss}", loss={"_target_": f"losses.{loss}.{loss}"},
+            cache=f"/tmp/{loss}/cache", shown_as=f"lab-{loss}",
+        )  # fmt: skip
+    arms = arms_of(read(tmp_path))
+    assert [arm.name for arm in arms] == ["cispo", "grpo"]
+    differing = set(arms[0].runs[0].config) - {"choice"}
+    assert differing == {"loss._target_", "max_steps"}  # no value that contains the run's name
