@@ -5,6 +5,7 @@ import random
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -39,12 +40,9 @@ from rl.sampling.chat import ChatSetting
 from rl.sampling.demonstrations import Imitator
 from rl.sampling.hints import require_hints
 from rl.sampling.player import Player
-from rl.sampling.prompt_lengths import PromptLengths
+from rl.sampling.prompt_lengths import FittingExamples
 from rl.sampling.sampler import PolicySampler
-from rl.sampling.waits import Waits
 from rl.sampling.watchdog import Watchdog
-
-_MEASURING_S = 5.0  # at the start, because a large data set takes longer than vLLM's start
 
 
 def _imitate(run: Run, sampler: Imitator, env: Environment, renderer: Renderer) -> PlayGroup:
@@ -119,20 +117,16 @@ async def main(run_folder: RunFolder) -> None:
     replicas = ServingReplicas(run_folder, run.inference)
     async with AsyncExitStack() as stack:
         evaluator: Evaluator | None = None
-        waits: Waits | None = None
-        lengths: PromptLengths | None = None
         if sampler.uses_vllm:
             setting = _setting(run, run_folder, env, sampler, version, tally, replicas.router)
             chat = await stack.enter_async_context(build(run.client)().connect(setting))
-            hinted = _hinted(run, env, pools)  # before PromptLengths, which measures what is read
-            status.set("measuring prompts")
-            lengths = PromptLengths(env, pools, chat, run.max_seq_len, sampler.max_prompt_len)
-            lengths.measure(_MEASURING_S)
-            pools = lengths.pools
+            hinted = _hinted(run, env, pools)  # before FittingExamples, which measures what is read
+            limits = env, chat, run.max_seq_len, sampler.max_prompt_len
+            pools = [replace(p, examples=FittingExamples(p.examples, *limits)) for p in pools]
             watchdog = stack.enter_context(Watchdog(status.set))
             seed = run.seed if sampler.seeded else None
             player = Player(sampler, env, chat, watchdog, seed=seed, hinted_envs=hinted)
-            play_group, waits = player.play_group, player.waits
+            play_group = player.play_group
             evaluator = evaluator_of(run, run_folder, env, player)
         else:
             renderer = load_renderer(run_folder.model(), build(run.model)().renderer)
@@ -159,7 +153,7 @@ async def main(run_folder: RunFolder) -> None:
             state=msgspec.convert(start.rollouts, DispatcherState) if start else DispatcherState(),
         )
         service = RolloutService(
-            *(run, run_folder, dispatcher, status, tally, evaluator, waits),
+            *(run, run_folder, dispatcher, status, tally, evaluator),
             replicas if sampler.uses_vllm else None,
         )
         # Last, so that a rank which can connect finds everything else ready.
@@ -169,8 +163,6 @@ async def main(run_folder: RunFolder) -> None:
             tasks.create_task(service.report())
             if sampler.uses_vllm:
                 tasks.create_task(replicas.watch())
-            if lengths:
-                tasks.create_task(lengths.measure_rest())
 
 
 if __name__ == "__main__":

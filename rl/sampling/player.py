@@ -11,11 +11,8 @@ and its group trains without it.
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator
 from contextlib import (
     AbstractAsyncContextManager,
-    AsyncExitStack,
-    asynccontextmanager,
     nullcontext,
     suppress,
 )
@@ -35,7 +32,6 @@ from rl.sampling.row_builder import RowBuilder
 from rl.sampling.sampler import PolicySampler
 from rl.sampling.seeds import RequestSeeds
 from rl.sampling.speaker import Speaker
-from rl.sampling.waits import Waits
 from rl.sampling.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
@@ -56,7 +52,6 @@ class Player:
     env: Environment
     chat: Chat
     watchdog: Watchdog | None = None
-    waits: Waits = field(default_factory=Waits)
     seed: int | None = None
     hinted_envs: frozenset[str] = frozenset()  # environments whose reference sees hints
     _logged: set[str] = field(default_factory=set)  # errors that are in the log
@@ -98,7 +93,9 @@ class Player:
                 async with clock.running():
                     prompt = start.prompt = await self._open(env, example)
                     if env.max_turns == 1 and self.chat.shares(prompt):
-                        openings = await self._opened(prompt, group_size, start)
+                        async with clock.seated(self.chat.seats, group_size):
+                            seed = seeds.next()
+                            openings = [*await self.chat.generate(prompt, group_size, seed)]
         # A clock for each with the time that is left, so that a slow rollout costs no other.
         starts = (
             replace(start, clock=replace(clock), opening=opening, seeds=replace(seeds, rollout=i))
@@ -106,26 +103,11 @@ class Player:
         )
         return tuple(await asyncio.gather(*map(self._play, starts)))
 
-    async def _opened(self, prompt: Prompt, count: int, start: "_Start") -> list[Completion | None]:
-        with self.waits.counted("opening", count):
-            async with start.clock.seated(self.chat.seats, count):
-                return [*await self.chat.generate(prompt, count, start.seeds.next())]
-
-    @asynccontextmanager
-    async def _turn(self, clock: Clock) -> AsyncIterator[None]:
-        with self.waits.counted("turn"):
-            async with clock.seated(self.chat.seats):
-                yield
-
     async def _play(self, start: "_Start") -> Rollout:
         retries = 0
         while True:
-            async with AsyncExitStack() as stack:
-                with self.waits.counted("place"):
-                    await stack.enter_async_context(self._place(start.env))
-                with self.waits.counted("rollout"):
-                    rollout = await self._attempt(start)
-            self.waits.finished()
+            async with self._place(start.env):
+                rollout = await self._attempt(start)
             self._log(start.env, rollout.error)
             broken = rollout.stop_reason in (StopReason.ENV_ERROR, StopReason.ENGINE_ERROR)
             if not broken or retries == self.sampler.max_retries:
@@ -201,7 +183,7 @@ class Player:
             if self.chat.room(prompt) <= 0:
                 return StopReason.CONTEXT
             if opening is None:
-                async with self._turn(start.clock):
+                async with start.clock.seated(self.chat.seats):
                     opening = (await self.chat.generate(prompt, 1, start.seeds.next()))[0]
             completion, opening = opening, None
             rows.turn(completion)
@@ -223,7 +205,7 @@ class Player:
 
     async def _listen(self, start: "_Start", episode: Episode, rows: RowBuilder) -> StopReason:
         speaker = Speaker(
-            *(self.chat, rows, episode, lambda: self._turn(start.clock)),
+            *(self.chat, rows, episode, lambda: start.clock.seated(self.chat.seats)),
             *(start.seeds, start.env.opened),
         )
         try:
