@@ -77,23 +77,18 @@ class Evaluator:
 
     def start(self, version: int) -> None:
         """Start the evaluation of a published version, if it is due."""
-        if self._settings.due(version, self._last):
-            self._begin(version)
-
-    def _begin(self, version: int) -> None:
+        if not self._settings.due(version, self._last):
+            return
         self._metrics[version] = asyncio.get_running_loop().create_future()
         if self._ended:
             self._metrics[version].set_result({})
         self._due.put_nowait(version)
 
-    async def finish(self, version: int, *, last: bool = False) -> dict[str, float]:
+    async def finish(self, version: int) -> dict[str, float]:
         """Wait for the evaluation of a version and return its metrics; {} if it was not due.
 
-        Every rank asks and gets the same. The `last` version of a run that ended early is due in
-        any case.
+        Every rank asks and gets the same.
         """
-        if last and version not in self._metrics:
-            self._begin(version)
         # Shielded, so that a rank which disconnects does not cancel the wait of the others.
         metrics = self._metrics.get(version)
         return {} if metrics is None else await asyncio.shield(metrics)

@@ -79,7 +79,7 @@ class RolloutService:
         try:
             return Answer(value=msgspec.Raw(pack(await self._value(call))))
         except NoMoreBatches as end:
-            return Answer(over=str(end), solved=end.solved)
+            return Answer(over=str(end), stopped=end.stopped)
         except Exception as error:
             self._error = self._error or error
             self._broken.set()
@@ -101,9 +101,7 @@ class RolloutService:
                 self._evaluator.start(call.version)
             return {}
         if call.what == "evaluation":
-            if not self._evaluator:
-                return {}
-            return await self._evaluator.finish(call.version, last=call.last)
+            return await self._evaluator.finish(call.version) if self._evaluator else {}
         if call.what == "state":
             return asdict(self._dispatcher.checkpoint())
         raise AssertionError(f"unknown call {call.what}")

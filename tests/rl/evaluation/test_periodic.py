@@ -63,23 +63,6 @@ def test_the_first_the_last_and_every_other_version_are_evaluated(tmp_path):
     assert json.loads(lines[0])["messages"][-1] == {"role": "assistant", "content": "good"}
 
 
-def test_the_version_after_which_a_run_ends_early_is_evaluated_whatever_its_number(tmp_path):
-    async def ends_at(version: int) -> list[dict[str, float]]:
-        trainer = Trainer(tmp_path, ScriptedClient("good"), every=4, last=50)
-        task = asyncio.ensure_future(trainer.evaluator.run())
-        trainer._publish(version)
-        each_rank = [await trainer.evaluator.finish(version, last=True) for _ in range(2)]
-        task.cancel()
-        return each_rank
-
-    for version in (3, 4):  # 4 is due anyway
-        first, second = run_virtually(ends_at(version))
-        assert first == second
-        assert first["eval/reward"] == 2.0
-    files = sorted(path.name for path in (tmp_path / "evaluations").iterdir())
-    assert files == ["version_000003.jsonl", "version_000004.jsonl"]
-
-
 def test_an_evaluation_that_is_faster_than_the_update_takes_no_time(tmp_path):
     trainer = Trainer(tmp_path, ScriptedClient("good", seconds=3.0), every=1, last=2)
     run_virtually(trainer.train(10.0))
@@ -169,7 +152,6 @@ def test_when_an_evaluation_fails_every_rank_goes_on_without_its_metrics(tmp_pat
         ranks = await asyncio.gather(*(trainer.evaluator.finish(0) for _ in range(2)))
         trainer.evaluator.start(1)  # of the update that was under way
         assert [*ranks, await trainer.evaluator.finish(1)] == [{}, {}, {}]
-        assert await trainer.evaluator.finish(2, last=True) == {}
         with pytest.raises(ExceptionGroup):
             await task
 

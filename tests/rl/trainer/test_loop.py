@@ -178,25 +178,22 @@ def test_only_steps_in_a_row_without_a_gradient_end_the_run(folder):
         run._fail_if_nonfinite({"train/skipped": 1.0})
 
 
-@pytest.mark.parametrize(
-    ("message", "solved", "evaluated"),
-    [("the task is solved", True, [2]), (STOPPED, True, []), ("too hard", False, [])],
-)
-def test_a_run_that_ends_early_and_well_evaluates_its_last_version(
-    message, solved, evaluated, folder, calls, saved, answers
+@pytest.mark.parametrize(("message", "stopped"), [(STOPPED, True), ("the task is too hard", False)])
+def test_a_run_that_ends_early_saves_and_has_no_further_evaluation(
+    message, stopped, folder, calls, saved, answers
 ):
     answers["next_batch"] = lambda call: (
-        Answer(over=message, solved=solved) if call.step == 2 else None
+        Answer(over=message, stopped=stopped) if call.step == 2 else None
     )
     answers["evaluation"] = lambda call: Answer(value=msgspec.Raw(pack({"eval/reward": 0.5})))
     run = Rehearsal(folder, start=0, max_steps=9, checkpoint_every=0)
     run.run = replace(run.run, evaluation={**EVALUATION, "every": 5})
-    with nullcontext() if solved else pytest.raises(RunFailed, match=message):
+    with nullcontext() if stopped else pytest.raises(RunFailed, match=message):
         run.train()
     assert saved == [2]
-    assert [c.version for c in calls if c.what == "evaluation"] == [0, *evaluated]
+    assert [c.version for c in calls if c.what == "evaluation"] == [0]
     rows = [(row["step"], row.get("eval/reward")) for row in read_metrics(folder)]
-    assert rows == [(0, 0.5), (1, None), *((version, 0.5) for version in evaluated)]
+    assert rows == [(0, 0.5), (1, None)]
 
 
 PHASES = ("join", "update", "push", "probe", "_publish", "_log", "_save")
@@ -218,7 +215,7 @@ def test_a_signal_in_any_phase_of_a_step_loses_none_and_does_none_twice(
     phase, folder, calls, saved, answers, passing_on, monkeypatch
 ):
     def no_more(call: Call) -> Answer | None:
-        return Answer(over=STOPPED, solved=True) if folder.stop_request.exists() else None
+        return Answer(over=STOPPED, stopped=True) if folder.stop_request.exists() else None
 
     answers["next_batch"] = no_more  # as rl/rollouts/service.py, to all ranks alike
     run = Rehearsal(folder, start=0, max_steps=9, checkpoint_every=2)
