@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 from uuid import uuid4
 
 import aiohttp
@@ -37,24 +37,6 @@ class RequestTally:
     num_retried: int = 0
     num_moved: int = 0  # repeated on another replica, because theirs was lost
     num_failed_in_a_row: int = 0
-
-
-class Client(Protocol):
-    """What the sampler asks for."""
-
-    async def generate(
-        self, prompt_ids: Sequence[int], sampling: dict[str, Any], *, n: int, version: int
-    ) -> list[Completion]:
-        """Return `n` completions of the prompt.
-
-        `sampling` has vLLM's names. `version` is the newest policy version known to be live; it
-        salts the prefix cache, so that key-value blocks of older weights are not used.
-        """
-        ...
-
-    def group(self) -> AbstractContextManager["Client"]:
-        """Return the same client for requests that share prompts: they stay on one replica."""
-        ...
 
 
 class VLLMClient:
@@ -89,14 +71,14 @@ class VLLMClient:
 
     @contextmanager
     def group(self) -> Iterator["GroupClient"]:
-        """Return the client of a group of rollouts (see `Client.group`)."""
+        """Return the client of requests that share prompts, which stay on one replica."""
         with self._router.group() as group:
             yield GroupClient(self, group)
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: dict[str, Any], *, n: int, version: int
     ) -> list[Completion]:
-        """Return `n` completions of the prompt (see `Client.generate`)."""
+        """Return `n` completions of the prompt (see `GroupClient`)."""
         with self.group() as client:
             return await client.generate(prompt_ids, sampling, n=n, version=version)
 
@@ -236,10 +218,13 @@ class GroupClient:
     async def generate(
         self, prompt_ids: Sequence[int], sampling: dict[str, Any], *, n: int, version: int
     ) -> list[Completion]:
-        """Return `n` completions of the prompt (see `Client.generate`)."""
+        """Return `n` completions of the prompt.
+
+        `sampling` has vLLM's names. `version` is the newest policy version known to be live; it
+        salts the prefix cache, so that key-value blocks of older weights are not used.
+        """
         body = {
             "token_ids": list(prompt_ids),
-            # Key-value blocks of older weights or of another run do not match this salt.
             "cache_salt": f"{self.client.salt}-v{version}",
             "sampling_params": {
                 **sampling,

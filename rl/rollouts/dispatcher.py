@@ -20,8 +20,7 @@ from envs.episode import Example
 from rl.inference.live_version import LiveVersion
 from rl.records import Credit, Group, PlayGroup, Rollout
 from rl.rollouts.buffer import FifoBuffer
-from rl.rollouts.component_state import as_json
-from rl.rollouts.example_order import ExampleOrder, Place
+from rl.rollouts.example_order import ExampleOrder, Place, as_json
 from rl.rollouts.prospects import Prospects
 from rl.runtime.status import STOPPED
 from rl.wire import NoMoreBatches

@@ -11,12 +11,14 @@ and its group trains without it.
 import asyncio
 import logging
 import math
+from collections.abc import Mapping
 from contextlib import (
     AbstractAsyncContextManager,
     nullcontext,
     suppress,
 )
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 
 from envs import threads
 from envs.episode import Episode, Example, StopReason, rewards_by_name
@@ -27,10 +29,8 @@ from rl.sampling.chat import Chat, Prompt
 from rl.sampling.clock import Clock
 from rl.sampling.environment_errors import EnvironmentFailed, as_environment_error
 from rl.sampling.hints import Hints
-from rl.sampling.reward_names import check_names, weighted_sum
 from rl.sampling.row_builder import RowBuilder
-from rl.sampling.sampler import PolicySampler
-from rl.sampling.seeds import RequestSeeds
+from rl.sampling.sampler import PolicySampler, RequestSeeds
 from rl.sampling.speaker import Speaker
 from rl.sampling.watchdog import Watchdog
 
@@ -155,7 +155,7 @@ class Player:
             # An error in closing does not change the reward.
             with suppress(EnvironmentFailed), as_environment_error(env, "close"):
                 env.close(episode)
-        reward = weighted_sum(env, rewards) if not error else None
+        reward = _weighted_sum(env, rewards) if not error else None
         if reward is None and not error:
             broken = [name for name in rewards if not math.isfinite(rewards[name])]
             error = f"{type(env).__name__}.score returned NaN or infinity for {broken}"
@@ -226,7 +226,7 @@ class Player:
             scored = await threads.call(env.score, episode)
             rewards, turn_rewards = rewards_by_name(scored, episode.turns)
         if rewards and env.name not in self._checked:  # the first rollout that it scores
-            check_names(env, rewards)
+            _check_names(env, rewards)
             self._checked.add(env.name)
         return rewards, turn_rewards
 
@@ -242,3 +242,28 @@ class _Start:
     prompt: Prompt | None = None  # None: not rendered yet
     hints: Hints | None = None  # None: no reference sees hints
     opening: Completion | None = None  # the first answer, if the group shared one request
+
+
+def _weighted_sum(env: Environment, rewards: Mapping[str, float]) -> float | None:
+    """Return the reward of a rollout; None if a reward with a weight is NaN or infinite.
+
+    Rewards without a weight, or with weight 0, are only logged and may be any number.
+    """
+    weights = {name: weight for name, weight in env.reward_weights.items() if weight}
+    total = sum(weight * rewards.get(name, 0.0) for name, weight in weights.items())
+    return total if math.isfinite(total) else None
+
+
+def _check_names(env: Environment, rewards: Mapping[str, float]) -> None:
+    """Raise ValueError if `score` lacks a weighted reward, which would always count as 0."""
+    weighted = [name for name, weight in env.reward_weights.items() if weight]
+    missing = [name for name in weighted if name not in rewards]
+    if not missing:
+        return
+    close = get_close_matches(missing[0], rewards, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    raise ValueError(
+        f"reward_weights of the environment {env.name!r} names {', '.join(map(repr, missing))}, "
+        f"which its score does not return: {hint}It returns {', '.join(map(repr, rewards))}. Where "
+        "a reward does not apply to an example, score it as 0.0"
+    )

@@ -17,7 +17,7 @@ from envs.protocol import ContextFull, Spoken
 from rl.inference.completion import Completion, GenerationError
 from rl.sampling.chat import Chat, Prompt, ToolSpecs
 from rl.sampling.row_builder import RowBuilder
-from rl.sampling.seeds import RequestSeeds
+from rl.sampling.sampler import RequestSeeds
 
 
 @dataclass

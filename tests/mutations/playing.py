@@ -205,8 +205,8 @@ PLAYING = (
         "rl/sampling/test_player.py",
     ),
     mutation(
-        "reward_names: ignores reward weights",
-        "rl/sampling/reward_names.py",
+        "player: ignores reward weights",
+        "rl/sampling/player.py",
         "sum(weight * rewards.get(name, 0.0)",
         "sum(rewards.get(name, 0.0)",
         "rl/sampling/test_player.py",

@@ -6,7 +6,7 @@ from envs.episode import Example
 from rl.inference.live_version import LiveVersion
 from rl.sampling.player import Player
 from rl.sampling.renderer_chat import RendererChat
-from rl.sampling.seeds import RequestSeeds
+from rl.sampling.sampler import RequestSeeds
 from tests.support.scripted import HI, SAMPLER, ScriptedClient, ScriptedEnv, scoring, tiny_renderer
 from tests.support.virtual_time import run_virtually
 

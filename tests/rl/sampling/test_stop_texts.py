@@ -8,8 +8,7 @@ import pytest
 from rl.inference.completion import Completion
 from rl.inference.live_version import LiveVersion
 from rl.model.tokenizer import Tokenizer, load_renderer, parser
-from rl.sampling.renderer_chat import RendererChat
-from rl.sampling.stop_texts import before_stop
+from rl.sampling.renderer_chat import RendererChat, before_stop
 from rl.sampling.tokens_chat import TokensChat
 from tests.support.scripted import (
     HI,
