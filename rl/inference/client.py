@@ -35,7 +35,6 @@ class RequestTally:
     """How the requests of a run went; the client shares it with the code that logs it."""
 
     num_retried: int = 0
-    num_moved: int = 0  # repeated on another replica, because theirs was lost
     num_failed_in_a_row: int = 0
 
 
@@ -104,7 +103,6 @@ class VLLMClient:
                 answer = await self._post(route, path, body, read)
             except AttemptFailed as failure:
                 if await self._is_lost(route, failure):
-                    self._tally.num_moved += 1
                     continue
                 if failure.passing and attempt < _RETRIES:
                     self._tally.num_retried += 1

@@ -20,7 +20,6 @@ from rl.config.schema import Run
 from rl.evaluation.periodic import Evaluator, evaluator_of
 from rl.inference.client import RequestTally
 from rl.inference.live_version import LiveVersion
-from rl.inference.router import Router
 from rl.inference.server import SERVED_AS
 from rl.model.tokenizer import load_renderer
 from rl.records import PlayGroup, Rollout
@@ -38,10 +37,8 @@ from rl.runtime.stop_request import end_with_run, pass_on_signals, require_prepa
 from rl.runtime.warning_lines import noting_warnings
 from rl.sampling.chat import ChatSetting
 from rl.sampling.demonstrations import Imitator
-from rl.sampling.hints import require_hints
 from rl.sampling.player import Player
 from rl.sampling.prompt_lengths import FittingExamples
-from rl.sampling.sampler import PolicySampler
 from rl.sampling.watchdog import Watchdog
 
 
@@ -59,39 +56,21 @@ def _imitate(run: Run, sampler: Imitator, env: Environment, renderer: Renderer) 
     return play_group
 
 
-def _setting(
-    run: Run,
-    run_folder: RunFolder,
-    env: Environment,
-    sampler: PolicySampler,
-    version: LiveVersion,
-    tally: RequestTally,
-    router: Router,
-) -> ChatSetting:
-    """Return what a client needs to know of this run."""
-    num_seqs = (run.inference.args or {}).get("max_num_seqs")
-    return ChatSetting(
-        sampler=sampler,
-        max_seq_len=run.max_seq_len,
-        has_turns=env.has_turns,
-        num_seqs=num_seqs and num_seqs * len(run.inference.names),
-        version=version,
-        router=router,
-        served_as=SERVED_AS[run.pushes_adapter],
-        model=run_folder.model(),
-        renderer=build(run.model)().renderer,
-        tally=tally,
-    )
-
-
 def _hinted(run: Run, env: Environment, pools: Sequence[Pool]) -> frozenset[str]:
-    """Return the environments whose reference sees hints: each of their examples has one."""
-    names = (
-        pool.examples[0].env for pool in pools if pool.examples
-    )  # an empty pool is refused by the order
-    hinted = frozenset(name for name in names if sees_hint(run.plain(), name))
-    require_hints(env, pools, hinted)
-    return hinted
+    """Return the environments whose reference sees hints.
+
+    Raises:
+        ValueError: one of their examples has no hint.
+
+    """
+    hinted: set[str] = set()
+    for pool in pools:
+        # The order refuses an empty pool.
+        if pool.examples and sees_hint(run.plain(), name := pool.examples[0].env):
+            hinted.add(name)
+            for example in pool.examples:
+                env.environment_of(example).teacher_messages(example, list(example.messages))
+    return frozenset(hinted)
 
 
 def _loaded(run_folder: RunFolder) -> Run:
@@ -118,7 +97,19 @@ async def main(run_folder: RunFolder) -> None:
     async with AsyncExitStack() as stack:
         evaluator: Evaluator | None = None
         if sampler.uses_vllm:
-            setting = _setting(run, run_folder, env, sampler, version, tally, replicas.router)
+            num_seqs = (run.inference.args or {}).get("max_num_seqs")
+            setting = ChatSetting(
+                sampler=sampler,
+                max_seq_len=run.max_seq_len,
+                has_turns=env.has_turns,
+                num_seqs=num_seqs and num_seqs * len(run.inference.names),
+                version=version,
+                router=replicas.router,
+                served_as=SERVED_AS[run.pushes_adapter],
+                model=run_folder.model(),
+                renderer=build(run.model)().renderer,
+                tally=tally,
+            )
             chat = await stack.enter_async_context(build(run.client)().connect(setting))
             hinted = _hinted(run, env, pools)  # before FittingExamples, which measures what is read
             limits = env, chat, run.max_seq_len, sampler.max_prompt_len

@@ -9,17 +9,20 @@ is the last prompt, the sampled completion and the reply (`bridge_to_next_turn`)
 be extended like that, the whole conversation is rendered again and the rollout forks.
 """
 
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, Self
 
+from envs.episode import Example, StopReason
 from envs.messages import Message, plain_json, well_formed
+from envs.protocol import Environment
 from rl.inference.client import RequestTally
 from rl.inference.completion import Completion
 from rl.inference.live_version import LiveVersion
 from rl.inference.router import Router
 from rl.sampling.clock import Seats
+from rl.sampling.environment_errors import as_environment_error
 from rl.sampling.sampler import PolicySampler
 
 ToolSpecs = list[dict[str, Any]]
@@ -89,6 +92,12 @@ class Chat:
         """Return whether a completion that was cut off filled the whole context."""
         raise NotImplementedError
 
+    def ending(self, completion: Completion) -> StopReason:
+        """Return why the policy's turn ended."""
+        if not completion.cut_off:
+            return StopReason.STOP
+        return StopReason.CONTEXT if self.full(completion) else StopReason.MAX_TOKENS
+
     def group(self) -> AbstractContextManager[Self]:
         """Return the same chat for the rollouts of a group, which one replica answers."""
         return nullcontext(self)
@@ -157,11 +166,25 @@ class ChatSetting:
     tally: RequestTally = field(default_factory=RequestTally)
 
 
-class ChatClient(Protocol):
-    """One choice of conf/client."""
+@dataclass
+class Hints:
+    """Renders the hinted prompts of one group's rollouts, for a reference with `sees_hint`.
 
-    needs_vllm: ClassVar[bool]  # whether it needs a vLLM of the run
+    A row begins with a prompt and continues with the policy's tokens and the environment's replies.
+    The reference scores the same tokens after another prompt, which holds the hint.
+    """
 
-    def connect(self, setting: ChatSetting) -> AbstractAsyncContextManager[Chat]:
-        """Return a context manager that opens the chat."""
-        ...
+    chat: Chat
+    env: Environment
+    example: Example
+    # Cached, because the rollouts of a group share their first prompt.
+    _newest: tuple[Prompt, list[int]] | None = None
+
+    async def __call__(self, prompt: Prompt) -> list[int]:
+        """Return the tokens of the hinted prompt for a prompt that begins a row."""
+        if self._newest is None or self._newest[0] is not prompt:
+            with as_environment_error(self.env, "teacher_messages"):
+                messages = self.env.teacher_messages(self.example, list(prompt.messages))
+                hinted = await self.chat.open(messages, prompt.tools)
+            self._newest = prompt, hinted.token_ids
+        return self._newest[1]

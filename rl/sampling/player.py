@@ -25,10 +25,9 @@ from envs.episode import Episode, Example, StopReason, rewards_by_name
 from envs.protocol import ContextFull, Environment
 from rl.inference.completion import Completion, RequestFailed
 from rl.records import Rollout
-from rl.sampling.chat import Chat, Prompt
+from rl.sampling.chat import Chat, Hints, Prompt
 from rl.sampling.clock import Clock
 from rl.sampling.environment_errors import EnvironmentFailed, as_environment_error
-from rl.sampling.hints import Hints
 from rl.sampling.row_builder import RowBuilder
 from rl.sampling.sampler import PolicySampler, RequestSeeds
 from rl.sampling.speaker import Speaker
@@ -67,16 +66,10 @@ class Player:
         faster. Long ones do not, because the slowest one could cost all of them (`Chat.shares`).
         """
         env = self.env.environment_of(example)
-        player = self._limited(env)
-        with player.chat.group() as chat:
-            return await replace(player, chat=chat)._group(env, index, example, group_size)
-
-    def _limited(self, env: Environment) -> "Player":
-        """Return a player with the environment's own limits, if it has any."""
-        if not env.sampling:
-            return self
-        sampler = replace(self.sampler, **env.sampling)
-        return replace(self, sampler=sampler, chat=self.chat.asking(sampler))
+        sampler = replace(self.sampler, **(env.sampling or {}))  # with its own limits
+        with self.chat.asking(sampler).group() as chat:
+            player = replace(self, sampler=sampler, chat=chat)
+            return await player._group(env, index, example, group_size)
 
     async def _group(
         self, env: Environment, index: int, example: Example, group_size: int
@@ -192,7 +185,7 @@ class Player:
             episode.messages.append(message)
             episode.turns += 1
             if completion.cut_off:  # the environment does not see half a turn
-                return StopReason.CONTEXT if self.chat.full(completion) else StopReason.MAX_TOKENS
+                return self.chat.ending(completion)
             with as_environment_error(env, "reply"):
                 reply = await threads.call(env.reply, episode, message)
             if reply is None:

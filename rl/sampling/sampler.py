@@ -9,6 +9,9 @@ from renderers import Renderer
 
 from envs.options import checked_stops
 
+_NEUTRAL = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+_NEUTRAL |= {"presence_penalty": 0.0, "frequency_penalty": 0.0}
+
 
 @dataclass(frozen=True, kw_only=True)
 class PolicySampler:
@@ -53,24 +56,16 @@ class PolicySampler:
 
         A server that knows only the OpenAI API refuses the other parameters.
         """
-        neutral = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
-        neutral |= {"presence_penalty": 0.0, "frequency_penalty": 0.0}
-        values = {name: getattr(self, name) for name in neutral}
-        changed: dict[str, Any] = {n: value for n, value in values.items() if value != neutral[n]}
-        if self.stop:
-            changed["stop"] = list(self.stop)
-        return {"temperature": self.temperature, **changed}
+        values = {name: getattr(self, name) for name in _NEUTRAL}
+        changed = {name: value for name, value in values.items() if value != _NEUTRAL[name]}
+        stop = {"stop": list(self.stop)} if self.stop else {}
+        return {"temperature": self.temperature, **changed, **stop}
 
     def sampling(self, renderer: Renderer) -> dict[str, object]:
         """Return vLLM's sampling parameters, except the token limit."""
         return {
             "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "min_p": self.min_p,
-            "repetition_penalty": self.repetition_penalty,
-            "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty,
+            **{name: getattr(self, name) for name in _NEUTRAL},
             "stop_token_ids": renderer.get_stop_token_ids(),
             # Only with a stop text does vLLM decode while it samples. A special token may be part
             # of a stop text.

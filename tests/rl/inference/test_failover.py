@@ -117,7 +117,7 @@ async def test_unanswered_requests_of_a_dead_replica_move_to_another(tmp_path):
         answers = await groups
         expected = await a_group(client, 1)
     assert all(answer == expected[0] for group in answers for answer in group)  # as if never dead
-    assert (served.lost, served.tally.num_moved) == (["inference0"], 6)
+    assert served.lost == ["inference0"]
     assert (served.tally.num_retried, served.tally.num_failed_in_a_row) == (0, 0)
 
 
@@ -129,7 +129,6 @@ async def test_open_requests_move_when_the_router_loses_their_replica(tmp_path):
         assert not group.done()
         served.router.lose(served.router.routes[0], "the supervisor starts it again")
         assert len(await group) == 3
-    assert served.tally.num_moved == 3
 
 
 async def test_requests_that_wait_for_a_connection_move_too(tmp_path, monkeypatch):

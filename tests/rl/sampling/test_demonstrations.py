@@ -139,11 +139,6 @@ def test_an_environment_without_an_expert_says_so(renderer):
         SAMPLER.group(Environment(), renderer, Random(0), 2, 256)
 
 
-def test_negative_staleness_is_refused():
-    with pytest.raises(ValueError, match="max_staleness=-1"):
-        DemonstrationSampler(max_staleness=-1, corruption_rate=0.0)
-
-
 class Saying(Environment):
     """Its expert always says the same."""
 
