@@ -74,20 +74,6 @@ class VLLMClient:
         with self._router.group() as group:
             yield GroupClient(self, group)
 
-    async def generate(
-        self, prompt_ids: Sequence[int], sampling: dict[str, Any], *, n: int, version: int
-    ) -> list[Completion]:
-        """Return `n` completions of the prompt (see `GroupClient`)."""
-        with self.group() as client:
-            return await client.generate(prompt_ids, sampling, n=n, version=version)
-
-    async def tokenize(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
-    ) -> list[int]:
-        """Return the prompt that the server's chat template makes of a conversation."""
-        with self.group() as client:
-            return await client.tokenize(messages, tools)
-
     async def ask(
         self, path: str, body: dict[str, Any], read: Callable[[Any], T], group: Group, n: int = 0
     ) -> T:
@@ -254,8 +240,3 @@ class GroupClient:
         return await self.client.ask(
             "/tokenize", body, lambda answer: list(answer["tokens"]), self.stays
         )
-
-    @contextmanager
-    def group(self) -> Iterator["GroupClient"]:
-        """Return itself, because it already is the client of a group."""
-        yield self

@@ -80,11 +80,6 @@ def _loaded(run_folder: RunFolder) -> Run:
     return run
 
 
-def _host(run: Run) -> str | None:
-    """Return the address to listen on if ranks may be on other machines."""
-    return listening_address(run.cluster.interface) if run.cluster.spans_hosts else None
-
-
 async def main(run_folder: RunFolder) -> None:
     """Play groups and answer the trainer until the supervisor ends this process."""
     run, status = _loaded(run_folder), Status(run_folder, "rollouts")
@@ -147,8 +142,10 @@ async def main(run_folder: RunFolder) -> None:
             *(run, run_folder, dispatcher, status, tally, evaluator),
             replicas if sampler.uses_vllm else None,
         )
+        # Ranks may be on other machines.
+        host = listening_address(run.cluster.interface) if run.cluster.spans_hosts else None
         # Last, so that a rank which can connect finds everything else ready.
-        await stack.enter_async_context(service.listening(_host(run)))
+        await stack.enter_async_context(service.listening(host))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(service.sample())
             tasks.create_task(service.report())

@@ -112,11 +112,11 @@ class Dispatcher:
             del self._running[index]
             self._prospects.note(group)
             self.order.observe(place, group)
-            if self.buffer.add(group):
-                self._prospects.accepted()
-            else:
+            accepted = self.buffer.add(group)
+            over = self._prospects.offered(accepted=accepted, counts=self.buffer.rejected)
+            self._over = self._over or over
+            if not accepted:
                 self._num_rejected += 1
-                self._over = self._over or self._prospects.rejected(self.buffer.rejected)
                 del self._untrained[index]  # a resumed run does not play it again
                 self.on_rejected(group)
             self._changed.notify_all()  # another group may start, or a batch may be complete

@@ -48,16 +48,12 @@ class Prospects:
                 f"{count} of them: {error}"
             )
 
-    def accepted(self) -> None:
-        """Take in that the buffer accepted a group."""
-        self._num_rejected = 0
-
-    def rejected(self, counts: Mapping[str, int]) -> NoMoreBatches | None:
-        """Take in that the buffer rejected a group; return why sampling ends, if it does.
+    def offered(self, *, accepted: bool, counts: Mapping[str, int]) -> NoMoreBatches | None:
+        """Take in whether the buffer accepted a group; return why sampling ends, if it does.
 
         `counts`: the groups rejected so far, by reason.
         """
-        self._num_rejected += 1
+        self._num_rejected = 0 if accepted else self._num_rejected + 1
         # At least 64, because eight batches of one or two groups may be rejected by bad luck.
         if self._num_rejected < _HOPELESS_BATCHES * max(self.groups_per_step, 8):
             return None

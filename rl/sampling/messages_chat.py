@@ -97,7 +97,6 @@ class MessagesChat(Chat):
     client: HttpClient
 
     async def open(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:
-        """Return the messages unchanged."""
         return Prompt(messages, tools)
 
     async def generate(self, prompt: Prompt, n: int, seed: int | None = None) -> list[Completion]:

@@ -11,7 +11,7 @@ probe detects this at the start, and `on_rewrite` says what to do.
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Self, cast
 
 from renderers import ParsedToolCall, Renderer
@@ -42,30 +42,30 @@ class RendererChat(Chat):
 
     Attributes:
         version: the newest policy version that vLLM samples with.
+        requests: the client of a group; None outside of `group`.
 
     """
 
     refusal: ClassVar[type[Exception]] = Exception  # of a conversation; libraries raise anything
     renderer: Renderer
-    client: VLLMClient | GroupClient
+    client: VLLMClient
     max_seq_len: int
     version: LiveVersion
+    requests: GroupClient | None = field(default=None, kw_only=True)
 
     def measure(self, messages: list[Message], tools: ToolSpecs | None) -> int | None:
-        """Return the number of rendered tokens."""
         return len(render(self.renderer, messages, tools))
 
     async def open(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:
-        """Render the opening messages."""
         return Prompt(messages, tools, render(self.renderer, messages, tools))
 
     async def generate(self, prompt: Prompt, n: int, seed: int | None = None) -> list[Completion]:
-        """Sample from vLLM."""
         sampling = {**self.sampler.sampling(self.renderer), "max_tokens": self.room(prompt)}
         if seed is not None:
             sampling["seed"] = seed
+        assert self.requests is not None, "only within group()"
         version = self.version.number
-        return await self.client.generate(prompt.token_ids, sampling, n=n, version=version)
+        return await self.requests.generate(prompt.token_ids, sampling, n=n, version=version)
 
     def message(self, prompt: Prompt, completion: Completion) -> Message:
         """Parse the sampled tokens; calls that cannot be parsed keep their text and say why."""
@@ -139,12 +139,10 @@ class RendererChat(Chat):
 
     @contextmanager
     def group(self) -> Iterator[Self]:
-        """Yield this chat with the client of a group."""
-        with self.client.group() as client:
-            yield replace(self, client=client)
+        with self.client.group() as requests:
+            yield replace(self, requests=requests)
 
     def pinned(self, sampler: PolicySampler, version: int) -> Self:
-        """Return this chat with another sampler, for this version even if a newer one exists."""
         return replace(self, sampler=sampler, version=LiveVersion(version))
 
 

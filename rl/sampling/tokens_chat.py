@@ -57,8 +57,8 @@ class TokensChat(RendererChat):
         return None
 
     async def open(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:
-        """Let the server render the opening messages."""
-        return Prompt(messages, tools, await self.client.tokenize(messages, tools))
+        assert self.requests is not None, "only within group()"
+        return Prompt(messages, tools, await self.requests.tokenize(messages, tools))
 
     async def follow(
         self, prompt: Prompt, completion: Completion, message: Message, reply: list[Message]

@@ -72,7 +72,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def ask(client: VLLMClient, *, n: int = 1, **sampling: Any) -> list[module.Completion]:
-    return await client.generate(PROMPT, {**SAMPLING, **sampling}, n=n, version=7)
+    with client.group() as group:
+        return await group.generate(PROMPT, {**SAMPLING, **sampling}, n=n, version=7)
 
 
 async def test_every_token_has_the_version_of_its_own_span(tmp_path):
@@ -89,8 +90,9 @@ async def test_every_token_has_the_version_of_its_own_span(tmp_path):
 
 async def test_the_prefix_cache_is_salted_with_the_version(tmp_path):
     async with serving(tmp_path) as vllm, vllm.client() as client:
-        for version in (7, 8):
-            await client.generate(PROMPT, SAMPLING, n=2, version=version)
+        with client.group() as group:
+            for version in (7, 8):
+                await group.generate(PROMPT, SAMPLING, n=2, version=version)
     (run, first), (same, second) = [body["cache_salt"].split("-") for body in vllm.bodies]
     assert (first, second) == ("v7", "v8")
     # A server that outlives the run, or a resume, is not asked for the blocks of other weights.
@@ -165,8 +167,8 @@ async def test_an_answer_that_makes_no_sense_costs_a_request_and_not_the_run(tmp
         for _ in range(5):
             with pytest.raises(RequestFailed, match="makes no sense"):
                 await ask(client)
-        with pytest.raises(RequestFailed, match="makes no sense"):
-            await client.tokenize(list(HI), None)
+        with client.group() as group, pytest.raises(RequestFailed, match="makes no sense"):
+            await group.tokenize(list(HI), None)
     await runner.cleanup()
 
 
@@ -185,8 +187,9 @@ async def main():
     router = router_to(Path(sys.argv[1]))
     async with VLLMClient(router, model="policy", timeout=60, tally=tally) as client:
         prompt, sampling = map(json.loads, sys.argv[4:])
-        requests = (client.generate(prompt, sampling, n=1, version=0) for _ in range(300))
-        answers = len(await asyncio.gather(*requests))
+        with client.group() as group:
+            requests = (group.generate(prompt, sampling, n=1, version=0) for _ in range(300))
+            answers = len(await asyncio.gather(*requests))
         print(answers, tally.num_retried, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 asyncio.run(main())

@@ -240,7 +240,8 @@ def test_a_renderer_that_was_named_must_fit(model):
 async def test_a_conversation_that_the_template_refuses_is_a_value_error(model):
     async def ask() -> list[int]:
         async with VLLMClient(router_to(model / "s.sock"), model="policy", timeout=5) as client:
-            return await client.tokenize([{"role": "alien", "content": ""}], None)
+            with client.group() as group:
+                return await group.tokenize([{"role": "alien", "content": ""}], None)
 
     with pytest.raises(ValueError, match="the chat template refuses it: no such role"):
         await serving(Server(model, ()), model / "s.sock", ask())

@@ -130,13 +130,14 @@ def test_the_servers_template_gets_the_stop_text_back_too(tmp_path):
             asked.append(messages)
             return [1, 2, 3]
 
-    chat = TokensChat(
-        STOPPING, parser(tiny_model(tmp_path), "qwen3"), Template(), 256, LiveVersion(7)
-    )
-    prompt = run_virtually(chat.open(list(HI), None))
-    completion = Completion([*b"5</a>"], [], [], cut_off=False, stop="</a>")
-    message = chat.message(prompt, completion)
-    run_virtually(chat.follow(prompt, completion, message, [{"role": "user", "content": "why"}]))
+    renderer = parser(tiny_model(tmp_path), "qwen3")
+    connected = TokensChat(STOPPING, renderer, Template(), 256, LiveVersion(7))
+    reply = [{"role": "user", "content": "why"}]
+    with connected.group() as chat:
+        prompt = run_virtually(chat.open(list(HI), None))
+        completion = Completion([*b"5</a>"], [], [], cut_off=False, stop="</a>")
+        message = chat.message(prompt, completion)
+        run_virtually(chat.follow(prompt, completion, message, reply))
     assert message["content"] == "5"
     assert [m["content"] for m in asked[-1]] == ["hi", "5</a>", "why"]
 
