@@ -27,12 +27,12 @@ _RETRIES = 3
 _FIRST_PAUSE_S = 0.5  # before the first retry; each further pause is twice as long
 _KEEP_ALIVE_S = 2.0  # less than the 5 s after which vLLM closes idle connections
 _MOST_FAILED_IN_A_ROW = 32  # requests, each with its retries
-_CONNECT_S = 10.0  # to another host, because a vanished host does not refuse
+_CONNECT_S = 10.0  # timeout for another host, because a host that is down does not refuse
 
 
 @dataclass
 class RequestTally:
-    """How the requests of a run went; the client shares it with the code that logs it."""
+    """Counts of failed requests; the client shares it with the code that logs it."""
 
     num_retried: int = 0
     num_failed_in_a_row: int = 0
@@ -115,12 +115,12 @@ class VLLMClient:
             self._router.lose(route, f"{_MOST_FAILED_IN_A_ROW} requests failed in a row")
 
     async def _is_lost(self, route: Route, failure: AttemptFailed) -> bool:
-        """Return whether the replica is gone and another one can answer."""
+        """Return whether the replica has ended and another one can answer."""
         if route.lost:
             return True
         if not failure.broken or len(self._router.routes) == 1:
             return False
-        # In a thread, because a connection to a vanished host blocks.
+        # In a thread, because a connection to a host that is down blocks.
         gone = await asyncio.to_thread(closed, route.replica)
         return gone and self._router.lose(route, str(failure))
 
@@ -131,7 +131,7 @@ class VLLMClient:
         try:
             async with self._session(route).post(path, json=body) as response:
                 status, content = response.status, await response.read()
-        except aiohttp.ConnectionTimeoutError as error:  # the host did not even refuse
+        except aiohttp.ConnectionTimeoutError as error:  # the host is down
             why = f"no connection to {address} within {_CONNECT_S:g} s"
             raise AttemptFailed(why, broken=True) from error
         except TimeoutError as error:  # another attempt would take as long
@@ -213,7 +213,7 @@ class GroupClient:
             "sampling_params": {
                 **sampling,
                 "n": n,
-                "logprobs": 0,  # of no other tokens; that of the sampled token always comes
+                "logprobs": 0,  # vLLM returns only the logprob of the sampled token
                 "detokenize": bool(sampling.get("stop")),
             },
         }

@@ -46,9 +46,8 @@ class RolloutsLink:
             return Address(path=self._run_folder.private.rollouts_socket).connect(timeout)
         connection = listening.address.connect(timeout)
         key = self._run_folder.private.key.read_bytes()
-        connection.setsockopt(
-            socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1
-        )  # because a batch may take long
+        # Because a batch may take long.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connection.sendall(HEADER.pack(len(key)) + key)
         return connection
 

@@ -58,7 +58,7 @@ class WithoutReplicas(Receivers):
 
 
 class Rehearsal(loop.TrainingRun):
-    """The run of one rank, with parts of the test."""
+    """The run of one rank with fakes."""
 
     def __init__(self, folder, *, start, max_steps, checkpoint_every, moves=True):
         settings = [f"trainer.checkpoint_every={checkpoint_every}", f"max_steps={max_steps}"]
@@ -100,13 +100,13 @@ def folder(tmp_path):
 
 @pytest.fixture
 def answers() -> dict[str, Callable[[Call], Answer | None]]:
-    """What the rollouts process says to some calls; where it is None, as to all others."""
+    """Return special answers of the rollouts process by call; None is the default answer."""
     return {}
 
 
 @pytest.fixture
 def calls(folder, answers):
-    """What the rollouts process is asked; it answers at once."""
+    """Return the calls to a rollouts process that answers at once."""
     asked: list[Call] = []
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(folder.private.rollouts_socket))
@@ -131,13 +131,13 @@ def calls(folder, answers):
 
 @pytest.fixture
 def saved(monkeypatch):
-    """Steps of the checkpoints."""
+    """Return the steps of the checkpoints."""
     steps: list[int] = []
     monkeypatch.setattr(loop, "save_checkpoint", lambda *_, step, **__: steps.append(step))
     return steps
 
 
-def test_every_step_makes_one_version_pushes_it_and_says_that_it_is_live(folder, calls, saved):
+def test_every_step_pushes_and_publishes_one_version(folder, calls, saved):
     run = Rehearsal(folder, start=3, max_steps=6, checkpoint_every=0)
     run.train()
     assert run.pushed == [(3, False), (4, True), (5, True), (6, True)]
@@ -164,7 +164,7 @@ def test_a_resumed_run_has_every_line_once(folder, calls, saved):
 
 
 @pytest.mark.parametrize(("every", "steps"), [(0, [5]), (2, [2, 4, 5]), (5, [5])])
-def test_checkpoints_come_when_they_are_due_and_at_the_end(every, steps, folder, calls, saved):
+def test_checkpoints_are_saved_when_due_and_at_the_end(every, steps, folder, calls, saved):
     Rehearsal(folder, start=0, max_steps=5, checkpoint_every=every).train()
     assert saved == steps
 
@@ -201,7 +201,7 @@ PHASES = ("join", "update", "push", "probe", "_publish", "_log", "_save")
 
 @pytest.fixture
 def passing_on(folder):
-    """Signals to this process are taken as those to a rank are."""
+    """Handle signals to this process like a rank does."""
     numbers = (signal.SIGTERM, signal.SIGUSR2)
     before = {number: signal.getsignal(number) for number in numbers}
     pass_on_signals(folder)
@@ -211,13 +211,13 @@ def passing_on(folder):
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_signal_in_any_phase_of_a_step_loses_none_and_does_none_twice(
+def test_a_signal_in_any_phase_neither_loses_nor_repeats_a_step(
     phase, folder, calls, saved, answers, passing_on, monkeypatch
 ):
     def no_more(call: Call) -> Answer | None:
         return Answer(over=STOPPED, stopped=True) if folder.stop_request.exists() else None
 
-    answers["next_batch"] = no_more  # as rl/rollouts/service.py, to all ranks alike
+    answers["next_batch"] = no_more  # like rl/rollouts/service.py
     run = Rehearsal(folder, start=0, max_steps=9, checkpoint_every=2)
     owner = run.learner if phase == "update" else run
     method, seen = getattr(owner, phase), []
@@ -250,7 +250,7 @@ def test_a_failed_push_waits_until_the_supervisor_has_looked_at_the_socket_and_e
 
 
 @pytest.mark.parametrize("noticed", [True, False])
-def test_a_step_that_cannot_be_pushed_is_kept_where_the_supervisor_saw_why(
+def test_a_step_that_cannot_be_pushed_is_saved_if_the_supervisor_stops_the_run(
     folder, calls, saved, monkeypatch, noticed
 ):
     monkeypatch.setattr(delivery, "_NOTICED_S", 0.1)
@@ -278,7 +278,7 @@ def test_no_line_is_lost_between_a_step_and_its_checkpoint(folder, calls):
     assert ["time/checkpoint" in line for line in lines] == [False, True]  # that of the step before
 
 
-def test_it_joins_the_last_step_on_the_screen():
+def test_the_last_evaluation_joins_the_last_step_on_the_screen():
     view = RunView("run", 2)
     for row in ({"step": 0, **STEP}, {"step": 1, "train/reward": 0.6}, {"step": 2, **LAST}):
         view.add(row)
@@ -293,7 +293,7 @@ def test_a_step_without_an_evaluation_shows_the_one_before():
     assert view.rows[-1]["eval/reward"] == 0.25
 
 
-def test_it_is_not_counted_as_a_step(tmp_path):
+def test_the_last_evaluation_is_not_counted_as_a_step(tmp_path):
     metrics = MetricsFile(RunFolder(tmp_path))
     metrics.append(0, STEP)
     metrics.append(1, STEP)
@@ -303,7 +303,7 @@ def test_it_is_not_counted_as_a_step(tmp_path):
     assert "0.250 -> 0.750" in summary
 
 
-def test_steps_are_counted_with_and_without_it():
+def test_steps_are_counted_with_and_without_the_last_evaluation():
     rows = [{"step": 0, **STEP}, {"step": 1, **STEP}]
     assert steps_done([]) == 0
     assert steps_done(rows) == steps_done([*rows, {"step": 2, "time": 1.0, **LAST}]) == 2
