@@ -65,7 +65,12 @@ class PolicySampler:
         """Return vLLM's sampling parameters, except the token limit."""
         return {
             "temperature": self.temperature,
-            **{name: getattr(self, name) for name in _NEUTRAL},
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p,
+            "repetition_penalty": self.repetition_penalty,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
             "stop_token_ids": renderer.get_stop_token_ids(),
             # Only with a stop text does vLLM decode while it samples. A special token may be part
             # of a stop text.

@@ -330,8 +330,8 @@ PLAYING = (
     mutation(
         "periodic: evaluates at the training temperature",
         "rl/evaluation/periodic.py",
-        "replace(self._player.sampler, temperature=self._settings.temperature)",
-        "self._player.sampler",
+        "replace(self.player.sampler, temperature=self.settings.temperature)",
+        "self.player.sampler",
         "rl/evaluation/test_periodic.py",
     ),
     mutation(
