@@ -20,7 +20,7 @@ from envs.episode import Example
 from rl.inference.live_version import LiveVersion
 from rl.records import Credit, Group, PlayGroup, Rollout
 from rl.rollouts.buffer import FifoBuffer
-from rl.rollouts.example_order import ExampleOrder, Place, as_json
+from rl.rollouts.example_order import ExampleOrder, Place
 from rl.rollouts.prospects import Prospects
 from rl.runtime.status import STOPPED
 from rl.wire import NoMoreBatches
@@ -176,6 +176,6 @@ class Dispatcher:
             next_index=self._next_index,
             pending=sorted(self._untrained),
             places=[place for _, place in sorted(self._untrained.items())],
-            buffer=as_json(self.buffer, self.buffer.state()),
-            order=as_json(self.order, self.order.state()),
+            buffer=self.buffer.state(),
+            order=self.order.state(),
         )

@@ -11,17 +11,13 @@ If a run stops, its resume plays the groups that were not trained on again, at t
 dispatcher stores these, so an order stores only what it learned.
 """
 
-import json
 import random
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
-import numpy as np
-
 from envs.episode import Example
 from envs.protocol import Pool
 from rl.records import Group
-from rl.rollouts.prospects import RolloutsFailed
 
 Place = tuple[int, int]
 """(pool, position in its examples)"""
@@ -142,20 +138,3 @@ class ShuffledOrder(SequentialOrder):
             random.Random(f"{self.seed}:{pool}:{number}").shuffle(positions)
             self._passes[pool] = number, positions
         return self._passes[pool][1]
-
-
-def as_json(owner: object, state: dict[str, Any]) -> dict[str, Any]:
-    """Return the state of an order or a buffer as JSON stores it, numpy values as Python's."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, np.generic | np.ndarray):
-            return value.tolist()
-        raise TypeError(f"a {type(value).__name__}")
-
-    try:
-        return json.loads(json.dumps(state, default=plain))
-    except (TypeError, ValueError) as error:
-        raise RolloutsFailed(
-            f"{type(owner).__name__}.state() cannot be written to a checkpoint, which is JSON: "
-            f"{error}. Return numbers, texts, lists and dicts with texts for keys"
-        ) from error

@@ -6,7 +6,6 @@ from collections import Counter
 from dataclasses import asdict
 
 import msgspec
-import numpy as np
 import pytest
 
 from envs.episode import StopReason
@@ -14,7 +13,6 @@ from rl.records import Rollout
 from rl.rollouts.difficulty_buffer import DifficultyBuffer
 from rl.rollouts.dispatcher import DispatcherState
 from rl.rollouts.example_order import ExampleOrder
-from rl.rollouts.prospects import RolloutsFailed
 from rl.wire import NoMoreBatches
 from tests.support.virtual_time import run_virtually
 from tests.support.world import GROUPS_PER_STEP, ROW, World
@@ -280,24 +278,3 @@ def test_no_batch_follows_a_stop_although_groups_are_ready():
     stopped, pending = run_virtually(stopped_after_one(World(0, 1)))
     assert stopped
     assert pending == 3  # which a resumed run plays again
-
-
-@pytest.mark.parametrize(
-    ("state", "stored"),
-    [
-        ({"easy": [np.int64(3)], "mean": np.float32(0.5)}, {"easy": [3], "mean": 0.5}),
-        ({"seen": np.arange(3)}, {"seen": [0, 1, 2]}),
-    ],
-)
-def test_a_state_with_numpy_in_it_is_stored_as_plain_numbers(state, stored):
-    world = World(0, 1)
-    world.dispatcher.order.state = lambda: state
-    assert world.dispatcher.checkpoint().order == stored
-
-
-@pytest.mark.parametrize("state", [{"seen": {1, 2}}, {(0, 1): 3}, {"rng": object()}])
-def test_the_error_for_a_state_that_json_cannot_hold_names_its_owner(state):
-    world = World(0, 1)
-    world.dispatcher.buffer.state = lambda: state
-    with pytest.raises(RolloutsFailed, match=r"Buffer.state\(\) cannot be written to a checkpoint"):
-        world.dispatcher.checkpoint()
