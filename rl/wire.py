@@ -21,7 +21,6 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     rank: int = 0
     step: int = 0
     version: int = 0
-    last: bool = False  # of evaluation: no version comes after it, so it is due
     replicas: dict[str, int] = {}  # of publish: the incarnation of each vLLM that has the version
 
 
@@ -30,20 +29,20 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     value: msgspec.Raw = msgspec.Raw(b"\xc0")  # the requested record, packed
     over: str = ""  # if not empty: why there is no further batch
-    solved: bool = False  # if over: whether the task is solved
+    stopped: bool = False  # if over: whether the run was told to stop
 
 
 class NoMoreBatches(Exception):
     """There is no further batch; the message says why.
 
     Attributes:
-        solved: True if the task is solved; False if the policy learns nothing from it.
+        stopped: True if the run was told to stop; False if the policy learns nothing any more.
 
     """
 
-    def __init__(self, message: str, *, solved: bool) -> None:
+    def __init__(self, message: str, *, stopped: bool = False) -> None:
         super().__init__(message)
-        self.solved = solved
+        self.stopped = stopped
 
 
 def _encode(value: object) -> object:

@@ -178,11 +178,12 @@ class Teacher:
         return {"said": content, "cut_off": completion.cut_off}
 
     async def _completed(self, question: str) -> tuple[Prompt, Completion | None]:
-        prompt = await self.chat.open([{"role": "user", "content": question}], None)
-        if self.chat.room(prompt) <= 0:
-            return prompt, None
-        async with asyncio.timeout(self.timeout):
-            return prompt, (await self.chat.generate(prompt, 1))[0]
+        with self.chat.group() as chat:
+            prompt = await chat.open([{"role": "user", "content": question}], None)
+            if chat.room(prompt) <= 0:
+                return prompt, None
+            async with asyncio.timeout(self.timeout):
+                return prompt, (await chat.generate(prompt, 1))[0]
 
     def _fail(self, problem: str) -> NoReturn:
         self.failure = RunFailed(problem)

@@ -10,7 +10,7 @@ trains v. The line of the last version has no other metrics.
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from envs.episode import Example
@@ -56,44 +56,39 @@ class PeriodicEvaluation:
         return version % self.every == 0 or version == last
 
 
+@dataclass
 class Evaluator:
-    """Evaluates versions one at a time, in the order in which they were started."""
+    """Evaluates versions one at a time, in the order in which they were started.
 
-    def __init__(
-        self,
-        settings: PeriodicEvaluation,
-        player: Player,
-        examples: Sequence[Example],
-        run_folder: RunFolder,
-        *,
-        last: int,
-    ) -> None:
-        """`player` plays the training rollouts; `last` is the version that ends the run."""
-        self._settings, self._player, self._examples = settings, player, examples
-        self._run_folder, self._last = run_folder, last
-        self._due: asyncio.Queue[int] = asyncio.Queue()
-        self._metrics: dict[int, asyncio.Future[dict[str, float]]] = {}  # by version
-        self._ended = False
+    Attributes:
+        player: plays the training rollouts.
+        last: the version that ends the run.
+
+    """
+
+    settings: PeriodicEvaluation
+    player: Player
+    examples: Sequence[Example]
+    run_folder: RunFolder
+    last: int
+    _due: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
+    _metrics: dict[int, asyncio.Future[dict[str, float]]] = field(default_factory=dict)
+    _ended: bool = False
 
     def start(self, version: int) -> None:
         """Start the evaluation of a published version, if it is due."""
-        if self._settings.due(version, self._last):
-            self._begin(version)
-
-    def _begin(self, version: int) -> None:
+        if not self.settings.due(version, self.last):
+            return
         self._metrics[version] = asyncio.get_running_loop().create_future()
         if self._ended:
             self._metrics[version].set_result({})
         self._due.put_nowait(version)
 
-    async def finish(self, version: int, *, last: bool = False) -> dict[str, float]:
+    async def finish(self, version: int) -> dict[str, float]:
         """Wait for the evaluation of a version and return its metrics; {} if it was not due.
 
-        Every rank asks and gets the same. The `last` version of a run that ended early is due in
-        any case.
+        Every rank asks and gets the same.
         """
-        if last and version not in self._metrics:
-            self._begin(version)
         # Shielded, so that a rank which disconnects does not cancel the wait of the others.
         metrics = self._metrics.get(version)
         return {} if metrics is None else await asyncio.shield(metrics)
@@ -114,22 +109,22 @@ class Evaluator:
                     metrics.set_result({})
 
     async def _evaluate(self, version: int) -> dict[str, float]:
-        settings = self._settings
+        settings = self.settings
         played = await play(
             self._pinned(version).play_group,
-            self._examples,
+            self.examples,
             settings.rollouts_per_example,
-            max_concurrent=self._player.sampler.max_concurrent,
+            max_concurrent=self.player.sampler.max_concurrent,
         )
         _assert_pinned(played, version)  # because the trainer has held back the next push
-        write_rollouts(self._run_folder.evaluation_of(version), played)
+        write_rollouts(self.run_folder.evaluation_of(version), played)
         return summarise(played, settings.pass_threshold).metrics()
 
     def _pinned(self, version: int) -> Player:
         """Return the player of the training rollouts at the temperature of the evaluation."""
-        sampler = replace(self._player.sampler, temperature=self._settings.temperature)
-        chat = self._player.chat.pinned(sampler, version)
-        return replace(self._player, sampler=sampler, chat=chat, hinted_envs=frozenset())
+        sampler = replace(self.player.sampler, temperature=self.settings.temperature)
+        chat = self.player.chat.pinned(sampler, version)
+        return replace(self.player, sampler=sampler, chat=chat, hinted_envs=frozenset())
 
 
 def evaluator_of(

@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 from uuid import uuid4
 
 import aiohttp
@@ -27,34 +27,15 @@ _RETRIES = 3
 _FIRST_PAUSE_S = 0.5  # before the first retry; each further pause is twice as long
 _KEEP_ALIVE_S = 2.0  # less than the 5 s after which vLLM closes idle connections
 _MOST_FAILED_IN_A_ROW = 32  # requests, each with its retries
-_CONNECT_S = 10.0  # to another host, because a vanished host does not refuse
+_CONNECT_S = 10.0  # timeout for another host, because a host that is down does not refuse
 
 
 @dataclass
 class RequestTally:
-    """How the requests of a run went; the client shares it with the code that logs it."""
+    """Counts of failed requests; the client shares it with the code that logs it."""
 
     num_retried: int = 0
-    num_moved: int = 0  # repeated on another replica, because theirs was lost
     num_failed_in_a_row: int = 0
-
-
-class Client(Protocol):
-    """What the sampler asks for."""
-
-    async def generate(
-        self, prompt_ids: Sequence[int], sampling: dict[str, Any], *, n: int, version: int
-    ) -> list[Completion]:
-        """Return `n` completions of the prompt.
-
-        `sampling` has vLLM's names. `version` is the newest policy version known to be live; it
-        salts the prefix cache, so that key-value blocks of older weights are not used.
-        """
-        ...
-
-    def group(self) -> AbstractContextManager["Client"]:
-        """Return the same client for requests that share prompts: they stay on one replica."""
-        ...
 
 
 class VLLMClient:
@@ -89,23 +70,9 @@ class VLLMClient:
 
     @contextmanager
     def group(self) -> Iterator["GroupClient"]:
-        """Return the client of a group of rollouts (see `Client.group`)."""
+        """Return the client of requests that share prompts, which stay on one replica."""
         with self._router.group() as group:
             yield GroupClient(self, group)
-
-    async def generate(
-        self, prompt_ids: Sequence[int], sampling: dict[str, Any], *, n: int, version: int
-    ) -> list[Completion]:
-        """Return `n` completions of the prompt (see `Client.generate`)."""
-        with self.group() as client:
-            return await client.generate(prompt_ids, sampling, n=n, version=version)
-
-    async def tokenize(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
-    ) -> list[int]:
-        """Return the prompt that the server's chat template makes of a conversation."""
-        with self.group() as client:
-            return await client.tokenize(messages, tools)
 
     async def ask(
         self, path: str, body: dict[str, Any], read: Callable[[Any], T], group: Group, n: int = 0
@@ -122,7 +89,6 @@ class VLLMClient:
                 answer = await self._post(route, path, body, read)
             except AttemptFailed as failure:
                 if await self._is_lost(route, failure):
-                    self._tally.num_moved += 1
                     continue
                 if failure.passing and attempt < _RETRIES:
                     self._tally.num_retried += 1
@@ -149,12 +115,12 @@ class VLLMClient:
             self._router.lose(route, f"{_MOST_FAILED_IN_A_ROW} requests failed in a row")
 
     async def _is_lost(self, route: Route, failure: AttemptFailed) -> bool:
-        """Return whether the replica is gone and another one can answer."""
+        """Return whether the replica has ended and another one can answer."""
         if route.lost:
             return True
         if not failure.broken or len(self._router.routes) == 1:
             return False
-        # In a thread, because a connection to a vanished host blocks.
+        # In a thread, because a connection to a host that is down blocks.
         gone = await asyncio.to_thread(closed, route.replica)
         return gone and self._router.lose(route, str(failure))
 
@@ -165,7 +131,7 @@ class VLLMClient:
         try:
             async with self._session(route).post(path, json=body) as response:
                 status, content = response.status, await response.read()
-        except aiohttp.ConnectionTimeoutError as error:  # the host did not even refuse
+        except aiohttp.ConnectionTimeoutError as error:  # the host is down
             why = f"no connection to {address} within {_CONNECT_S:g} s"
             raise AttemptFailed(why, broken=True) from error
         except TimeoutError as error:  # another attempt would take as long
@@ -236,15 +202,18 @@ class GroupClient:
     async def generate(
         self, prompt_ids: Sequence[int], sampling: dict[str, Any], *, n: int, version: int
     ) -> list[Completion]:
-        """Return `n` completions of the prompt (see `Client.generate`)."""
+        """Return `n` completions of the prompt.
+
+        `sampling` has vLLM's names. `version` is the newest policy version known to be live; it
+        salts the prefix cache, so that key-value blocks of older weights are not used.
+        """
         body = {
             "token_ids": list(prompt_ids),
-            # Key-value blocks of older weights or of another run do not match this salt.
             "cache_salt": f"{self.client.salt}-v{version}",
             "sampling_params": {
                 **sampling,
                 "n": n,
-                "logprobs": 0,  # of no other tokens; that of the sampled token always comes
+                "logprobs": 0,  # vLLM returns only the logprob of the sampled token
                 "detokenize": bool(sampling.get("stop")),
             },
         }
@@ -271,8 +240,3 @@ class GroupClient:
         return await self.client.ask(
             "/tokenize", body, lambda answer: list(answer["tokens"]), self.stays
         )
-
-    @contextmanager
-    def group(self) -> Iterator["GroupClient"]:
-        """Return itself, because it already is the client of a group."""
-        yield self

@@ -6,6 +6,7 @@ import random
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -20,7 +21,6 @@ from rl.config.schema import Run
 from rl.evaluation.periodic import Evaluator, evaluator_of
 from rl.inference.client import RequestTally
 from rl.inference.live_version import LiveVersion
-from rl.inference.router import Router
 from rl.inference.server import SERVED_AS
 from rl.model.tokenizer import load_renderer
 from rl.records import PlayGroup, Rollout
@@ -38,14 +38,9 @@ from rl.runtime.stop_request import pass_on_signals
 from rl.runtime.warning_lines import noting_warnings
 from rl.sampling.chat import ChatSetting
 from rl.sampling.demonstrations import Imitator
-from rl.sampling.hints import require_hints
 from rl.sampling.player import Player
-from rl.sampling.prompt_lengths import PromptLengths
-from rl.sampling.sampler import PolicySampler
-from rl.sampling.waits import Waits
+from rl.sampling.prompt_lengths import FittingExamples
 from rl.sampling.watchdog import Watchdog
-
-_MEASURING_S = 5.0  # at the start, because a large data set takes longer than vLLM's start
 
 
 def _imitate(run: Run, sampler: Imitator, env: Environment, renderer: Renderer) -> PlayGroup:
@@ -62,39 +57,21 @@ def _imitate(run: Run, sampler: Imitator, env: Environment, renderer: Renderer) 
     return play_group
 
 
-def _setting(
-    run: Run,
-    run_folder: RunFolder,
-    env: Environment,
-    sampler: PolicySampler,
-    version: LiveVersion,
-    tally: RequestTally,
-    router: Router,
-) -> ChatSetting:
-    """Return what a client needs to know of this run."""
-    num_seqs = (run.inference.args or {}).get("max_num_seqs")
-    return ChatSetting(
-        sampler=sampler,
-        max_seq_len=run.max_seq_len,
-        has_turns=env.has_turns,
-        num_seqs=num_seqs and num_seqs * len(run.inference.names),
-        version=version,
-        router=router,
-        served_as=SERVED_AS[run.pushes_adapter],
-        model=run_folder.model(),
-        renderer=build(run.model)().renderer,
-        tally=tally,
-    )
-
-
 def _hinted(run: Run, env: Environment, pools: Sequence[Pool]) -> frozenset[str]:
-    """Return the environments whose reference sees hints: each of their examples has one."""
-    names = (
-        pool.examples[0].env for pool in pools if pool.examples
-    )  # an empty pool is refused by the order
-    hinted = frozenset(name for name in names if sees_hint(run.plain(), name))
-    require_hints(env, pools, hinted)
-    return hinted
+    """Return the environments whose reference sees hints.
+
+    Raises:
+        ValueError: one of their examples has no hint.
+
+    """
+    hinted: set[str] = set()
+    for pool in pools:
+        # The order refuses an empty pool.
+        if pool.examples and sees_hint(run.plain(), name := pool.examples[0].env):
+            hinted.add(name)
+            for example in pool.examples:
+                env.environment_of(example).teacher_messages(example, list(example.messages))
+    return frozenset(hinted)
 
 
 async def main(run_folder: RunFolder) -> None:
@@ -108,20 +85,28 @@ async def main(run_folder: RunFolder) -> None:
     replicas = ServingReplicas(run_folder, run.inference)
     async with AsyncExitStack() as stack:
         evaluator: Evaluator | None = None
-        waits: Waits | None = None
-        lengths: PromptLengths | None = None
         if sampler.uses_vllm:
-            setting = _setting(run, run_folder, env, sampler, version, tally, replicas.router)
+            num_seqs = (run.inference.args or {}).get("max_num_seqs")
+            setting = ChatSetting(
+                sampler=sampler,
+                max_seq_len=run.max_seq_len,
+                has_turns=env.has_turns,
+                num_seqs=num_seqs and num_seqs * len(run.inference.names),
+                version=version,
+                router=replicas.router,
+                served_as=SERVED_AS[run.pushes_adapter],
+                model=run_folder.model(),
+                renderer=build(run.model)().renderer,
+                tally=tally,
+            )
             chat = await stack.enter_async_context(build(run.client)().connect(setting))
-            hinted = _hinted(run, env, pools)  # before PromptLengths, which measures what is read
-            status.set("measuring prompts")
-            lengths = PromptLengths(env, pools, chat, run.max_seq_len, sampler.max_prompt_len)
-            lengths.measure(_MEASURING_S)
-            pools = lengths.pools
+            hinted = _hinted(run, env, pools)  # before FittingExamples, which measures what is read
+            limits = env, chat, run.max_seq_len, sampler.max_prompt_len
+            pools = [replace(p, examples=FittingExamples(p.examples, *limits)) for p in pools]
             watchdog = stack.enter_context(Watchdog(status.set))
             seed = run.seed if sampler.seeded else None
             player = Player(sampler, env, chat, watchdog, seed=seed, hinted_envs=hinted)
-            play_group, waits = player.play_group, player.waits
+            play_group = player.play_group
             evaluator = evaluator_of(run, run_folder, env, player)
         else:
             renderer = load_renderer(run_folder.model(), build(run.model)().renderer)
@@ -148,7 +133,7 @@ async def main(run_folder: RunFolder) -> None:
             state=msgspec.convert(start.rollouts, DispatcherState) if start else DispatcherState(),
         )
         service = RolloutService(
-            *(run, run_folder, dispatcher, status, tally, evaluator, waits),
+            *(run, run_folder, dispatcher, status, tally, evaluator),
             replicas if sampler.uses_vllm else None,
         )
         # Last, so that a rank which can connect finds everything else ready.
@@ -158,8 +143,6 @@ async def main(run_folder: RunFolder) -> None:
             tasks.create_task(service.report())
             if sampler.uses_vllm:
                 tasks.create_task(replicas.watch())
-            if lengths:
-                tasks.create_task(lengths.measure_rest())
 
 
 if __name__ == "__main__":

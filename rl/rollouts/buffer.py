@@ -15,8 +15,6 @@ from typing import Any
 
 from rl.records import Group
 
-UNTRAINABLE = {"unscorable", "without_tokens"}  # reasons that every buffer has
-
 
 class FifoBuffer:
     """Every finished group, oldest first."""

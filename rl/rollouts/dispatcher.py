@@ -20,7 +20,6 @@ from envs.episode import Example
 from rl.inference.live_version import LiveVersion
 from rl.records import Credit, Group, PlayGroup, Rollout
 from rl.rollouts.buffer import FifoBuffer
-from rl.rollouts.component_state import as_json
 from rl.rollouts.example_order import ExampleOrder, Place
 from rl.rollouts.prospects import Prospects
 from rl.runtime.status import STOPPED
@@ -31,13 +30,11 @@ GroupCredits = Callable[[Example, Sequence[Rollout]], tuple[Credit, ...]]
 
 @dataclass
 class DispatcherState:
-    """What a checkpoint stores: which groups come next, and what is known of rewards."""
+    """What a checkpoint stores: which groups come next, and the states of buffer and order."""
 
     next_index: int = 0
     pending: list[int] = field(default_factory=list)  # started, not yet trained on
     places: list[Place] = field(default_factory=list)  # where each pending group plays
-    # Worst and best reward of the run, by environment.
-    reward_ranges: dict[str, list[float]] = field(default_factory=dict)
     buffer: dict[str, Any] = field(default_factory=dict)  # its own state
     order: dict[str, Any] = field(default_factory=dict)  # its own state
 
@@ -80,8 +77,7 @@ class Dispatcher:
         self._running: dict[int, int] = {}  # group index -> version under which it started
         pending = zip(self.state.pending, self.state.places, strict=True)
         self._untrained: dict[int, Place] = dict(pending)  # groups that no batch has held yet
-        known = dict(self.state.reward_ranges), dict(self.buffer.rejected)
-        self._prospects = Prospects(self.group_size, self.groups_per_step, *known)
+        self._prospects = Prospects(self.group_size, self.groups_per_step)
 
     async def run(self) -> None:
         """Start groups as they are admitted, until cancelled. Raises what a group raised."""
@@ -116,12 +112,11 @@ class Dispatcher:
             del self._running[index]
             self._prospects.note(group)
             self.order.observe(place, group)
-            if self.buffer.add(group):
-                self._prospects.accepted(self.buffer.rejected)
-            else:
+            accepted = self.buffer.add(group)
+            over = self._prospects.offered(accepted=accepted, counts=self.buffer.rejected)
+            self._over = self._over or over
+            if not accepted:
                 self._num_rejected += 1
-                over = self._prospects.rejected(group, self.buffer.rejected)
-                self._over = self._over or over
                 del self._untrained[index]  # a resumed run does not play it again
                 self.on_rejected(group)
             self._changed.notify_all()  # another group may start, or a batch may be complete
@@ -163,7 +158,7 @@ class Dispatcher:
     async def stop(self) -> None:
         """Hand out no further batch, not even a complete one, because the run is to stop."""
         async with self._changed:
-            self._over, self._stopped = NoMoreBatches(STOPPED, solved=True), True
+            self._over, self._stopped = NoMoreBatches(STOPPED, stopped=True), True
             self._changed.notify_all()
 
     def progress(self) -> str:
@@ -181,7 +176,6 @@ class Dispatcher:
             next_index=self._next_index,
             pending=sorted(self._untrained),
             places=[place for _, place in sorted(self._untrained.items())],
-            reward_ranges=self._prospects.reward_ranges,
-            buffer=as_json(self.buffer, self.buffer.state()),
-            order=as_json(self.order, self.order.state()),
+            buffer=self.buffer.state(),
+            order=self.order.state(),
         )

@@ -101,9 +101,8 @@ class SequentialOrder(ExampleOrder):
         """Begin before the first group."""
         super().begin(pools, seed)
         self._random = random.Random(seed)
-        self._turns: list[
-            tuple[int, int]
-        ] = []  # of group i: its pool, and how many groups of that pool came before
+        # Of group i: its pool, and how many groups of that pool came before.
+        self._turns: list[tuple[int, int]] = []
         self._drawn = [0] * len(pools)
 
     def next(self, index: int) -> Place:

@@ -28,7 +28,14 @@ async def listening(run_folder: RunFolder, serve: Serve, host: str | None) -> As
         server = await asyncio.start_unix_server(serve, run_folder.private.rollouts_socket)
     else:
         key = run_folder.private.key.read_bytes()
-        server = await asyncio.start_server(_guarded(serve, key), host, 0)
+
+        async def guarded(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if await _knows(reader, key):
+                await serve(reader, writer)
+            else:
+                writer.close()
+
+        server = await asyncio.start_server(guarded, host, 0)
         port = server.sockets[0].getsockname()[1]
         Endpoint(Address(host=host, port=port), pid=os.getpid()).write(run_folder, "rollouts")
     try:
@@ -36,18 +43,6 @@ async def listening(run_folder: RunFolder, serve: Serve, host: str | None) -> As
     finally:
         # Not awaited, because Python 3.12.1 and later wait for the ranks, which wait for us.
         server.close()
-
-
-def _guarded(serve: Serve, key: bytes) -> Serve:
-    """Return a function that serves only connections that know the key."""
-
-    async def guarded(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if await _knows(reader, key):
-            await serve(reader, writer)
-        else:
-            writer.close()
-
-    return guarded
 
 
 async def _knows(reader: asyncio.StreamReader, key: bytes) -> bool:

@@ -27,7 +27,6 @@ from rl.runtime.failure import report_failure
 from rl.runtime.files import json_line
 from rl.runtime.folder import RunFolder
 from rl.runtime.status import Status
-from rl.sampling.waits import Waits
 from rl.wire import HEADER, Answer, Call, NoMoreBatches, pack, unpack
 
 
@@ -42,16 +41,11 @@ class RolloutService:
         status: Status,
         tally: RequestTally,
         evaluator: Evaluator | None = None,
-        waits: Waits | None = None,
         replicas: ServingReplicas | None = None,
     ) -> None:
-        """`tally` counts retried requests, and `waits` what the rollouts in flight wait for.
-
-        `replicas`: the vLLMs that answer; None for demonstrations, which need no vLLM.
-        """
+        """`tally` counts retried requests; `replicas`: None for demonstrations without vLLM."""
         self._run, self._run_folder, self._dispatcher = run, run_folder, dispatcher
-        self._status, self._evaluator = status, evaluator
-        self._waits, self._replicas = waits, replicas
+        self._status, self._evaluator, self._replicas = status, evaluator, replicas
         self._tally, self._num_retried = tally, tally.num_retried
         self._aggregation = build(run.aggregation)
         self._record: TokenRecord = build(run.record)()
@@ -85,7 +79,7 @@ class RolloutService:
         try:
             return Answer(value=msgspec.Raw(pack(await self._value(call))))
         except NoMoreBatches as end:
-            return Answer(over=str(end), solved=end.solved)
+            return Answer(over=str(end), stopped=end.stopped)
         except Exception as error:
             self._error = self._error or error
             self._broken.set()
@@ -107,9 +101,7 @@ class RolloutService:
                 self._evaluator.start(call.version)
             return {}
         if call.what == "evaluation":
-            if not self._evaluator:
-                return {}
-            return await self._evaluator.finish(call.version, last=call.last)
+            return await self._evaluator.finish(call.version) if self._evaluator else {}
         if call.what == "state":
             return asdict(self._dispatcher.checkpoint())
         raise AssertionError(f"unknown call {call.what}")
@@ -184,8 +176,7 @@ class RolloutService:
         Raises what answering a rank raised, because asyncio would only log it.
         """
         while True:
-            standstill = self._waits.standstill() if self._waits else ""
-            self._status.set("; ".join(filter(None, [self._dispatcher.progress(), standstill])))
+            self._status.set(self._dispatcher.progress())
             if self._run_folder.stop_request.exists():
                 await self._dispatcher.stop()
             with suppress(TimeoutError):

@@ -47,10 +47,6 @@ class Imitator:
 
     max_staleness: int
 
-    def __post_init__(self) -> None:
-        if self.max_staleness < 0:
-            raise ValueError(f"sampler.max_staleness={self.max_staleness}: at least 0, please")
-
     def conversations(self, env: Environment, rng: Random) -> Iterator[list[Message]]:
         """Yield conversations without end."""
         raise NotImplementedError
@@ -77,14 +73,26 @@ class Imitator:
         while len(rollouts) < group_size:
             messages = env.opened(next(stream))
             try:
-                rollouts.append(_as_rollout(renderer, messages, env.tool_specs, max_seq_len))
+                rows = tokenize(renderer, messages, max_seq_len, env.tool_specs)
             except TooLong:
                 too_long += 1
                 if too_long == _TRIES:
                     raise
                 log.warning("demonstrations longer than max_seq_len=%d are left out", max_seq_len)
-            else:
-                too_long = 0
+                continue
+            too_long = 0
+            cut = messages[-1].get("cut_off")
+            rollouts.append(
+                Rollout(
+                    rows=rows,
+                    messages=messages,
+                    reward=1.0,
+                    rewards={},
+                    stop_reason=StopReason.MAX_TOKENS if cut else StopReason.STOP,
+                    turns=sum(message["role"] == "assistant" for message in messages),
+                    generation_time=0.0,
+                )
+            )
         return tuple(rollouts)
 
 
@@ -117,21 +125,6 @@ def _corrupted(messages: list[Message], rng: Random) -> list[Message]:
         return messages
     i = rng.choice(places)
     return [*before, {**last, "content": text[:i] + text[i + 1] + text[i] + text[i + 2 :]}]
-
-
-def _as_rollout(
-    renderer: Renderer, messages: list[Message], tools: Any, max_seq_len: int
-) -> Rollout:
-    """Return a conversation as a rollout with reward 1."""
-    return Rollout(
-        rows=tokenize(renderer, messages, max_seq_len, tools),
-        messages=messages,
-        reward=1.0,
-        rewards={},
-        stop_reason=StopReason.MAX_TOKENS if messages[-1].get("cut_off") else StopReason.STOP,
-        turns=sum(message["role"] == "assistant" for message in messages),
-        generation_time=0.0,
-    )
 
 
 def tokenize(

@@ -7,20 +7,17 @@ It uses only /chat/completions, with one request per completion, because not eve
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Self
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
 from envs.http_client import HttpClient
 from envs.messages import Message, assistant
 from rl.inference.completion import Completion
-from rl.sampling.chat import ChatSetting, Prompt, ToolSpecs
+from rl.sampling.chat import Chat, ChatSetting, Prompt, ToolSpecs, checked_call, mistaken_call
 from rl.sampling.chat_endpoint import ChatEndpoint
-from rl.sampling.clock import Seats
-from rl.sampling.sampler import PolicySampler
-from rl.sampling.tool_calls import checked_call, mistaken_call
 
 
 class _Spoken(msgspec.Struct):
@@ -93,27 +90,13 @@ class MessagesClient:
 
 
 @dataclass
-class MessagesChat:
-    """Messages in, messages out."""
+class MessagesChat(Chat):
+    """Messages in, messages out. The server has its own queue, so `seats` has no limit."""
 
-    sampler: PolicySampler
     endpoint: ChatEndpoint
     client: HttpClient
-    seats: Seats = field(default_factory=Seats)  # the server queues as it likes
-
-    async def ready(self) -> None:
-        """Do nothing, because messages have no tokens to rewrite."""
-
-    def measure(
-        self,
-        messages: list[Message],  # noqa: ARG002
-        tools: ToolSpecs | None,  # noqa: ARG002
-    ) -> int | None:
-        """Return None, because only the server knows its tokens."""
-        return None
 
     async def open(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:
-        """Return the messages unchanged."""
         return Prompt(messages, tools)
 
     async def generate(self, prompt: Prompt, n: int, seed: int | None = None) -> list[Completion]:
@@ -144,29 +127,9 @@ class MessagesChat:
         """Return the conversation with the turn and its reply."""
         return Prompt([*prompt.messages, message, *reply], prompt.tools)
 
-    def room(self, prompt: Prompt) -> int:  # noqa: ARG002
-        """Return the turn's token limit."""
-        return self.sampler.max_tokens
-
-    def shares(self, prompt: Prompt) -> bool:  # noqa: ARG002
-        """Return False, because each completion is a request of its own."""
-        return False
-
     def full(self, completion: Completion) -> bool:
         """Return whether the server refused the conversation as too long."""
         return isinstance(completion, SpokenCompletion) and completion.too_long
-
-    def group(self) -> AbstractContextManager[Self]:
-        """Yield this chat unchanged."""
-        return nullcontext(self)
-
-    def asking(self, sampler: PolicySampler) -> Self:
-        """Return this chat with another sampler."""
-        return replace(self, sampler=sampler)
-
-    def pinned(self, sampler: PolicySampler, version: int) -> Self:  # noqa: ARG002
-        """Return this chat with another sampler."""
-        return self.asking(sampler)
 
     async def _ask(self, body: dict[str, Any]) -> SpokenCompletion:
         answer = await self.endpoint.post(self.client, body)

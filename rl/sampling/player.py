@@ -11,31 +11,26 @@ and its group trains without it.
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator
+from collections.abc import Mapping
 from contextlib import (
     AbstractAsyncContextManager,
-    AsyncExitStack,
-    asynccontextmanager,
     nullcontext,
     suppress,
 )
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 
 from envs import threads
 from envs.episode import Episode, Example, StopReason, rewards_by_name
 from envs.protocol import ContextFull, Environment
 from rl.inference.completion import Completion, RequestFailed
 from rl.records import Rollout
-from rl.sampling.chat import Chat, Prompt
+from rl.sampling.chat import Chat, Hints, Prompt
 from rl.sampling.clock import Clock
 from rl.sampling.environment_errors import EnvironmentFailed, as_environment_error
-from rl.sampling.hints import Hints
-from rl.sampling.reward_names import check_names, weighted_sum
 from rl.sampling.row_builder import RowBuilder
-from rl.sampling.sampler import PolicySampler
-from rl.sampling.seeds import RequestSeeds
+from rl.sampling.sampler import PolicySampler, RequestSeeds
 from rl.sampling.speaker import Speaker
-from rl.sampling.waits import Waits
 from rl.sampling.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
@@ -56,7 +51,6 @@ class Player:
     env: Environment
     chat: Chat
     watchdog: Watchdog | None = None
-    waits: Waits = field(default_factory=Waits)
     seed: int | None = None
     hinted_envs: frozenset[str] = frozenset()  # environments whose reference sees hints
     _logged: set[str] = field(default_factory=set)  # errors that are in the log
@@ -72,16 +66,10 @@ class Player:
         faster. Long ones do not, because the slowest one could cost all of them (`Chat.shares`).
         """
         env = self.env.environment_of(example)
-        player = self._limited(env)
-        with player.chat.group() as chat:
-            return await replace(player, chat=chat)._group(env, index, example, group_size)
-
-    def _limited(self, env: Environment) -> "Player":
-        """Return a player with the environment's own limits, if it has any."""
-        if not env.sampling:
-            return self
-        sampler = replace(self.sampler, **env.sampling)
-        return replace(self, sampler=sampler, chat=self.chat.asking(sampler))
+        sampler = replace(self.sampler, **(env.sampling or {}))  # with its own limits
+        with self.chat.asking(sampler).group() as chat:
+            player = replace(self, sampler=sampler, chat=chat)
+            return await player._group(env, index, example, group_size)
 
     async def _group(
         self, env: Environment, index: int, example: Example, group_size: int
@@ -98,7 +86,9 @@ class Player:
                 async with clock.running():
                     prompt = start.prompt = await self._open(env, example)
                     if env.max_turns == 1 and self.chat.shares(prompt):
-                        openings = await self._opened(prompt, group_size, start)
+                        async with clock.seated(self.chat.seats, group_size):
+                            seed = seeds.next()
+                            openings = [*await self.chat.generate(prompt, group_size, seed)]
         # A clock for each with the time that is left, so that a slow rollout costs no other.
         starts = (
             replace(start, clock=replace(clock), opening=opening, seeds=replace(seeds, rollout=i))
@@ -106,26 +96,11 @@ class Player:
         )
         return tuple(await asyncio.gather(*map(self._play, starts)))
 
-    async def _opened(self, prompt: Prompt, count: int, start: "_Start") -> list[Completion | None]:
-        with self.waits.counted("opening", count):
-            async with start.clock.seated(self.chat.seats, count):
-                return [*await self.chat.generate(prompt, count, start.seeds.next())]
-
-    @asynccontextmanager
-    async def _turn(self, clock: Clock) -> AsyncIterator[None]:
-        with self.waits.counted("turn"):
-            async with clock.seated(self.chat.seats):
-                yield
-
     async def _play(self, start: "_Start") -> Rollout:
         retries = 0
         while True:
-            async with AsyncExitStack() as stack:
-                with self.waits.counted("place"):
-                    await stack.enter_async_context(self._place(start.env))
-                with self.waits.counted("rollout"):
-                    rollout = await self._attempt(start)
-            self.waits.finished()
+            async with self._place(start.env):
+                rollout = await self._attempt(start)
             self._log(start.env, rollout.error)
             broken = rollout.stop_reason in (StopReason.ENV_ERROR, StopReason.ENGINE_ERROR)
             if not broken or retries == self.sampler.max_retries:
@@ -173,7 +148,7 @@ class Player:
             # An error in closing does not change the reward.
             with suppress(EnvironmentFailed), as_environment_error(env, "close"):
                 env.close(episode)
-        reward = weighted_sum(env, rewards) if not error else None
+        reward = _weighted_sum(env, rewards) if not error else None
         if reward is None and not error:
             broken = [name for name in rewards if not math.isfinite(rewards[name])]
             error = f"{type(env).__name__}.score returned NaN or infinity for {broken}"
@@ -201,7 +176,7 @@ class Player:
             if self.chat.room(prompt) <= 0:
                 return StopReason.CONTEXT
             if opening is None:
-                async with self._turn(start.clock):
+                async with start.clock.seated(self.chat.seats):
                     opening = (await self.chat.generate(prompt, 1, start.seeds.next()))[0]
             completion, opening = opening, None
             rows.turn(completion)
@@ -210,7 +185,7 @@ class Player:
             episode.messages.append(message)
             episode.turns += 1
             if completion.cut_off:  # the environment does not see half a turn
-                return StopReason.CONTEXT if self.chat.full(completion) else StopReason.MAX_TOKENS
+                return self.chat.ending(completion)
             with as_environment_error(env, "reply"):
                 reply = await threads.call(env.reply, episode, message)
             if reply is None:
@@ -223,7 +198,7 @@ class Player:
 
     async def _listen(self, start: "_Start", episode: Episode, rows: RowBuilder) -> StopReason:
         speaker = Speaker(
-            *(self.chat, rows, episode, lambda: self._turn(start.clock)),
+            *(self.chat, rows, episode, lambda: start.clock.seated(self.chat.seats)),
             *(start.seeds, start.env.opened),
         )
         try:
@@ -244,7 +219,7 @@ class Player:
             scored = await threads.call(env.score, episode)
             rewards, turn_rewards = rewards_by_name(scored, episode.turns)
         if rewards and env.name not in self._checked:  # the first rollout that it scores
-            check_names(env, rewards)
+            _check_names(env, rewards)
             self._checked.add(env.name)
         return rewards, turn_rewards
 
@@ -260,3 +235,28 @@ class _Start:
     prompt: Prompt | None = None  # None: not rendered yet
     hints: Hints | None = None  # None: no reference sees hints
     opening: Completion | None = None  # the first answer, if the group shared one request
+
+
+def _weighted_sum(env: Environment, rewards: Mapping[str, float]) -> float | None:
+    """Return the reward of a rollout; None if a reward with a weight is NaN or infinite.
+
+    Rewards without a weight, or with weight 0, are only logged and may be any number.
+    """
+    weights = {name: weight for name, weight in env.reward_weights.items() if weight}
+    total = sum(weight * rewards.get(name, 0.0) for name, weight in weights.items())
+    return total if math.isfinite(total) else None
+
+
+def _check_names(env: Environment, rewards: Mapping[str, float]) -> None:
+    """Raise ValueError if `score` lacks a weighted reward, which would always count as 0."""
+    weighted = [name for name, weight in env.reward_weights.items() if weight]
+    missing = [name for name in weighted if name not in rewards]
+    if not missing:
+        return
+    close = get_close_matches(missing[0], rewards, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    raise ValueError(
+        f"reward_weights of the environment {env.name!r} names {', '.join(map(repr, missing))}, "
+        f"which its score does not return: {hint}It returns {', '.join(map(repr, rewards))}. Where "
+        "a reward does not apply to an example, score it as 0.0"
+    )

@@ -17,16 +17,14 @@ from typing import Any, ClassVar, Literal, Self, cast
 from renderers import ParsedToolCall, Renderer
 
 from envs.messages import Message, assistant, well_formed
-from rl.inference.client import Client, VLLMClient
+from rl.inference.client import GroupClient, VLLMClient
 from rl.inference.completion import Completion
 from rl.inference.live_version import LiveVersion
-from rl.model.tokenizer import decoded, load_renderer
-from rl.sampling.chat import ChatSetting, Prompt, ToolSpecs
+from rl.model.tokenizer import Tokenizer, decoded, load_renderer
+from rl.sampling.chat import Chat, ChatSetting, Prompt, ToolSpecs, checked_call, mistaken_call
 from rl.sampling.clock import Seats
 from rl.sampling.prefix_probe import report_rewriting, rewrites
 from rl.sampling.sampler import PolicySampler
-from rl.sampling.stop_texts import before_stop
-from rl.sampling.tool_calls import checked_call, mistaken_call
 
 _SLOWEST = 1.0  # tokens a second of one completion
 _MISTAKES = {  # of a tool call, by the renderer's status
@@ -39,39 +37,35 @@ _MISTAKES = {  # of a tool call, by the renderer's status
 
 
 @dataclass
-class RendererChat:
+class RendererChat(Chat):
     """Tokens in, tokens out. The default.
 
     Attributes:
         version: the newest policy version that vLLM samples with.
+        requests: the client of a group; None outside of `group`.
 
     """
 
-    sampler: PolicySampler
+    refusal: ClassVar[type[Exception]] = Exception  # of a conversation; libraries raise anything
     renderer: Renderer
-    client: Client
+    client: VLLMClient
     max_seq_len: int
     version: LiveVersion
-    seats: Seats = field(default_factory=Seats)  # shared by copies
-
-    async def ready(self) -> None:
-        """Do nothing, because `connect` has probed the renderer."""
+    requests: GroupClient | None = field(default=None, kw_only=True)
 
     def measure(self, messages: list[Message], tools: ToolSpecs | None) -> int | None:
-        """Return the number of rendered tokens."""
         return len(render(self.renderer, messages, tools))
 
     async def open(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:
-        """Render the opening messages."""
         return Prompt(messages, tools, render(self.renderer, messages, tools))
 
     async def generate(self, prompt: Prompt, n: int, seed: int | None = None) -> list[Completion]:
-        """Sample from vLLM."""
         sampling = {**self.sampler.sampling(self.renderer), "max_tokens": self.room(prompt)}
         if seed is not None:
             sampling["seed"] = seed
+        assert self.requests is not None, "only within group()"
         version = self.version.number
-        return await self.client.generate(prompt.token_ids, sampling, n=n, version=version)
+        return await self.requests.generate(prompt.token_ids, sampling, n=n, version=version)
 
     def message(self, prompt: Prompt, completion: Completion) -> Message:
         """Parse the sampled tokens; calls that cannot be parsed keep their text and say why."""
@@ -79,7 +73,7 @@ class RendererChat:
             return self._parsed(prompt, completion.token_ids)
         return self._parsed(prompt, before_stop(self.renderer, completion))
 
-    def sampled(self, prompt: Prompt, completion: Completion, message: Message) -> Message:
+    def _sampled(self, prompt: Prompt, completion: Completion, message: Message) -> Message:
         """Return the message as history holds it: all that was sampled, the stop text included."""
         return message if completion.stop is None else self._parsed(prompt, completion.token_ids)
 
@@ -114,15 +108,22 @@ class RendererChat:
             cast("list[Any]", reply),
             tools=cast("Any", prompt.tools),
         )
-        messages = [*prompt.messages, self.sampled(prompt, completion, message), *reply]
-        if bridged is not None:
-            return Prompt(messages, prompt.tools, bridged.token_ids)
+        if bridged is None:
+            return await self.rendered_again(prompt, completion, message, reply)
+        messages = [*prompt.messages, self._sampled(prompt, completion, message), *reply]
+        return Prompt(messages, prompt.tools, bridged.token_ids)
+
+    async def rendered_again(
+        self, prompt: Prompt, completion: Completion, message: Message, reply: list[Message]
+    ) -> Prompt:
+        """Render the whole conversation; as text, if the format cannot render the policy's turn."""
         try:
-            return Prompt(messages, prompt.tools, render(self.renderer, messages, prompt.tools))
-        except Exception:  # noqa: BLE001 some formats cannot render what the policy wrote
+            turn = self._sampled(prompt, completion, message)
+            return await self.open([*prompt.messages, turn, *reply], prompt.tools)
+        except self.refusal:
             text = assistant(well_formed(decoded(self.renderer, completion.token_ids)))
-            messages = [*prompt.messages, text, *reply]  # an error from here on is the reply's
-            return Prompt(messages, prompt.tools, render(self.renderer, messages, prompt.tools))
+            # An error from here on is the reply's.
+            return await self.open([*prompt.messages, text, *reply], prompt.tools)
 
     def room(self, prompt: Prompt) -> int:
         """Return the token limit of the turn, or what the context still holds."""
@@ -138,16 +139,10 @@ class RendererChat:
 
     @contextmanager
     def group(self) -> Iterator[Self]:
-        """Yield this chat with the client of a group."""
-        with self.client.group() as client:
-            yield replace(self, client=client)
-
-    def asking(self, sampler: PolicySampler) -> Self:
-        """Return this chat with another sampler."""
-        return replace(self, sampler=sampler)
+        with self.client.group() as requests:
+            yield replace(self, requests=requests)
 
     def pinned(self, sampler: PolicySampler, version: int) -> Self:
-        """Return this chat with another sampler, for this version even if a newer one exists."""
         return replace(self, sampler=sampler, version=LiveVersion(version))
 
 
@@ -157,6 +152,28 @@ def _call(index: int, parsed: ParsedToolCall) -> Message:
         return checked_call(call_id, parsed.name, parsed.arguments, parsed.raw)
     mistake = _MISTAKES.get(parsed.status, str(parsed.status))
     return mistaken_call(call_id, parsed.raw, mistake, parsed.name)
+
+
+def before_stop(renderer: Renderer, completion: Completion) -> list[int]:
+    """Return the tokens of a completion before its stop text (`sampler.stop`).
+
+        sampled    The answer is 5.</answer>    trained on, because the policy chose these tokens
+        message    The answer is 5.             what the environment reads, as in the OpenAI API
+        history    The answer is 5.</answer>    what the policy sees in its next turn
+
+    vLLM stops at the token that completes the text. The text may begin and end within a token, so a
+    token may be split.
+    """
+    tokenizer: Tokenizer = cast("Any", renderer)._tokenizer  # where every renderer family stores it
+    token_ids = completion.token_ids
+    text, stop, _ = tokenizer.decode(token_ids).partition(completion.stop or " ")
+    if not stop:
+        return token_ids  # only the tokens decoded one by one contain it
+    for end in range(len(token_ids), -1, -1):
+        head = tokenizer.decode(token_ids[:end])
+        if text.startswith(head):
+            return [*token_ids[:end], *tokenizer.encode(text[len(head) :])]
+    raise AssertionError("the empty text is a prefix of every text")
 
 
 def render(
@@ -185,14 +202,9 @@ class RendererClient:
         """
         renderer = load_renderer(setting.model, setting.renderer)
         async with vllm_client(setting) as client:
-            chat = RendererChat(
-                setting.sampler,
-                renderer,
-                client,
-                setting.max_seq_len,
-                setting.version,
-                Seats(setting.num_seqs),
-            )
+            seats = Seats(setting.num_seqs)
+            limit, version = setting.max_seq_len, setting.version
+            chat = RendererChat(setting.sampler, renderer, client, limit, version, seats=seats)
             if setting.has_turns and await rewrites(chat, renderer):
                 choices = "extend (keep it, one row), fork (drop it as the format does) or refuse"
                 report_rewriting(self.on_rewrite, choices)

@@ -1,12 +1,16 @@
 """conf/sampler: how vLLM draws tokens, and how long a rollout may take."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any, ClassVar
 
 from renderers import Renderer
 
 from envs.options import checked_stops
+
+_NEUTRAL = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+_NEUTRAL |= {"presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +56,10 @@ class PolicySampler:
 
         A server that knows only the OpenAI API refuses the other parameters.
         """
-        neutral = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
-        neutral |= {"presence_penalty": 0.0, "frequency_penalty": 0.0}
-        values = {name: getattr(self, name) for name in neutral}
-        changed: dict[str, Any] = {n: value for n, value in values.items() if value != neutral[n]}
-        if self.stop:
-            changed["stop"] = list(self.stop)
-        return {"temperature": self.temperature, **changed}
+        values = {name: getattr(self, name) for name in _NEUTRAL}
+        changed = {name: value for name, value in values.items() if value != _NEUTRAL[name]}
+        stop = {"stop": list(self.stop)} if self.stop else {}
+        return {"temperature": self.temperature, **changed, **stop}
 
     def sampling(self, renderer: Renderer) -> dict[str, object]:
         """Return vLLM's sampling parameters, except the token limit."""
@@ -75,3 +76,33 @@ class PolicySampler:
             # of a stop text.
             **({"stop": list(self.stop), "skip_special_tokens": False} if self.stop else {}),
         }
+
+
+@dataclass
+class RequestSeeds:
+    """The seeds of one attempt at a rollout, one per turn, so that a run can be repeated.
+
+        run seed, group index, rollout, attempt, turn ---> seed of a request, of completion j: + j
+
+    A seed depends on neither time nor order. A copy (`replace`) begins at the first turn. The
+    server decides whether the logits are the same, too (conf/sampler).
+
+    Attributes:
+        seed: of the run; None: requests have no seed (`sampler.seeded`).
+
+    """
+
+    seed: int | None
+    group: int = 0
+    rollout: int = 0
+    attempt: int = 0
+    _turns: int = field(default=0, init=False)
+
+    def next(self) -> int | None:
+        """Return the seed of the next turn."""
+        if self.seed is None:
+            return None
+        key = f"{self.seed}:{self.group}:{self.rollout}:{self.attempt}:{self._turns}"
+        self._turns += 1
+        # 56 bits, because a group's completions count up from here and vLLM accepts 63 bits.
+        return int.from_bytes(blake2b(key.encode(), digest_size=7).digest(), "big")

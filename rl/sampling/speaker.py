@@ -17,7 +17,7 @@ from envs.protocol import ContextFull, Spoken
 from rl.inference.completion import Completion, GenerationError
 from rl.sampling.chat import Chat, Prompt, ToolSpecs
 from rl.sampling.row_builder import RowBuilder
-from rl.sampling.seeds import RequestSeeds
+from rl.sampling.sampler import RequestSeeds
 
 
 @dataclass
@@ -39,9 +39,8 @@ class Speaker:
     seeds: RequestSeeds
     opened: Callable[[list[Message]], list[Message]]
     stop_reason: StopReason = StopReason.STOP
-    _last: tuple[list[Message], Prompt, Completion] | None = (
-        None  # conversation, prompt and completion of the newest turn
-    )
+    # Conversation, prompt and completion of the newest turn:
+    _last: tuple[list[Message], Prompt, Completion] | None = None
     _failure: GenerationError | None = field(default=None, repr=False)
 
     async def __call__(self, messages: list[Message], tools: ToolSpecs | None) -> Spoken:
@@ -56,9 +55,8 @@ class Speaker:
         if self.chat.room(prompt) <= 0:
             self.stop_reason = StopReason.CONTEXT
             raise ContextFull("the conversation fills max_seq_len")
-        seed = (
-            self.seeds.next()
-        )  # before the await, because an environment may ask for two turns at once
+        # Before the await, because an environment may ask for two turns at once.
+        seed = self.seeds.next()
         try:
             async with self.engine():
                 (completion,) = await self.chat.generate(prompt, 1, seed)
@@ -70,7 +68,7 @@ class Speaker:
         message = self.chat.message(prompt, completion)
         conversation = [*messages, message]
         self._last = (conversation, prompt, completion)
-        self.stop_reason = self._ending(completion)
+        self.stop_reason = self.chat.ending(completion)
         self.episode.messages = list(conversation)
         self.episode.turns += 1
         self.episode.tool_calls += len(message.get("tool_calls") or [])
@@ -92,11 +90,6 @@ class Speaker:
             if reply and prompt.tools == tools and _same(before, repeated):
                 return await self.chat.follow(prompt, completion, before[-1], reply)
         return await self.chat.open(messages, tools)
-
-    def _ending(self, completion: Completion) -> StopReason:
-        if not completion.cut_off:
-            return StopReason.STOP
-        return StopReason.CONTEXT if self.chat.full(completion) else StopReason.MAX_TOKENS
 
 
 def _same(before: list[Message], repeated: list[Message]) -> bool:

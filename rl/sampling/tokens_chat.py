@@ -15,10 +15,9 @@ from typing import ClassVar, Literal
 
 from renderers import Renderer
 
-from envs.messages import Message, assistant, well_formed
-from rl.inference.client import GroupClient, VLLMClient
+from envs.messages import Message
 from rl.inference.completion import Completion
-from rl.model.tokenizer import decoded, parser
+from rl.model.tokenizer import parser
 from rl.sampling.chat import ChatSetting, Prompt, ToolSpecs
 from rl.sampling.clock import Seats
 from rl.sampling.prefix_probe import report_rewriting, rewrites
@@ -34,7 +33,7 @@ class TokensChat(RendererChat):
 
     """
 
-    client: VLLMClient | GroupClient  # pyright: ignore[reportIncompatibleVariableOverride] it is set once
+    refusal: ClassVar[type[Exception]] = ValueError
     on_rewrite: Literal["fork", "refuse"] | None = None
     # One probe, shared with copies. Not in `connect`, because vLLM may still start, and does not
     # know an adapter before the first push.
@@ -42,45 +41,30 @@ class TokensChat(RendererChat):
 
     async def ready(self) -> None:
         """Probe the server's template, once."""
-        if self.on_rewrite is not None:
-            if not self._probe:
-                self._probe.append(asyncio.create_task(self._probed(self.on_rewrite)))
-            await asyncio.shield(
-                self._probe[0]
-            )  # so that a cancelled group does not cancel the probe
+        if self.on_rewrite is None:
+            return
+        if not self._probe:
+            self._probe.append(asyncio.create_task(self._probed(self.on_rewrite)))
+        await asyncio.shield(self._probe[0])  # a cancelled group must not cancel the probe
 
     async def _probed(self, on_rewrite: str) -> None:
         if await rewrites(self, self.renderer):
             choices = "fork or refuse; client=renderer client.on_rewrite=extend keeps it"
             report_rewriting(on_rewrite, choices)
 
-    def measure(
-        self,
-        messages: list[Message],  # noqa: ARG002
-        tools: ToolSpecs | None,  # noqa: ARG002
-    ) -> int | None:
+    def measure(self, messages: list[Message], tools: ToolSpecs | None) -> int | None:  # noqa: ARG002
         """Return None, because vLLM may not be up yet."""
         return None
 
     async def open(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:
-        """Let the server render the opening messages."""
-        return Prompt(messages, tools, await self.client.tokenize(messages, tools))
+        assert self.requests is not None, "only within group()"
+        return Prompt(messages, tools, await self.requests.tokenize(messages, tools))
 
     async def follow(
-        self,
-        prompt: Prompt,
-        completion: Completion,
-        message: Message,
-        reply: list[Message],
+        self, prompt: Prompt, completion: Completion, message: Message, reply: list[Message]
     ) -> Prompt:
         """Let the server render the conversation again."""
-        try:
-            spoken = self.sampled(prompt, completion, message)
-            return await self.open([*prompt.messages, spoken, *reply], prompt.tools)
-        except ValueError:  # some templates cannot render what the policy wrote
-            text = assistant(well_formed(decoded(self.renderer, completion.token_ids)))
-            # An error from here on is the reply's.
-            return await self.open([*prompt.messages, text, *reply], prompt.tools)
+        return await self.rendered_again(prompt, completion, message, reply)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,9 +80,8 @@ class TokensClient:
         """Open the connections; `TokensChat.ready` asks the server before the first group."""
         renderer: Renderer = parser(setting.model, setting.renderer)
         async with vllm_client(setting) as client:
-            on_rewrite = self.on_rewrite if setting.has_turns else None
-            seats = Seats(setting.num_seqs)
             yield TokensChat(
-                *(setting.sampler, renderer, client, setting.max_seq_len, setting.version, seats),
-                on_rewrite,
+                *(setting.sampler, renderer, client, setting.max_seq_len, setting.version),
+                on_rewrite=self.on_rewrite if setting.has_turns else None,
+                seats=Seats(setting.num_seqs),
             )

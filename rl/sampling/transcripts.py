@@ -39,7 +39,6 @@ class TranscriptSampler(Imitator):
     min_reward: float | None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if not read_conversations(self.path, self.min_reward):
             raise ValueError(
                 f"sampler.path={self.path}: no line of these files is a conversation that ends "
@@ -47,11 +46,7 @@ class TranscriptSampler(Imitator):
                 f"{self.min_reward}: check the pattern, or lower sampler.min_reward"
             )
 
-    def conversations(
-        self,
-        env: Environment,
-        rng: Random,
-    ) -> Iterator[list[Message]]:
+    def conversations(self, env: Environment, rng: Random) -> Iterator[list[Message]]:
         """Yield conversations of this environment, or without one, drawn with replacement."""
         # Cached since the constructor.
         known = read_conversations(self.path, self.min_reward)

@@ -89,14 +89,16 @@ class TrainingRun:
                     record.write(self.run_folder, self.ranks.rank)
             self._log(step, batch, stats | watch.times, time.monotonic() - began)
             if not delivered:
-                self._end_early(step + 1, NoMoreBatches(STOPPED, solved=True), rollouts)
+                self._end_early(step + 1, NoMoreBatches(STOPPED, stopped=True), rollouts)
                 return
             # After the metrics line, because a resumed run does not write it again. The time that
             # the checkpoint takes belongs to the next step.
             began, watch = time.monotonic(), Stopwatch(self.status)
             with watch.phase("checkpoint", f"writing {self._checkpoint_name(step + 1)}"):
                 self._checkpoint(step + 1, rollouts)
-        self._evaluate_last(self.run.max_steps, rollouts)
+        # The last version trains no step, so its evaluation has a line of its own.
+        if stats := self._evaluation(rollouts, Stopwatch(self.status), self.run.max_steps):
+            self._write(self.run.max_steps, stats)
         self._finish("done")
 
     def _begin(self) -> RolloutsLink:
@@ -132,23 +134,17 @@ class TrainingRun:
             rollouts.publish(version, self.delivery.living() if self.delivery else {})
 
     def _evaluation(
-        self, rollouts: RolloutsLink, watch: Stopwatch, version: int, *, last: bool = False
+        self, rollouts: RolloutsLink, watch: Stopwatch, version: int
     ) -> dict[str, float]:
         """Return the metrics of the evaluation of a version; {} if it is not due.
 
         Every rank waits, because the next collective needs all of them within wait_timeout.
         """
         settings = build(self.run.evaluation)()
-        if not settings.due(version, version if last else self.run.max_steps):
+        if not settings.due(version, self.run.max_steps):
             return {}
         with watch.phase("evaluate", f"waiting for the evaluation of version {version}"):
-            return rollouts.evaluation(version, last=last)
-
-    def _evaluate_last(self, version: int, rollouts: RolloutsLink) -> None:
-        """Evaluate the last version. It trains no step, so its metrics have a line of their own."""
-        stats = self._evaluation(rollouts, Stopwatch(self.status), version, last=True)
-        if stats:
-            self._write(version, stats)
+            return rollouts.evaluation(version)
 
     def _fail_if_nonfinite(self, stats: dict[str, float]) -> None:
         self.num_nonfinite = self.num_nonfinite + 1 if stats["train/skipped"] else 0
@@ -181,16 +177,14 @@ class TrainingRun:
         """Save what was learned, and end the run before max_steps.
 
         Raises:
-            RunFailed: the task is not solved.
+            RunFailed: the run was not told to stop.
 
         """
         if step > self.start and not self.run_folder.checkpoint(step).exists():
             self.status.set(f"writing {self._checkpoint_name(step)}")
             self._save(step, rollouts)
-        if not end.solved:
+        if not end.stopped:
             raise RunFailed(str(end))
-        if str(end) != STOPPED:  # a run that was told to stop has no time for an evaluation
-            self._evaluate_last(step, rollouts)
         self._finish(f"done: {end}")  # the supervisor repeats this status at the end
 
     def _finish(self, status: str) -> None:

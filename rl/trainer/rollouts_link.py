@@ -46,9 +46,8 @@ class RolloutsLink:
             return Address(path=self._run_folder.private.rollouts_socket).connect(timeout)
         connection = listening.address.connect(timeout)
         key = self._run_folder.private.key.read_bytes()
-        connection.setsockopt(
-            socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1
-        )  # because a batch may take long
+        # Because a batch may take long.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connection.sendall(HEADER.pack(len(key)) + key)
         return connection
 
@@ -56,7 +55,7 @@ class RolloutsLink:
         """Return this rank's share of a step, waiting at most `timeout` seconds for it.
 
         Raises:
-            NoMoreBatches: there is no further batch, because the task is solved or hopeless.
+            NoMoreBatches: there is no further batch.
 
         """
         self._socket.settimeout(timeout)
@@ -74,17 +73,16 @@ class RolloutsLink:
         call = Call(what="publish", version=version, replicas=replicas)
         self._call(call, dict, self._silent)
 
-    def evaluation(self, version: int, *, last: bool = False) -> dict[str, float]:
+    def evaluation(self, version: int) -> dict[str, float]:
         """Wait for the evaluation of a version and return its metrics; {} if it is not due.
 
-        The `last` version is always due. Every rank asks, so that no rank takes this wait for a
-        hanging rank.
+        Every rank asks, so that no rank takes this wait for a hanging rank.
         """
         late = (
             f"the evaluation of version {version} took longer than trainer.wait_timeout="
             f"{self._socket.gettimeout():g} s: lower evaluation.num_examples, or raise that one"
         )
-        return self._call(Call(what="evaluation", version=version, last=last), dict, late)
+        return self._call(Call(what="evaluation", version=version), dict, late)
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint stores of the rollouts process."""
@@ -108,7 +106,7 @@ class RolloutsLink:
                 "the rollouts process closed its connection; see logs/rollouts.log"
             ) from error
         if answer.over:
-            raise NoMoreBatches(answer.over, solved=answer.solved)
+            raise NoMoreBatches(answer.over, stopped=answer.stopped)
         return unpack(answer.value, kind)
 
     def _read(self, count: int) -> bytearray:

@@ -1,16 +1,14 @@
-"""The wire: what arrives is what was sent, and a silent or dead other end is said so in words."""
+"""Messages arrive as they were sent, and a silent or closed connection raises RunFailed."""
 
 import socket
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict
 
 import msgspec
 import numpy as np
 import pytest
 
 from rl.records import MicroBatch, RankBatch
-from rl.rollouts.dispatcher import DispatcherState
 from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
 from rl.trainer import rollouts_link
@@ -66,15 +64,7 @@ def test_an_array_that_is_not_contiguous_arrives_too():
     assert received.micro_batches[0].token_ids.tolist() == micro.token_ids.T[::2].tolist()
 
 
-def test_calls_and_states_arrive_too():
-    call = Call(what="next_batch", rank=2, step=9)
-    state = asdict(DispatcherState(next_index=5, pending=[3, 4]))
-
-    assert unpack(pack(call), Call) == call
-    assert unpack(pack(state), dict) == state
-
-
-def test_what_cannot_be_sent_is_named():
+def test_the_error_names_a_type_that_cannot_be_sent():
     with pytest.raises(NotImplementedError, match="object"):
         pack({"a": object()})
 
@@ -87,18 +77,13 @@ def folder(tmp_path_factory) -> RunFolder:
 
 
 @pytest.fixture
-def path(folder):
-    return folder.private.rollouts_socket
-
-
-@pytest.fixture
-def serve(folder, path) -> Iterator:
-    """serve(behave): accept one rank and let behave(connection) answer in a thread."""
+def serve(folder) -> Iterator:
+    """Return a function that lets behave(connection) answer one rank in a thread."""
     listener = socket.socket(socket.AF_UNIX)
     threads = []
 
     def start(behave) -> RolloutsLink:
-        listener.bind(str(path))
+        listener.bind(str(folder.private.rollouts_socket))
         listener.listen()
 
         def accept() -> None:
@@ -128,7 +113,7 @@ def send(connection: socket.socket, answer: object) -> None:
     connection.sendall(HEADER.pack(len(data)) + data)
 
 
-def test_a_rank_asks_for_its_share_and_gets_it(serve):
+def test_each_call_of_a_rank_gets_its_answer(serve):
     calls = []
 
     def behave(connection: socket.socket) -> None:
@@ -148,18 +133,18 @@ def test_a_rank_asks_for_its_share_and_gets_it(serve):
     ]
 
 
-@pytest.mark.parametrize("solved", [True, False])
-def test_that_no_batch_will_come_arrives_with_its_reason(solved, serve):
+@pytest.mark.parametrize("stopped", [True, False])
+def test_the_reason_for_no_further_batch_arrives(stopped, serve):
     def behave(connection: socket.socket) -> None:
         receive(connection)
-        send(connection, Answer(over="the task is solved", solved=solved))
+        send(connection, Answer(over="nothing to learn", stopped=stopped))
 
-    with pytest.raises(NoMoreBatches, match="the task is solved") as end:
+    with pytest.raises(NoMoreBatches, match="nothing to learn") as end:
         serve(behave).next_batch(7, 5.0)
-    assert end.value.solved == solved
+    assert end.value.stopped == stopped
 
 
-def test_a_big_batch_comes_in_pieces(serve):
+def test_a_large_batch_arrives_in_several_reads(serve):
     def behave(connection: socket.socket) -> None:
         receive(connection)
         send(connection, batch(500, 1000))
@@ -170,7 +155,7 @@ def test_a_big_batch_comes_in_pieces(serve):
     assert received.micro_batches[1].token_ids.tobytes() == expected.tobytes()
 
 
-def test_a_batch_that_is_late_says_for_how_long_it_was_waited_and_where_to_look(serve):
+def test_the_error_for_a_late_batch_names_the_timeout_and_the_log(serve):
     hold = threading.Event()
     link = serve(lambda connection: hold.wait(2))
 
@@ -190,7 +175,7 @@ def test_a_batch_that_is_late_says_for_how_long_it_was_waited_and_where_to_look(
     ],
     ids=["at once, unread", "after the question", "in mid-answer"],
 )
-def test_a_rollouts_process_that_hangs_up_is_said_in_words(serve, behave, monkeypatch):
+def test_a_closed_connection_is_an_error_that_names_the_log(serve, behave, monkeypatch):
     monkeypatch.setattr(rollouts_link, "_CAUSE_FIRST_S", 0.0)
     link = serve(behave)
 
@@ -200,17 +185,17 @@ def test_a_rollouts_process_that_hangs_up_is_said_in_words(serve, behave, monkey
         link.publish(1, {})
 
 
-def test_a_rollouts_process_that_never_listens_is_waited_for_and_said_in_words(folder):
+def test_the_error_for_a_process_that_never_listens_names_the_log(folder):
     with pytest.raises(RunFailed, match=r"did not listen within 0\.05 s; see logs/rollouts\.log"):
         RolloutsLink(folder, rank=0).connect(0.05)
 
 
-def test_a_rank_waits_for_the_rollouts_process_to_listen(folder, path):
+def test_a_rank_waits_for_the_rollouts_process_to_listen(folder):
     link = RolloutsLink(folder, rank=0)
     waiting = threading.Thread(target=link.connect, args=(5.0,))
     waiting.start()
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
+        listener.bind(str(folder.private.rollouts_socket))
         listener.listen()
         listener.settimeout(5)
         listener.accept()

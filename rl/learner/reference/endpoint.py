@@ -40,7 +40,7 @@ class Endpoint:
         timeout: seconds for one row.
         max_retries: further attempts after no answer, or after an error of the server.
         top_k: candidates at each token, if the loss compares distributions.
-        sees_hint: its prompts hold the hints of the examples (rl/sampling/hints.py).
+        sees_hint: its prompts hold the hints of the examples (rl/sampling/chat.py).
 
     """
 

@@ -33,7 +33,7 @@ class InitialPolicy:
         refresh_every: steps between two refreshes; 0: never.
         refresh_mix: share of the policy in the refreshed reference; 1 replaces it.
         top_k: candidates at each token, if the loss compares distributions.
-        sees_hint: its prompts hold the hints of the examples (rl/sampling/hints.py).
+        sees_hint: its prompts hold the hints of the examples (rl/sampling/chat.py).
 
     """
 

@@ -1,4 +1,4 @@
-"""Evaluation beside training: of one version, while the next batch is sampled, before the push."""
+"""An evaluation plays one version while the next batch is sampled, and delays the next push."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ HELD_OUT = [
 
 
 class Trainer:
-    """Calls the evaluator as the trainer and its service do; an update takes `update_s`."""
+    """Call the evaluator as the trainer and its service do; an update takes `update_s`."""
 
     def __init__(self, folder, client, *, every: int, last: int, env=None) -> None:
         self.version, self.last, self.times = LiveVersion(), last, {}
@@ -63,24 +63,7 @@ def test_the_first_the_last_and_every_other_version_are_evaluated(tmp_path):
     assert json.loads(lines[0])["messages"][-1] == {"role": "assistant", "content": "good"}
 
 
-def test_the_version_after_which_a_run_ends_early_is_evaluated_whatever_its_number(tmp_path):
-    async def ends_at(version: int) -> list[dict[str, float]]:
-        trainer = Trainer(tmp_path, ScriptedClient("good"), every=4, last=50)
-        task = asyncio.ensure_future(trainer.evaluator.run())
-        trainer._publish(version)
-        each_rank = [await trainer.evaluator.finish(version, last=True) for _ in range(2)]
-        task.cancel()
-        return each_rank
-
-    for version in (3, 4):  # 4 is due anyway
-        first, second = run_virtually(ends_at(version))
-        assert first == second
-        assert first["eval/reward"] == 2.0
-    files = sorted(path.name for path in (tmp_path / "evaluations").iterdir())
-    assert files == ["version_000003.jsonl", "version_000004.jsonl"]
-
-
-def test_an_evaluation_that_is_faster_than_the_update_takes_no_time(tmp_path):
+def test_an_evaluation_faster_than_the_update_does_not_delay_the_push(tmp_path):
     trainer = Trainer(tmp_path, ScriptedClient("good", seconds=3.0), every=1, last=2)
     run_virtually(trainer.train(10.0))
     assert trainer.times == {0: 10.0, 1: 20.0}
@@ -124,7 +107,7 @@ def test_requests_are_salted_by_the_version_and_have_the_temperature_of_the_eval
 
 def test_tokens_of_another_version_end_the_run(tmp_path):
     class Pushed(ScriptedClient):
-        """New weights arrive in mid-sentence."""
+        """New weights arrive while a completion is sampled."""
 
         async def generate(self, prompt_ids, sampling, *, n, version):
             whole = await super().generate(prompt_ids, sampling, n=n, version=version)
@@ -140,7 +123,7 @@ def test_tokens_of_another_version_end_the_run(tmp_path):
         run_virtually(main())
 
 
-def test_an_evaluation_shares_the_places_of_an_environment_with_training(tmp_path):
+def test_an_evaluation_shares_max_concurrent_of_an_environment_with_training(tmp_path):
     env = ScriptedEnv()
     env.max_concurrent = 1
     trainer = Trainer(tmp_path, ScriptedClient("good"), every=1, last=1, env=env)
@@ -148,7 +131,7 @@ def test_an_evaluation_shares_the_places_of_an_environment_with_training(tmp_pat
     assert pinned._place(env) is trainer.player._place(env)
 
 
-def test_whatever_an_evaluation_raises_ends_the_evaluator(tmp_path):
+def test_an_error_of_an_evaluation_ends_the_evaluator(tmp_path):
     trainer = Trainer(tmp_path, ScriptedClient(RuntimeError("gone")), every=1, last=1)
 
     async def main():
@@ -160,23 +143,22 @@ def test_whatever_an_evaluation_raises_ends_the_evaluator(tmp_path):
     assert "gone" in str(caught.value.exceptions[0])
 
 
-def test_when_an_evaluation_fails_every_rank_goes_on_without_its_metrics(tmp_path):
+def test_the_ranks_get_no_metrics_of_a_failed_evaluation(tmp_path):
     trainer = Trainer(tmp_path, ScriptedClient(RuntimeError("gone")), every=1, last=2)
 
     async def main():
         task = asyncio.ensure_future(trainer.evaluator.run())
         trainer.evaluator.start(0)
         ranks = await asyncio.gather(*(trainer.evaluator.finish(0) for _ in range(2)))
-        trainer.evaluator.start(1)  # of the update that was under way
+        trainer.evaluator.start(1)  # of the update that was running
         assert [*ranks, await trainer.evaluator.finish(1)] == [{}, {}, {}]
-        assert await trainer.evaluator.finish(2, last=True) == {}
         with pytest.raises(ExceptionGroup):
             await task
 
     run_virtually(main())
 
 
-def test_when_sampling_fails_no_rank_waits_for_the_evaluation_that_it_cancels(tmp_path):
+def test_no_rank_waits_for_a_cancelled_evaluation(tmp_path):
     trainer = Trainer(tmp_path, ScriptedClient("good", seconds=25.0), every=1, last=2)
 
     async def main():
@@ -184,7 +166,7 @@ def test_when_sampling_fails_no_rank_waits_for_the_evaluation_that_it_cancels(tm
         trainer.evaluator.start(0)
         rank = asyncio.ensure_future(trainer.evaluator.finish(0))
         await asyncio.sleep(1.0)
-        task.cancel()  # as the group of tasks does in which sampling has failed
+        task.cancel()  # as a task group does after sampling has failed
         assert await asyncio.wait_for(rank, 60) == {}
         trainer.evaluator.start(1)
         assert await asyncio.wait_for(trainer.evaluator.finish(1), 60) == {}
@@ -196,7 +178,7 @@ def test_no_evaluation_is_never_due():
     assert not any(NoEvaluation().due(version, 10) for version in range(11))
 
 
-def test_rollouts_of_an_evaluation_are_those_of_training(tmp_path):
+def test_the_rollouts_of_an_evaluation_have_rows_and_versions(tmp_path):
     trainer = Trainer(tmp_path, ScriptedClient("good"), every=1, last=1)
     (rollout,) = run_virtually(trainer.evaluator._pinned(3).play_group(0, HELD_OUT[0], 1))
     (row,) = rollout.rows

@@ -72,13 +72,14 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def ask(client: VLLMClient, *, n: int = 1, **sampling: Any) -> list[module.Completion]:
-    return await client.generate(PROMPT, {**SAMPLING, **sampling}, n=n, version=7)
+    with client.group() as group:
+        return await group.generate(PROMPT, {**SAMPLING, **sampling}, n=n, version=7)
 
 
 async def test_every_token_has_the_version_of_its_own_span(tmp_path):
     async with serving(tmp_path, TwoVersions()) as vllm, vllm.client() as client:
         vllm.engine._push("7")
-        (pushed,) = await ask(client)  # while it was sampled
+        (pushed,) = await ask(client)  # version 7 arrives while it is sampled
         (whole,) = await ask(client)
     half = len(pushed.token_ids) // 2
     assert half
@@ -89,18 +90,19 @@ async def test_every_token_has_the_version_of_its_own_span(tmp_path):
 
 async def test_the_prefix_cache_is_salted_with_the_version(tmp_path):
     async with serving(tmp_path) as vllm, vllm.client() as client:
-        for version in (7, 8):
-            await client.generate(PROMPT, SAMPLING, n=2, version=version)
+        with client.group() as group:
+            for version in (7, 8):
+                await group.generate(PROMPT, SAMPLING, n=2, version=version)
     (run, first), (same, second) = [body["cache_salt"].split("-") for body in vllm.bodies]
     assert (first, second) == ("v7", "v8")
-    # A server that outlives the run, or a resume, is not asked for the blocks of other weights.
+    # A server may outlive the run, and its blocks of other weights must not match.
     assert run == same == client.salt
     async with vllm.client() as later:
         assert later.salt != run
     assert [body["sampling_params"]["n"] for body in vllm.bodies] == [2, 2]
 
 
-async def test_a_completion_is_cut_off_where_a_limit_ended_it_and_only_there(tmp_path):
+async def test_a_completion_is_cut_off_only_by_a_limit(tmp_path):
     async with serving(tmp_path) as vllm, vllm.client() as client:
         (short,), (whole,) = await ask(client, max_tokens=1), await ask(client)
     assert (short.cut_off, len(short.token_ids)) == (True, 1)
@@ -129,14 +131,14 @@ async def test_a_passing_failure_is_retried_and_counted(fault, tmp_path):
         (Abort(times=99), 3, r"vLLM ended a completion with finish_reason=abort"),
     ],
 )
-async def test_a_lasting_failure_costs_one_request_and_says_why(fault, retried, sentence, tmp_path):
+async def test_a_lasting_failure_is_an_error_of_one_request(fault, retried, sentence, tmp_path):
     async with serving(tmp_path, fault) as vllm, vllm.client(timeout=0.2) as client:
         with pytest.raises(RequestFailed, match=sentence):
             await ask(client)
     assert vllm.tally == RequestTally(num_retried=retried, num_failed_in_a_row=1)
 
 
-async def test_many_failures_in_a_row_end_the_run_unless_an_answer_comes_between(tmp_path):
+async def test_32_failures_in_a_row_end_the_run(tmp_path):
     faults = Status(status=404, times=31), Status(status=404, at=32, times=32)
     async with serving(tmp_path, *faults) as vllm, vllm.client() as client:
         for answered in (True, False):
@@ -150,7 +152,7 @@ async def test_many_failures_in_a_row_end_the_run_unless_an_answer_comes_between
     assert not isinstance(end.value, RequestFailed)
 
 
-async def test_an_answer_that_makes_no_sense_costs_a_request_and_not_the_run(tmp_path):
+async def test_a_malformed_answer_is_an_error_of_one_request(tmp_path):
     answers = iter(['{"choices": [{}]}', '{"choi', "[]", '{"choices": null}', "[1]" * 9] * 9)
 
     async def nonsense(request: web.Request) -> web.Response:
@@ -165,8 +167,8 @@ async def test_an_answer_that_makes_no_sense_costs_a_request_and_not_the_run(tmp
         for _ in range(5):
             with pytest.raises(RequestFailed, match="makes no sense"):
                 await ask(client)
-        with pytest.raises(RequestFailed, match="makes no sense"):
-            await client.tokenize(list(HI), None)
+        with client.group() as group, pytest.raises(RequestFailed, match="makes no sense"):
+            await group.tokenize(list(HI), None)
     await runner.cleanup()
 
 
@@ -185,8 +187,9 @@ async def main():
     router = router_to(Path(sys.argv[1]))
     async with VLLMClient(router, model="policy", timeout=60, tally=tally) as client:
         prompt, sampling = map(json.loads, sys.argv[4:])
-        requests = (client.generate(prompt, sampling, n=1, version=0) for _ in range(300))
-        answers = len(await asyncio.gather(*requests))
+        with client.group() as group:
+            requests = (group.generate(prompt, sampling, n=1, version=0) for _ in range(300))
+            answers = len(await asyncio.gather(*requests))
         print(answers, tally.num_retried, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 asyncio.run(main())
@@ -194,9 +197,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize(("soft", "hard", "raised"), [(64, 64, 64), (64, 1000, 1000)])
-async def test_more_requests_than_files_may_be_open_wait_for_each_other(
-    soft, hard, raised, tmp_path
-):
+async def test_requests_beyond_the_limit_of_open_files_wait(soft, hard, raised, tmp_path):
     async with serving(tmp_path, Hang(seconds=0.02, times=9999)) as vllm:
         arguments = [str(vllm.socket), str(soft), str(hard), json.dumps(PROMPT)]
         done = await asyncio.to_thread(

@@ -1,4 +1,4 @@
-"""From rollouts to credits by hand: truncation, shaping, GDPO; who does not train leaves the batch.
+"""Credits of rollouts worked by hand: truncation, shaping, GDPO.
 
 Completion lengths are in tokens; z-scores have no epsilon here.
 """
@@ -85,26 +85,17 @@ def test_truncation_changes_only_rollouts_that_a_token_limit_cut_off(mode, cut_o
         ((30,), 0.75 - 2),
     ],
 )
-def test_the_soft_limit_goes_by_length_alone(lengths, reward, stop):
+def test_the_soft_limit_depends_only_on_the_longest_turn(lengths, reward, stop):
     found = soft(rollout(0.75, stop, lengths))
     assert found.reward == pytest.approx(reward, abs=1e-12)
     assert found.trains
     assert soft(rollout(None, stop, lengths)) == Credit(None)
 
 
-def test_each_turn_of_one_row_has_the_limit_for_itself():
-    turns = np.array([-1] + [0] * 4 + [-1] * 2 + [1] * 6 + [-1, 2], np.int32)  # 4, 6 and 1 tokens
-    numbers = np.zeros(len(turns), np.int32)
-    one = TrainingRow(numbers, turns >= 0, numbers.astype(np.float32), numbers, turns)
-    played = replace(rollout(0.75), rows=(one,))
-    assert played.turn_lengths == [4, 6, 1]
-    assert soft(played).reward == pytest.approx(0.75 - 2 * 0.2)
-
-
 @pytest.mark.parametrize(
     ("own", "reward"), [(12, 0.75), (8, 0.75 - 2 * 0.5), (6, 0.75 - 2), (None, 0.75)]
 )
-def test_the_limit_is_what_the_turn_could_have_unless_told_otherwise(own, reward):
+def test_the_limit_of_the_penalty_is_the_token_limit_of_a_turn_by_default(own, reward):
     assert chosen("truncation", "penalty")["limit"] is None
     played = replace(rollout(0.75, lengths=(6, 2)), turn_limit=own)  # of a mixture's environment
     found = truncation.penalty(played, limit=None, start=0.5, weight=2.0)
@@ -112,7 +103,7 @@ def test_the_limit_is_what_the_turn_could_have_unless_told_otherwise(own, reward
     assert soft(played).reward == pytest.approx(0.75 - 2 * 0.2)
 
 
-def test_the_length_penalty_is_taken_off_per_completion_token_after_truncation():
+def test_the_length_penalty_applies_after_truncation():
     shaping = RewardShaping(normalise_each=False, length_penalty=0.1)
     made = Crediting(truncation.zero_reward, shaping, group_mean, weights_of({}))(
         EXAMPLE,
@@ -152,51 +143,54 @@ def advantages(shaping, weights, *rollouts, truncated=truncation.keep, advantage
     return [credit.advantages[0] for credit in made]
 
 
-def test_normalised_each_a_small_reward_counts_as_much_as_a_large_one():
+PAIRS = [(0.0, 100.0), (0.0, 300.0), (3.0, 200.0)]
+BY_HAND = {
     # a: -1, -1, 2 off its mean, std sqrt(3); b: -100, 100, 0, std 100. Weights 1 and 0.5.
-    weights = {"a": 1.0, "b": 0.5}
-    pairs = [(0.0, 100.0), (0.0, 300.0), (3.0, 200.0)]
-    rollouts = [rollout(a + b / 2, a=a, b=b, unweighted=9 * a) for a, b in pairs]
-    each = advantages(EACH, weights, *rollouts)
-    assert each == pytest.approx([-1 / ROOT3 - 0.5, -1 / ROOT3 + 0.5, 2 / ROOT3], abs=1e-12)
-    summed = advantages(SUMMED, weights, *rollouts, advantage=group_mean)
+    "a small reward counts as much as a large one": (
+        {"a": 1.0, "b": 0.5},
+        [rollout(a + b / 2, a=a, b=b, unweighted=9 * a) for a, b in PAIRS],
+        [-1 / ROOT3 - 0.5, -1 / ROOT3 + 0.5, 2 / ROOT3],
+    ),
+    "a reward without spread has no effect": (
+        {"a": 1.0, "b": 1.0},
+        [rollout(5.0 + a, a=a, b=5.0) for a in (0.0, 0.0, 3.0)],
+        [-1 / ROOT3, -1 / ROOT3, 2 / ROOT3],
+    ),
+    "a reward of weight 0 may be NaN": (
+        {"a": 1.0, "b": 0.0},
+        [rollout(a, a=a, b=math.nan) for a in (0.0, 0.0, 3.0)],
+        [-1 / ROOT3, -1 / ROOT3, 2 / ROOT3],
+    ),
+    # a of the other two is 1 off its mean, b 10: each one standard deviation times 1 / sqrt(2).
+    "an unscorable rollout counts in no reward": (
+        {"a": 3.0, "b": 1.0},
+        [rollout(10.0, a=0.0, b=10.0), rollout(None), rollout(-8.0, a=2.0, b=-10.0)],
+        [-math.sqrt(2), 0.0, math.sqrt(2)],
+    ),
+    "a dropped rollout counts in no reward": (
+        {"a": 1.0},
+        [rollout(0.0, a=0.0), rollout(2.0, a=2.0), rollout(9.0, StopReason.CONTEXT, a=9.0)],
+        [-1 / math.sqrt(2), 1 / math.sqrt(2), 0.0],
+    ),
+}
+
+
+@pytest.mark.parametrize(("weights", "rollouts", "expected"), BY_HAND.values(), ids=BY_HAND)
+def test_each_reward_is_normalised_by_itself(weights, rollouts, expected):
+    found = advantages(EACH, weights, *rollouts, truncated=truncation.drop)
+    assert found == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_summed_reward_is_not_normalised_by_parts():
+    rollouts = [rollout(a + b / 2, a=a, b=b) for a, b in PAIRS]
+    summed = advantages(SUMMED, {"a": 1.0, "b": 0.5}, *rollouts, advantage=group_mean)
     assert summed == pytest.approx([50 - 101, 150 - 101, 103 - 101], abs=1e-12)
 
 
-def test_normalised_each_a_reward_without_spread_teaches_nothing():
-    rollouts = [rollout(5.0 + a, a=a, b=5.0) for a in (0.0, 0.0, 3.0)]
-    found = advantages(EACH, {"a": 1.0, "b": 1.0}, *rollouts)
-    assert found == pytest.approx([-1 / ROOT3, -1 / ROOT3, 2 / ROOT3], abs=1e-12)
-    assert advantages(EACH, {"b": 1.0}, *rollouts) == [0.0, 0.0, 0.0]
-
-
-def test_normalised_each_a_reward_of_weight_0_may_be_anything():
-    rollouts = [rollout(a, a=a, b=math.nan) for a in (0.0, 0.0, 3.0)]
-    found = advantages(EACH, {"a": 1.0, "b": 0.0}, *rollouts)
-    assert found == pytest.approx([-1 / ROOT3, -1 / ROOT3, 2 / ROOT3], abs=1e-12)
-
-
-def test_normalised_each_an_unscorable_rollout_stays_out_of_every_reward():
-    # a of the other two is 1 off its mean, b 10: each one standard deviation times 1 / sqrt(2).
-    rollouts = [rollout(10.0, a=0.0, b=10.0), rollout(None), rollout(-8.0, a=2.0, b=-10.0)]
-    found = advantages(EACH, {"a": 3.0, "b": 1.0}, *rollouts)
-    assert found == pytest.approx([-math.sqrt(2), 0.0, math.sqrt(2)], abs=1e-12)
-
-
-def test_normalised_each_a_dropped_rollout_stays_out_of_every_reward():
-    rollouts = [rollout(0.0, a=0.0), rollout(2.0, a=2.0), rollout(9.0, StopReason.CONTEXT, a=9.0)]
-    found = advantages(EACH, {"a": 1.0}, *rollouts, truncated=truncation.drop)
-    assert found == pytest.approx([-1 / math.sqrt(2), 1 / math.sqrt(2), 0.0], abs=1e-12)
-
-
-def test_normalised_each_what_truncation_took_is_one_more_reward_of_weight_1():
+def test_the_change_by_truncation_is_one_more_reward_of_weight_1():
     # Rewards 0, 0, 6 = 2 a; truncation takes 0, 0, 6: 2 * (-1, -1, 2) + (1, 1, -2), over sqrt(3).
     rollouts = [rollout(0.0, a=0.0), rollout(0.0, a=0.0), rollout(6.0, StopReason.CONTEXT, a=3.0)]
-    made = Crediting(truncation.zero_reward, EACH, zscore, weights_of({"a": 2.0}))(
-        EXAMPLE, rollouts
-    )
-    assert [credit.reward for credit in made] == [0.0, 0.0, 0.0]
-    found = [credit.advantages[0] for credit in made]
+    found = advantages(EACH, {"a": 2.0}, *rollouts, truncated=truncation.zero_reward)
     assert found == pytest.approx([-1 / ROOT3, -1 / ROOT3, 2 / ROOT3], abs=1e-12)
 
 
@@ -226,7 +220,7 @@ GROUPS = [
     ],
     ids=["token_mean", "sequence_mean", "constant_length", "prompt_mean"],
 )
-def test_what_does_not_train_has_no_row_and_leaves_the_denominators(aggregation, weights):
+def test_a_rollout_that_does_not_train_leaves_rows_and_denominators(aggregation, weights):
     rows = weighted_rows(GROUPS, aggregation)
     assert [r.num_completion for r in rows] == [2, 4, 5]
     assert [r.rollout_id for r in rows] == [0, 2, 3]
@@ -242,7 +236,7 @@ def test_a_batch_in_which_nothing_trains_is_a_step_without_tokens():
     assert not any(micro.completion_mask.any() for micro in share.micro_batches)
 
 
-def test_the_trainer_gets_what_advantages_were_made_from_and_which_are_compared():
+def test_the_trainer_gets_the_shaped_rewards_and_their_groups():
     told = batch_rewards(GROUPS)
     np.testing.assert_array_equal(
         told["rewards"], np.array([1, 0, 1.5, np.nan, np.nan], np.float32)
@@ -251,7 +245,7 @@ def test_the_trainer_gets_what_advantages_were_made_from_and_which_are_compared(
     assert told["lengths"].tolist() == [2, 0, 4, 5, 0]  # of what trains
 
 
-def test_the_rollouts_file_says_what_became_of_the_reward_and_whether_it_trained(tmp_path):
+def test_the_rollouts_file_has_the_shaped_reward_and_whether_it_trained(tmp_path):
     run = SimpleNamespace(
         aggregation=chosen("aggregation", "token_mean"),
         record=chosen("record", "none"),

@@ -1,4 +1,4 @@
-"""What goes wrong between rollouts and trainer is said by the one it goes wrong with."""
+"""The service answers every rank alike, and its errors end the process that caused them."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ def group(*rewards: float) -> Group:
 
 
 class Dispatcher:
-    """Hands out one batch, whatever is asked for."""
+    """Hand out one batch at every step."""
 
     def __init__(self, batch) -> None:
         self.groups, self.buffer, self.on_rejected = batch, SimpleNamespace(rejected={}), None
@@ -50,10 +50,10 @@ class Dispatcher:
         return self.groups
 
     async def run(self):
-        raise self.failure
+        await asyncio.Event().wait()
 
     async def stop(self):
-        self.groups = NoMoreBatches("stopped, as asked", solved=True)
+        self.groups = NoMoreBatches("stopped, as asked", stopped=True)
 
     def progress(self):
         return "batch 0: nothing"
@@ -73,20 +73,20 @@ def service(folder, groups, aggregation=TOKEN_MEAN, tally=None, record="none") -
 
 
 async def asked(served: RolloutService, *calls: Call) -> list[Answer]:
-    """What a rank hears; raises what ends the process."""
+    """Return the answers to a rank; raise the error that ends the process."""
     reporting = asyncio.ensure_future(served.report())
     answers = asyncio.gather(*(served._answer(call) for call in calls))
     done, _ = await asyncio.wait(
         [reporting, answers], timeout=10, return_when=asyncio.FIRST_COMPLETED
     )
     reporting.cancel()
-    assert done, "nobody answers and nobody raises"
+    assert done, "there is no answer and no error"
     if reporting in done:
         reporting.result()
     return answers.result()
 
 
-async def test_both_ranks_get_their_share_of_one_plan(tmp_path):
+async def test_each_rank_gets_its_share_of_one_plan(tmp_path):
     calls = [Call(what="next_batch", rank=rank, step=0) for rank in (0, 1)]
     answers = await asked(service(tmp_path, [group(1.0, 2.0)]), *calls)
     first, second = (unpack(answer.value, RankBatch) for answer in answers)
@@ -107,15 +107,7 @@ async def test_an_error_while_a_batch_is_written_ends_the_process_with_that_erro
         await asked(service(tmp_path, [group(1.0)]), Call(what="next_batch", step=0))
 
 
-async def test_the_end_of_all_batches_is_an_answer_to_every_rank(tmp_path):
-    served = service(tmp_path, NoMoreBatches("the task is solved", solved=True))
-    calls = [Call(what="next_batch", rank=rank, step=3) for rank in (0, 1)]
-    assert [(a.over, a.solved) for a in await asked(served, *calls)] == [
-        ("the task is solved", True)
-    ] * 2
-
-
-async def test_a_message_that_json_cannot_hold_is_written_all_the_same(tmp_path):
+async def test_a_message_that_json_cannot_hold_is_written_as_text(tmp_path):
     odd = group(1.0)
     rollout = replace(odd.rollouts[0], messages=[assistant("x") | {"extra": {1, 2}}])
     odd = replace(odd, rollouts=(rollout,))
@@ -135,22 +127,7 @@ async def test_requests_retried_since_the_last_batch_are_logged_with_this_one(tm
     assert counted == [2.0, 0.0, 3.0]
 
 
-async def test_a_rank_is_answered_over_its_socket(tmp_path):
-    served = service(tmp_path, [group(1.0)])
-    RunFolder(tmp_path).private.make()
-    async with served.listening():
-        reader, writer = await asyncio.open_unix_connection(
-            RunFolder(tmp_path).private.rollouts_socket
-        )
-        data = pack(Call(what="next_batch", step=0))
-        writer.write(HEADER.pack(len(data)) + data)
-        size = HEADER.unpack(await reader.readexactly(HEADER.size))[0]
-        answer = unpack(await reader.readexactly(size), Answer)
-        assert unpack(answer.value, RankBatch).step == 0
-        writer.close()
-
-
-async def test_over_tcp_only_who_begins_with_the_key_is_answered(tmp_path):
+async def test_over_tcp_the_service_answers_only_connections_that_begin_with_the_key(tmp_path):
     folder = RunFolder(tmp_path)
     folder.private.make()
     folder.private.make_key()
@@ -179,21 +156,20 @@ async def test_over_tcp_only_who_begins_with_the_key_is_answered(tmp_path):
         assert (await asyncio.to_thread(link.next_batch, 0, 5.0)).step == 0
 
 
-async def test_this_process_ends_although_a_rank_is_still_connected(tmp_path, monkeypatch):
-    async def for_ever(_):  # as Python does since 3.12.1, while somebody is connected
+async def test_the_service_closes_while_a_rank_is_connected(tmp_path, monkeypatch):
+    async def for_ever(_):  # Python since 3.12.1 waits while a client is connected
         await asyncio.Event().wait()
 
     monkeypatch.setattr(asyncio.Server, "wait_closed", for_ever)
     RunFolder(tmp_path).private.make()
+    link = RolloutsLink(RunFolder(tmp_path), rank=0)
     async with asyncio.timeout(5):
         async with service(tmp_path, [group(1.0)]).listening():
-            _, writer = await asyncio.open_unix_connection(
-                RunFolder(tmp_path).private.rollouts_socket
-            )
-    writer.close()
+            await asyncio.to_thread(link.connect, 5.0)
+            assert (await asyncio.to_thread(link.next_batch, 0, 5.0)).step == 0
 
 
-async def test_a_run_that_is_to_stop_does_so_before_the_same_batch_on_every_rank(tmp_path):
+async def test_every_rank_stops_before_the_same_batch(tmp_path):
     served = service(tmp_path, [group(0.0, 1.0)])
     reporting = asyncio.ensure_future(served.report())
     (one,) = await asked(served, Call(what="next_batch", rank=0, step=0))
@@ -205,42 +181,28 @@ async def test_a_run_that_is_to_stop_does_so_before_the_same_batch_on_every_rank
     ends = await asked(served, *(Call(what="next_batch", rank=r, step=1) for r in range(2)))
     reporting.cancel()
     assert (one.over, other.over) == ("", "")
-    assert [(end.over, end.solved) for end in ends] == [("stopped, as asked", True)] * 2
+    assert [(end.over, end.stopped) for end in ends] == [("stopped, as asked", True)] * 2
 
 
-async def test_when_sampling_fails_the_ranks_can_save_before_this_process_ends(tmp_path):
-    served = service(tmp_path, [group(0.0, 1.0)])
-    served._dispatcher.failure = RunFailed("none could be scored")
-    served._num_ranks = 1
-    sampling = asyncio.ensure_future(served.sample())
-    await asyncio.sleep(0.2)
-    (end,) = await asked(served, Call(what="next_batch", rank=0, step=0))
-    assert end.over
-    assert first_failure(served._run_folder)["message"] == "none could be scored"
-    assert not sampling.done()  # the rank saves and asks for our state
-    served._num_ranks = 0  # it has hung up
-    with pytest.raises(ExceptionGroup):
-        await asyncio.wait_for(sampling, 5)
-
-
-async def test_when_an_evaluation_fails_the_ranks_can_save_before_this_process_ends(tmp_path):
-    served = service(tmp_path, [group(0.0, 1.0)])
-
-    async def for_ever():
-        await asyncio.Event().wait()
-
+@pytest.mark.parametrize("failing", ["dispatcher", "evaluator"])
+async def test_the_ranks_can_save_before_an_error_ends_this_process(failing, tmp_path):
     async def fail():
         raise RunFailed("vLLM is gone")
 
-    served._dispatcher.run = for_ever
-    served._evaluator = SimpleNamespace(run=fail)
+    served = service(tmp_path, [group(0.0, 1.0)])
+    if failing == "dispatcher":
+        served._dispatcher.run = fail
+    else:
+        served._evaluator = SimpleNamespace(run=fail)
     served._num_ranks = 1
     sampling = asyncio.ensure_future(served.sample())
     async with asyncio.timeout(5):
         while not isinstance(served._dispatcher.groups, NoMoreBatches):
             await asyncio.sleep(0.02)
+    (end,) = await asked(served, Call(what="next_batch", rank=0, step=0))
+    assert end.over
     assert first_failure(served._run_folder)["message"] == "vLLM is gone"
-    assert not sampling.done()
-    served._num_ranks = 0
+    assert not sampling.done()  # the rank saves and asks for the state of this process
+    served._num_ranks = 0  # it has closed its connection
     with pytest.raises(ExceptionGroup):
         await asyncio.wait_for(sampling, 5)

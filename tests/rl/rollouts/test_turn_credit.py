@@ -1,4 +1,4 @@
-"""Credit by turn by hand: what each turn earned, and which tokens get its number."""
+"""Credits by turn worked by hand, and the numbers of their tokens."""
 
 import json
 import math
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from envs.episode import Example, StopReason
-from losses.advantages import group_mean, none, turn_group_mean
+from losses.advantages import group_mean, turn_group_mean
 from losses.aggregation import token_mean, turn_mean
 from rl.learner.objective import Batch
 from rl.records import Group, Rollout, TrainingRow
@@ -30,14 +30,14 @@ to_go = partial(turn_group_mean, discount=1.0)
 
 
 def row(*turns):
-    """A row whose tokens are of these turns; -1: somebody else's."""
+    """Return a row whose tokens belong to these turns; -1: not sampled."""
     numbers = np.array(turns, np.int32)
     logprobs = np.zeros(len(numbers), np.float32)
     return TrainingRow(numbers + 10, numbers >= 0, logprobs, numbers.clip(max=0), numbers)
 
 
 def rollout(steps, final, *rows, stop=StopReason.STOP):
-    """One that earned `steps` turn by turn, with weight 2, and `final` as a whole."""
+    """Return a rollout with rewards by turn, of weight 2, and one of the episode."""
     return Rollout(
         rows or (row(-1, *range(len(steps))),),
         [],
@@ -54,7 +54,7 @@ def credit(rollouts, advantage=to_go, *, shaping=SUMMED, cut=truncation.keep, pe
     return Crediting(cut, shaping, advantage, lambda _: WEIGHTS, per_turn)(EXAMPLE, rollouts)
 
 
-def test_what_was_given_as_a_whole_is_earned_by_the_last_turn():
+def test_the_reward_of_the_episode_belongs_to_the_last_turn():
     (made,) = credit([rollout([1.0, 0.5], 3.0)])
     assert made.turn_rewards == (2.0, 4.0)
     assert made.reward == 6.0
@@ -66,13 +66,13 @@ def test_turns_are_compared_with_the_same_turns_of_the_group():
     assert [c.advantages for c in made] == [(2.0, 1.0), (-2.0, -1.0)]
 
 
-def test_an_advantage_of_whole_rollouts_takes_their_sum():
+def test_an_advantage_of_whole_rollouts_reads_the_sum_of_the_turns():
     made = credit([rollout([1.0, 0.5], 3.0), rollout([0.0, 0.5], 1.0)], group_mean, per_turn=False)
     assert [c.advantages for c in made] == [(2.0,), (-2.0,)]
     assert [c.turn_rewards for c in made] == [(2.0, 4.0), (0.0, 2.0)]
 
 
-def test_what_truncation_and_length_change_is_changed_at_the_last_turn():
+def test_truncation_and_length_penalty_change_the_last_turn():
     cut = rollout([1.0, 0.5], 3.0, stop=StopReason.MAX_TOKENS)
     (zeroed,) = credit([cut], cut=truncation.zero_reward)
     assert (zeroed.reward, zeroed.turn_rewards) == (0.0, (2.0, -2.0))
@@ -81,22 +81,16 @@ def test_what_truncation_and_length_change_is_changed_at_the_last_turn():
     assert (shorter.reward, shorter.turn_rewards) == (5.5, (2.0, 3.5))
     (dropped, kept) = credit([cut, rollout([0.0], 1.0)], cut=truncation.drop)
     assert (dropped.reward, dropped.turn_rewards, dropped.advantages) == (None, (), (0.0,))
-    assert (kept.trains, kept.advantages) == (True, (0.0,))  # nothing left to compare it with
+    assert (kept.trains, kept.advantages) == (True, (0.0,))  # the only scored rollout
 
 
-def test_each_reward_by_itself_is_compared_by_turn_too():
+def test_each_named_reward_is_compared_by_turn():
     made = credit([rollout([1.0, 0.5], 3.0), rollout([0.0, 0.5], 1.0)], shaping=EACH)
     # step, weight 2: to go 1.5, 0.5 and 0.5, 0.5; final: 3, 3 and 1, 1.
     assert [c.advantages for c in made] == [(2 * 0.5 + 1, 1.0), (-2.0, -1.0)]
 
 
-def test_an_unscorable_rollout_has_one_number_that_teaches_nothing():
-    broken = Rollout((row(-1, 0),), [], None, {}, StopReason.ENV_ERROR, 1, 0.0, error="broken")
-    made = credit([rollout([1.0, 0.0], 0.0), broken, rollout([0.0, 0.0], 0.0)])
-    assert [c.advantages for c in made] == [(1.0, 0.0), (0.0,), (-1.0, 0.0)]
-
-
-def test_infinities_that_meet_in_a_rollout_cost_that_rollout_alone():
+def test_infinite_rewards_cost_only_their_own_rollout():
     infinite = rollout([1.0, 0.0], 0.0)
     both = {"step": (math.inf, -math.inf)}
     rewards = {"step": math.nan, "final": 0.0}
@@ -105,12 +99,12 @@ def test_infinities_that_meet_in_a_rollout_cost_that_rollout_alone():
     assert [c.advantages for c in made] == [(1.0,), (0.0,), (-1.0,)]
 
 
-def test_an_advantage_that_forgets_a_turn_is_told_so():
+def test_an_advantage_must_return_a_number_for_each_turn():
     with pytest.raises(RunFailed, match="returned 1 numbers for a rollout of 2 turns"):
         credit([rollout([1.0, 0.0], 0.0)], lambda rewards: [[1.0]])
 
 
-def test_a_turn_that_the_environment_does_not_know_of_counts():
+def test_a_sampled_turn_counts_although_the_environment_reports_fewer_turns():
     played = Rollout((row(-1, 0, 1, 2),), [], 1.0, {}, StopReason.STOP, 1, 0.0)  # says 1 turn
     (made,) = credit([played], lambda rewards: [list(r) for r in rewards])
     assert made.turn_rewards == (0.0, 0.0, 1.0)
@@ -126,7 +120,7 @@ def by_token(rows, field):
     return [getattr(r, field).tolist() for r in rows]
 
 
-def test_each_token_gets_its_turns_number_through_rows_and_forks():
+def test_each_token_gets_the_number_of_its_turn_in_every_row():
     made = credit([FORKED, SHORT], lambda _: [[5.0, 6.0, 7.0], [8.0]])
     rows = weighted_rows([Group(0, EXAMPLE, 0, (FORKED, SHORT), made)], token_mean)
     assert by_token(rows, "advantages") == [[0, 5, 5, 0, 6], [0, 0, 7, 7, 7], [8, 8, 8]]
@@ -139,7 +133,7 @@ def test_each_token_gets_its_turns_number_through_rows_and_forks():
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("budget", [3, 10, 99])
-def test_what_a_token_is_does_not_depend_on_the_split(ranks, budget):
+def test_the_columns_of_a_token_do_not_depend_on_the_split(ranks, budget):
     made = credit([FORKED, SHORT], lambda _: [[5.0, 6.0, 7.0], [8.0]])
     shares = plan_batch(
         [Group(0, EXAMPLE, 0, (FORKED, SHORT), made)],
@@ -165,7 +159,7 @@ def test_what_a_token_is_does_not_depend_on_the_split(ranks, budget):
     assert told["lengths"].tolist() == [6, 1]
 
 
-def test_the_rollout_file_and_the_metrics_say_which_turn_earned_what():
+def test_the_rollouts_file_and_the_metrics_have_the_rewards_by_turn():
     line = json.loads(json_line(trained_line(PAIR, FORKED, PAIR.credits[0], True)))
     assert line["rewards"] == {"step": 1.0, "final": 0.0}
     assert line["turn_rewards"] == {"step": [1.0, 0.0, 0.0]}
@@ -174,11 +168,3 @@ def test_the_rollout_file_and_the_metrics_say_which_turn_earned_what():
     assert metrics["reward/step"] == 0.5
     turns = {name: v for name, v in metrics.items() if "turn_" in name}
     assert turns == {"reward/step/turn_0": 0.5, "reward/step/turn_1": 0, "reward/step/turn_2": 0}
-
-
-def test_a_rollout_of_one_number_says_it_as_a_number():
-    played = Rollout((row(-1, 0),), [], 1.0, {"r": 1.0}, StopReason.STOP, 1, 0.0)
-    (made,) = Crediting(truncation.keep, SUMMED, none, lambda _: {"r": 1.0})(EXAMPLE, [played])
-    line = trained_line(Group(0, EXAMPLE, 0, (played,), (made,)), played, made, True)
-    assert line["advantage"] == 1.0
-    assert "turn_rewards" not in line

@@ -1,4 +1,4 @@
-"""DemonstrationSampler: exactly the rollout in which the policy said what the expert says."""
+"""A demonstration has the tokens of a rollout in which the policy answered like the expert."""
 
 from pathlib import Path
 from random import Random
@@ -37,7 +37,7 @@ def tokenizer(folder):
     return Tokenizer(folder)
 
 
-def test_the_mask_covers_the_answer_and_its_end_behind_the_prompt_of_a_rollout(renderer, tokenizer):
+def test_the_mask_covers_the_answer_and_its_stop_token(renderer, tokenizer):
     group = SAMPLER.group(ENV, renderer, Random(5), 8, 256)
     assert len({rollout.messages[0]["content"] for rollout in group}) == 8  # all fresh
     for rollout in group:
@@ -50,7 +50,7 @@ def test_the_mask_covers_the_answer_and_its_end_behind_the_prompt_of_a_rollout(r
         assert said == rollout.messages[1]["content"] + "<|im_end|>"
 
 
-def test_a_group_is_worth_one_everywhere_and_no_policy_sampled_it(renderer):
+def test_a_group_has_reward_1_and_no_versions(renderer):
     group = SAMPLER.group(ENV, renderer, Random(5), 4, 256)
     assert len(group) == 4
     for rollout in group:
@@ -84,7 +84,7 @@ MANY_TURNS = [
 
 
 def spans(row, tokenizer):
-    """Decoded text of each run of trained tokens."""
+    """Return the decoded text of each run of trained tokens."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], row.completion_mask, [0]])))
     pairs = zip(edges[::2], edges[1::2], strict=True)
     return [tokenizer.decode(row.token_ids[start:end]) for start, end in pairs]
@@ -129,23 +129,18 @@ def test_a_conversation_longer_than_a_row_is_refused_with_both_lengths(renderer)
         (MANY_TURNS[2:3], "an assistant answers"),
     ],
 )
-def test_what_is_no_demonstration_is_refused(renderer, messages, message):
+def test_an_incomplete_conversation_is_refused(renderer, messages, message):
     with pytest.raises(ValueError, match=message):
         tokenize(renderer, messages, 1000)
 
 
-def test_an_environment_without_an_expert_says_so(renderer):
+def test_an_environment_without_an_expert_is_refused(renderer):
     with pytest.raises(ValueError, match="no scripted expert"):
         SAMPLER.group(Environment(), renderer, Random(0), 2, 256)
 
 
-def test_negative_staleness_is_refused():
-    with pytest.raises(ValueError, match="max_staleness=-1"):
-        DemonstrationSampler(max_staleness=-1, corruption_rate=0.0)
-
-
 class Saying(Environment):
-    """Its expert always says the same."""
+    """The expert always gives the same answers."""
 
     def __init__(self, *turns):
         self.turns = turns
@@ -164,18 +159,18 @@ def contents(env, rate, count=200):
     return [[message["content"] for message in next(told)] for _ in range(count)]
 
 
-def test_an_expert_who_errs_swaps_two_neighbours_of_the_last_turn_and_nothing_else():
+def test_a_corruption_swaps_two_letters_of_the_last_turn():
     told = contents(Saying(said("kept"), said("abbc")), rate=1.0)
     assert {tuple(one[:-1]) for one in told} == {("ab", "kept")}
     assert {one[-1] for one in told} == {"babc", "abcb"}  # never the two that are alike
 
 
 @pytest.mark.parametrize(("rate", "low", "high"), [(0.0, 0, 0), (0.6, 0.5, 0.7), (1.0, 1, 1)])
-def test_that_share_of_the_conversations_has_an_error(rate, low, high):
+def test_the_corruption_rate_is_the_share_of_corrupted_conversations(rate, low, high):
     told = contents(Saying(said("abc")), rate)
     assert low <= sum(one[-1] != "abc" for one in told) / len(told) <= high
 
 
 @pytest.mark.parametrize("content", [None, "", "a", "aaa"])
-def test_where_no_two_letters_differ_there_is_no_error(content):
+def test_an_answer_without_two_different_letters_is_not_corrupted(content):
     assert {tuple(one) for one in contents(Saying(said(content)), rate=1.0)} == {("ab", content)}

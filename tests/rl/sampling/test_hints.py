@@ -1,7 +1,8 @@
-"""Prompts with hints: the reference's row is the policy's, but for what stood before its answer."""
+"""The reference scores the tokens of the policy after a prompt that holds a hint."""
 
 from dataclasses import replace
-from typing import Any, ClassVar, cast
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -11,9 +12,8 @@ from envs.protocol import Environment, Pool
 from losses.aggregation import token_mean
 from rl.inference.live_version import LiveVersion
 from rl.records import Credit, Group, MicroBatch, Rollout
-from rl.rollouts.__main__ import _hinted
+from rl.rollouts import __main__ as main
 from rl.rollouts.plan import plan, weighted_rows
-from rl.sampling.hints import require_hints
 from rl.sampling.player import Player
 from rl.sampling.renderer_chat import RendererChat, render
 from tests.support.scripted import (
@@ -31,7 +31,7 @@ EXAMPLE = Example(id=3, env="scripted", messages=list(HI), info={"hint": "Say go
 
 
 class Counting(RendererChat):
-    """Keeps the messages of every conversation that it opened."""
+    """Note the messages of every opened conversation."""
 
     opened: ClassVar[list]  # of copies, too
 
@@ -43,7 +43,7 @@ class Counting(RendererChat):
 def played(
     env: Environment, *answers: str, group_size: int = 1, hinted: bool = True
 ) -> tuple[tuple[Rollout, ...], list]:
-    """Rollouts of EXAMPLE, and the conversations that were opened."""
+    """Return rollouts of EXAMPLE and the opened conversations."""
     chat = Counting(SAMPLER, tiny_renderer(), ScriptedClient(*answers), 256, LiveVersion(7))
     Counting.opened = []
     names = frozenset({env.name} if hinted else ())
@@ -66,7 +66,7 @@ def micro_batch(*rollouts: Rollout, envs: tuple[str, ...] = ("scripted",)) -> Mi
     return micro
 
 
-def test_the_rollouts_of_a_group_share_one_hinted_prompt_that_is_rendered_once():
+def test_the_rollouts_of_a_group_share_one_hinted_prompt():
     rollouts, opened = played(ScriptedEnv(), "good", "bad", group_size=2)
     assert opened == [list(HI), list(HINTED)]
     for rollout in rollouts:
@@ -74,10 +74,10 @@ def test_the_rollouts_of_a_group_share_one_hinted_prompt_that_is_rendered_once()
         assert row.hinted_prompt is not None
         assert row.hinted_prompt.tolist() == rendered(*HINTED)
         assert row.hinted_prompt.dtype == np.int32
-        assert row.token_ids.tolist()[: len(rendered(*HI))] == rendered(*HI)  # the policy sees none
+        assert row.token_ids.tolist()[: len(rendered(*HI))] == rendered(*HI)  # without a hint
 
 
-def test_later_turns_and_replies_follow_the_hint_exactly_as_the_policy_had_them():
+def test_the_same_turns_and_replies_follow_the_hinted_prompt():
     ((rollout,), opened) = played(ScriptedEnv(("more", "again"), 5), "one", "two", "good")
     micro = micro_batch(rollout)
     assert len(opened) == 2
@@ -92,7 +92,7 @@ def test_later_turns_and_replies_follow_the_hint_exactly_as_the_policy_had_them(
 
 
 class Rewriting(ScriptedEnv):
-    """Answers with words of the policy's own, which no bridge takes: history is rendered anew."""
+    """Reply with an assistant message, so that the whole conversation is rendered again."""
 
     async def reply(self, episode, message):
         if episode.turns > 1:
@@ -100,14 +100,14 @@ class Rewriting(ScriptedEnv):
         return [{"role": "assistant", "content": "x"}, {"role": "user", "content": "go"}]
 
 
-def test_a_fork_gets_the_hint_into_the_conversation_that_it_begins_with():
-    thought = "<think>\nhm\n</think>\n\nyes"  # which the format drops from history
+def test_a_fork_begins_with_a_hinted_prompt():
+    thought = "<think>\nhm\n</think>\n\nyes"  # the format drops it from history
     ((rollout,), _) = played(Rewriting(max_turns=3), thought, "good")
     first, second = rollout.rows
     assert first.hinted_prompt is not None
     assert second.hinted_prompt is not None
     assert first.hinted_prompt.tolist() == rendered(*HINTED)
-    history = rollout.messages[1:4]  # what it said, and the reply
+    history = rollout.messages[1:4]  # the policy's turn and the reply
     assert second.hinted_prompt.tolist() == rendered(*HINTED, *history)
     assert second.token_ids.tolist()[: -len(b"good") - 1] == rendered(*HI, *history)
     micro = micro_batch(rollout)
@@ -117,7 +117,7 @@ def test_a_fork_gets_the_hint_into_the_conversation_that_it_begins_with():
 
 
 class Holding(ScriptedEnv):
-    """Holds the conversation itself."""
+    """Hold the conversation."""
 
     holds_conversation = True
 
@@ -128,7 +128,7 @@ class Holding(ScriptedEnv):
         )
 
 
-def test_an_environment_that_holds_the_conversation_is_hinted_too():
+def test_an_environment_that_holds_the_conversation_has_hints_too():
     ((rollout,), _) = played(Holding(), "one", "good")
     (row,) = rollout.rows
     assert row.hinted_prompt is not None
@@ -136,13 +136,13 @@ def test_an_environment_that_holds_the_conversation_is_hinted_too():
 
 
 class Whispering(ScriptedEnv):
-    """Says by itself what the teacher sees."""
+    """Choose what the teacher sees."""
 
     def teacher_messages(self, example, messages):
         return [{"role": "system", "content": f"It is {example.id}."}, *messages]
 
 
-def test_an_environment_may_say_itself_what_the_teacher_sees():
+def test_an_environment_may_choose_what_the_teacher_sees():
     ((rollout,), _) = played(Whispering(), "good")
     (row,) = rollout.rows
     assert row.hinted_prompt is not None
@@ -150,7 +150,7 @@ def test_an_environment_may_say_itself_what_the_teacher_sees():
     assert row.hinted_prompt.tolist() == rendered(system, *HI)
 
 
-def test_where_no_reference_sees_hints_nothing_is_rendered_or_sent():
+def test_no_hint_is_rendered_if_no_reference_sees_hints():
     ((rollout,), opened) = played(ScriptedEnv(), "good", hinted=False)
     assert opened == [list(HI)]
     assert rollout.rows[0].hinted_prompt is None
@@ -159,7 +159,7 @@ def test_where_no_reference_sees_hints_nothing_is_rendered_or_sent():
     assert micro.hinted_mask is None
 
 
-def test_beside_hinted_rows_the_others_keep_their_own_prompt():
+def test_rows_without_a_hint_keep_their_prompt_in_a_mixed_micro_batch():
     ((hinted,), _), ((plain,), _) = (
         played(ScriptedEnv(), "good"),
         played(ScriptedEnv(), "longer than that", hinted=False),
@@ -174,16 +174,13 @@ def test_beside_hinted_rows_the_others_keep_their_own_prompt():
     assert micro.hinted_token_ids[micro.hinted_mask].tolist() == chosen.tolist()
 
 
-def test_an_environment_without_examples_is_refused_by_its_order_and_not_by_an_index():
-    pools = [Pool(1.0, [])]
-    assert _hinted(cast("Any", None), ScriptedEnv(), pools) == frozenset()
-    require_hints(ScriptedEnv(), pools, frozenset({"scripted"}))
-
-
-def test_an_example_without_a_hint_is_refused_before_anything_is_played():
-    pools = [Pool(1.0, [EXAMPLE, replace(EXAMPLE, id=4, info={"hint": " "})])]
-    require_hints(ScriptedEnv(), pools, frozenset({"other"}))
-    require_hints(ScriptedEnv(), [Pool(1.0, [EXAMPLE])], frozenset({"scripted"}))
+def test_an_example_without_a_hint_is_refused_before_the_first_rollout(monkeypatch):
+    monkeypatch.setattr(main, "sees_hint", lambda config, name: name == "scripted")
+    run: Any = SimpleNamespace(plain=dict)
+    without = replace(EXAMPLE, id=4, info={"hint": " "})
+    other = [Pool(1.0, []), Pool(1.0, [replace(without, env="other")])]
+    assert main._hinted(run, ScriptedEnv(), other) == frozenset()
+    assert main._hinted(run, ScriptedEnv(), [Pool(1.0, [EXAMPLE])]) == {"scripted"}
     with pytest.raises(ValueError, match="example 4 of env 'scripted' has no hint") as caught:
-        require_hints(ScriptedEnv(), pools, frozenset({"scripted"}))
+        main._hinted(run, ScriptedEnv(), [Pool(1.0, [EXAMPLE, without])])
     assert str(caught.value).endswith("or set reference.sees_hint=false")

@@ -1,6 +1,5 @@
-"""Environments that ship, played by the player: mixtures, several turns, a judge that is away."""
+"""The player plays shipped environments: mixtures, several turns, demonstrations."""
 
-import asyncio
 from itertools import islice
 from random import Random
 
@@ -8,10 +7,7 @@ import numpy as np
 import pytest
 
 from envs.alphabet_sort import AlphabetSort
-from envs.composed import Composed
-from envs.datasets import JsonLines
 from envs.episode import Example, StopReason
-from envs.judge import Judge
 from envs.messages import user
 from envs.mixture import Mixture
 from rl.inference.live_version import LiveVersion
@@ -27,7 +23,7 @@ from tests.support.virtual_time import run_virtually
 
 
 class Named(ScriptedEnv):
-    """Examples that ask for the name of their environment."""
+    """Score 1 for the question as the answer."""
 
     def examples(self, split):
         return [Example(i, self.name, [user(f"{self.name} {i}")]) for i in range(5)]
@@ -37,7 +33,7 @@ class Named(ScriptedEnv):
 
 
 class EchoClient(ScriptedClient):
-    """Says what the first user message of its prompt said."""
+    """Answer with the first user message."""
 
     async def generate(self, prompt_ids, sampling, *, n, version):
         text = bytes(token for token in prompt_ids if token < 256).decode()
@@ -56,7 +52,7 @@ def mixture():
     return Mixture(envs={"one": one, "two": two}, weights={"one": 1.0, "two": 1.0})
 
 
-def test_a_group_is_of_one_environment_and_is_played_and_rewarded_as_that_one_says():
+def test_the_environment_of_a_group_decides_its_turns_and_rewards():
     env = mixture()
     order, play = shuffled(env.pools("train"), 0), player(env, EchoClient("")).play_group
     credit = Crediting(
@@ -80,10 +76,10 @@ def test_a_group_is_of_one_environment_and_is_played_and_rewarded_as_that_one_sa
     assert metrics["env/two/errors"] == 0.0
 
 
-def test_a_batch_in_which_nothing_could_be_scored_still_has_metrics():
+def test_a_batch_without_a_score_has_metrics():
     env = mixture()
     for own in (env.environment_of(pool.examples[0]) for pool in env.pools("train")):
-        own.score = None  # as an environment that raises
+        own.score = None  # raises TypeError
     groups = []
     for pool in env.pools("train"):
         rollouts = run_virtually(player(env, EchoClient("")).play_group(0, pool.examples[0], 2))
@@ -108,42 +104,8 @@ def test_the_expert_of_alphabet_sort_plays_a_whole_episode():
     assert len(rollout.rows) == 1
 
 
-async def test_a_judge_that_is_away_costs_the_rollout_and_says_so(tmp_path):
-    knobs = {"model": "j", "api_key_variable": None, "prompt": "{said}", "max_score": None}
-    limits = {"temperature": 0.0, "max_tokens": 4, "timeout": 1.0, "max_concurrent": 2}
-    judge = Judge(url="http://127.0.0.1:9/v1", max_retries=1, retry_wait=0.01, **knobs, **limits)
-    (tmp_path / "a.jsonl").write_text('{"q": "hi"}')
-    data = JsonLines(
-        path=str(tmp_path / "a.jsonl"), eval_path=None, prompt="q", answer=None, num_eval=0
-    )
-    env = Composed(
-        name="judged",
-        dataset=data,
-        shared={},
-        per_episode={},
-        bindings={},
-        toolsets={},
-        tools=[],
-        rewards={"right": judge},
-        reward_weights={"right": 1.0},
-        max_turns=1,
-        tool_timeout=1.0,
-        describe_tools=True,
-        max_concurrent=None,
-    )
-    async with asyncio.timeout(20):
-        group = await player(env, ScriptedClient("x")).play_group(0, env.examples("train")[0], 2)
-    for rollout in group:
-        assert (rollout.reward, rollout.stop_reason) == (None, StopReason.ENV_ERROR)
-        assert rollout.error.startswith(
-            "Composed.score raised PartFailed: the reward right: JudgeError: the judge at "
-            "http://127.0.0.1:9/v1/chat/completions did not answer (ConnectError"
-        )
-        assert "2 times in a row: is it running?" in rollout.error
-
-
 @pytest.mark.parametrize("index", range(4))
-def test_a_demonstration_is_shown_with_the_tools_of_its_own_environment(index):
+def test_a_demonstration_has_the_tools_of_its_environment(index):
     def find(word: str) -> str:
         """Find."""
         return word
@@ -164,7 +126,7 @@ def test_a_demonstration_is_shown_with_the_tools_of_its_own_environment(index):
 
 
 async def imitated(env, example):
-    """A group as the rollouts process makes it of demonstrations."""
+    """Return the group of demonstrations that the rollouts process builds."""
     from rl.rollouts.__main__ import _imitate
     from rl.sampling.demonstrations import DemonstrationSampler
 

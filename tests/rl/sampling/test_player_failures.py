@@ -1,16 +1,16 @@
-"""What an environment does wrong costs that rollout; what the engine does wrong is no rollout."""
+"""An error of an environment or of vLLM costs one rollout, and the rollout names the cause."""
 
 import asyncio
 import json
+import logging
 import re
-import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from envs.episode import Example, StopReason
-from rl.inference.completion import GenerationError
+from rl.inference.completion import GenerationError, RequestFailed
 from rl.inference.live_version import LiveVersion
 from rl.sampling.clock import Seats
 from rl.sampling.player import Player
@@ -26,15 +26,23 @@ from tests.support.scripted import (
 )
 from tests.support.virtual_time import run_virtually
 
+FAILED = RequestFailed("vLLM answered 500 to /inference/v1/generate")
 
-def test_a_hanging_environment_costs_one_rollout_and_keeps_its_tokens():
-    class Hanging(ScriptedEnv):
-        async def score(self, episode):
-            if episode.text == "bad":
-                await asyncio.sleep(1e9)
-            return await super().score(episode)
 
-    hung, fine = play(Hanging(), ScriptedClient("bad", "good"), 2)
+class Timed(ScriptedEnv):
+    """Take `seconds` to score each answer except "good"."""
+
+    def __init__(self, seconds: float, **options) -> None:
+        super().__init__(**options)
+        self.seconds = seconds
+
+    async def score(self, episode):
+        await asyncio.sleep(0 if episode.text == "good" else self.seconds)
+        return await super().score(episode)
+
+
+def test_a_slow_environment_costs_one_rollout_and_keeps_its_tokens():
+    hung, fine = play(Timed(1e9), ScriptedClient("bad", "good"), 2)
 
     assert (hung.stop_reason, hung.reward) == (StopReason.TIMEOUT, None)
     assert "sampler.rollout_timeout=60 s" in hung.error
@@ -43,26 +51,15 @@ def test_a_hanging_environment_costs_one_rollout_and_keeps_its_tokens():
 
 
 @pytest.mark.parametrize("max_turns", [1, 2])
-def test_an_engine_that_takes_too_long_costs_rollouts_not_the_run(max_turns):
-    rollouts = play(ScriptedEnv(max_turns=max_turns), ScriptedClient("good", seconds=61), 2)
-
+@pytest.mark.parametrize(("answering", "scoring"), [(61, 0), (50, 20)])
+def test_the_time_of_the_server_counts_towards_the_timeout(max_turns, answering, scoring):
+    env = Timed(scoring, max_turns=max_turns)
+    rollouts = play(env, ScriptedClient("bad", seconds=answering), 2)
     assert [rollout.stop_reason for rollout in rollouts] == [StopReason.TIMEOUT] * 2
-    assert [rollout.rows for rollout in rollouts] == [(), ()]
-
-
-def test_the_shared_request_counts_towards_the_time_of_its_rollouts():
-    class Slow(ScriptedEnv):
-        async def score(self, episode):
-            await asyncio.sleep(20)
-            return {"good": 1.0}
-
-    (rollout,) = play(Slow(), ScriptedClient("good", seconds=50))
-
-    assert rollout.stop_reason == StopReason.TIMEOUT
 
 
 class Raising(ScriptedEnv):
-    """Its reply or its score fails deep inside a library when the policy says "bad"."""
+    """Raise within a library if the policy's answer is "bad"."""
 
     def __init__(self, method: str) -> None:
         super().__init__()
@@ -80,7 +77,7 @@ class Raising(ScriptedEnv):
 
 
 @pytest.mark.parametrize("method", ["reply", "score"])
-def test_an_environment_that_raises_costs_one_rollout_and_says_where_in_one_line(method):
+def test_an_error_of_an_environment_costs_one_rollout_and_names_the_line(method):
     broken, fine = play(Raising(method), ScriptedClient("bad", "good"), 2)
 
     assert (fine.stop_reason, fine.reward, fine.error) == (StopReason.STOP, 2.0, "")
@@ -88,44 +85,63 @@ def test_an_environment_that_raises_costs_one_rollout_and_says_where_in_one_line
     assert broken.rows[0].num_completion == 4
     source = Path(__file__).read_text().splitlines()
     line = next(i for i, text in enumerate(source, 1) if text.endswith(f"# line of {method}"))
-    said = rf"Raising\.{method} raised JSONDecodeError: .+ \(test_player_failures\.py:{line}\)"
-    assert re.fullmatch(said, broken.error)  # . is no line break
+    error = rf"Raising\.{method} raised JSONDecodeError: .+ \(test_player_failures\.py:{line}\)"
+    assert re.fullmatch(error, broken.error)  # . is no line break
 
 
-def _fail(*_):
-    raise OSError("first\n\n  second")
+def failing_with(error: BaseException):
+    def fail(*_):
+        raise error
+
+    return fail
 
 
-async def _cancel(*_):
-    raise asyncio.CancelledError("mine")
+def replying(reply) -> ScriptedEnv:
+    """Return an environment of several turns with this reply."""
+    env = type("Mine", (ScriptedEnv,), {"reply": lambda *_: reply})
+    return env(max_turns=3)
 
 
-async def _give_up(*_):
-    raise TimeoutError("my own")
+class Holding(ScriptedEnv):
+    """Hold the conversation, and fail after a turn."""
+
+    holds_conversation = True
+
+    async def play(self, episode, speak):
+        await speak(list(HI), None)
+        raise KeyError("lost")
 
 
 @pytest.mark.parametrize(
-    ("score", "error"),
+    ("env", "error"),
     [
-        (_fail, "Mine.score raised OSError: first second (test_player_failures.py:"),
-        (_cancel, "Mine.score raised CancelledError: mine ("),
-        (_give_up, "Mine.score raised TimeoutError: my own ("),
-        (lambda *_: asyncio.sleep(0, None), "Mine.score raised AttributeError: "),
-        (lambda *_: asyncio.sleep(0, {"good": "much"}), "Mine.score raised ValueError: "),
+        (
+            scoring(failing_with(OSError("a\n\n  b"))),
+            "Mine.score raised OSError: a b (test_player_",
+        ),
+        (scoring(failing_with(asyncio.CancelledError("x"))), "Mine.score raised CancelledError: x"),
+        (scoring(failing_with(TimeoutError("own"))), "Mine.score raised TimeoutError: own ("),
+        (scoring(lambda *_: None), "Mine.score raised AttributeError: "),
+        (scoring(lambda *_: {"good": "much"}), "Mine.score raised ValueError: "),
+        (replying([{"content": "no role"}]), "Mine.reply raised "),
+        (replying(5), "Mine.reply raised "),
+        (Holding(), "Holding.play raised KeyError: 'lost'"),
     ],
-    ids=["not async", "cancels", "its own timeout", "returns None", "no number"],
 )
-def test_whatever_a_score_does_wrong_is_an_error_of_the_environment(score, error):
-    (rollout,) = play(scoring(score), ScriptedClient("good"))
+def test_every_error_of_an_environment_is_named(env, error, caplog):
+    with caplog.at_level(logging.WARNING):
+        rollouts = play(env, ScriptedClient("good"), 2)
 
-    assert (rollout.stop_reason, rollout.reward) == (StopReason.ENV_ERROR, None)
-    assert rollout.error.startswith(error)
+    for rollout in rollouts:
+        assert (rollout.stop_reason, rollout.reward) == (StopReason.ENV_ERROR, None)
+        assert rollout.error.startswith(error)
+    assert caplog.text.count(f"scripted: {error}") == 1  # at once, and only once
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_score_that_is_not_finite_is_unscorable_and_named(value):
+def test_a_reward_that_is_not_finite_makes_the_rollout_unscorable(value):
     def score(self, episode):
-        return asyncio.sleep(0, {"good": value if episode.text == "bad" else 1.0, "fine": 1.0})
+        return {"good": value if episode.text == "bad" else 1.0, "fine": 1.0}
 
     broken, fine = play(scoring(score), ScriptedClient("bad", "good"), 2)
 
@@ -141,32 +157,20 @@ def test_a_score_that_is_not_finite_is_unscorable_and_named(value):
         ({"other": 1.0}, "score does not return: It returns 'other'"),
     ],
 )
-def test_a_reward_that_is_weighted_and_never_scored_ends_the_run_at_once(scored, hint):
+def test_a_weighted_reward_that_score_does_not_return_ends_the_run(scored, hint):
     with pytest.raises(ValueError, match="names 'good', which its score does not") as caught:
         play(scoring(lambda *_: scored), ScriptedClient("good"))
 
     assert hint in str(caught.value)
 
 
-def test_what_has_no_weight_may_be_anything():
+def test_a_reward_without_a_weight_may_be_any_number():
     env = scoring(lambda *_: {"good": 1.0, "off": float("nan"), "log": float("inf")})
     env.reward_weights = {"good": 2.0, "off": 0.0, "missing": 0.0}
 
     (rollout,) = play(env, ScriptedClient("good"))
 
     assert (rollout.reward, rollout.error) == (2.0, "")
-
-
-@pytest.mark.parametrize("reply", [[{"content": "no role"}], 5], ids=["no role", "no list"])
-def test_a_malformed_reply_is_an_error_of_the_environment(reply):
-    class Malformed(ScriptedEnv):
-        async def reply(self, episode, message):
-            return reply
-
-    (rollout,) = play(Malformed(max_turns=3), ScriptedClient("good"))
-
-    assert (rollout.stop_reason, rollout.reward) == (StopReason.ENV_ERROR, None)
-    assert rollout.error.startswith("Malformed.reply raised ")
 
 
 @pytest.mark.parametrize("max_turns", [1, 2])
@@ -179,15 +183,40 @@ def test_an_example_that_cannot_be_rendered_costs_its_group(max_turns):
     assert client.requests == []
 
 
-@pytest.mark.parametrize("max_turns", [1, 2])
-def test_an_error_of_the_engine_is_not_the_environments_fault(max_turns):
-    client = ScriptedClient(GenerationError("vLLM answered 500"))
+class Swallowing(ScriptedEnv):
+    """Hold the conversation and catch every error."""
 
+    holds_conversation = True
+
+    async def play(self, episode, speak):
+        try:
+            await speak(episode.messages, None)
+        except Exception:  # noqa: BLE001
+            return
+
+
+ENVS = [ScriptedEnv(), ScriptedEnv(("go on",), 2), Swallowing()]
+
+
+@pytest.mark.parametrize("env", ENVS)
+def test_an_error_of_the_server_ends_the_run(env):
     with pytest.raises(GenerationError, match="answered 500"):
-        play(ScriptedEnv(max_turns=max_turns), client, 2)
+        play(env, ScriptedClient(GenerationError("vLLM answered 500")), 2)
 
 
-def test_cancelling_a_group_cancels_it_and_blames_nobody():
+@pytest.mark.parametrize("env", ENVS)
+def test_a_failed_request_is_an_engine_error_of_its_rollout(env):
+    (rollout,) = play(env, ScriptedClient(FAILED), sampler=replace(SAMPLER, max_retries=1))
+    assert (rollout.stop_reason, rollout.reward) == (StopReason.ENGINE_ERROR, None)
+    assert (rollout.error, rollout.retries) == (str(FAILED), 1)
+
+
+def test_if_the_shared_request_failed_each_rollout_sends_its_own():
+    rollouts = play(ScriptedEnv(), ScriptedClient(FAILED, "good", FAILED, "bad"), group_size=3)
+    assert [rollout.reward for rollout in rollouts] == [2.0, None, 0.0]
+
+
+def test_a_cancelled_group_is_no_error_of_the_environment():
     class Hanging(ScriptedEnv):
         async def score(self, episode):
             asyncio.current_task().cancel()
@@ -197,22 +226,11 @@ def test_cancelling_a_group_cancels_it_and_blames_nobody():
         play(Hanging(), ScriptedClient("good"))
 
 
-def test_a_score_that_blocks_runs_in_a_thread_of_its_own():
-    threads = []
-
-    def score(self, episode):
-        threads.append(threading.current_thread())
-        return {"good": 1.0}
-
-    (rollout,) = play(scoring(score), ScriptedClient("good"))
-
-    assert rollout.reward == 2.0
-    assert threads[0] is not threading.main_thread()
-
-
-def failing(times):
-    """An environment whose score raises the first `times` times."""
-    left = [times]
+@pytest.mark.parametrize(
+    ("failures", "reward", "retries", "requests"), [(1, 2.0, 1, 2), (2, 2.0, 2, 3), (3, None, 2, 3)]
+)
+def test_a_rollout_with_an_environment_error_is_played_again(failures, reward, retries, requests):
+    left = [failures]
 
     async def score(self, episode):
         left[0] -= 1
@@ -220,52 +238,32 @@ def failing(times):
             raise OSError("the judge is busy")
         return {"good": float(episode.text == "good")}
 
-    return scoring(score)
-
-
-@pytest.mark.parametrize(
-    ("failures", "reward", "retries", "requests"), [(1, 2.0, 1, 2), (2, 2.0, 2, 3), (3, None, 2, 3)]
-)
-def test_a_rollout_that_the_environment_broke_is_played_again(failures, reward, retries, requests):
     client = ScriptedClient("good")
-    sampler = replace(SAMPLER, max_retries=2)
-
-    (rollout,) = play(failing(failures), client, sampler=sampler)
+    (rollout,) = play(scoring(score), client, sampler=replace(SAMPLER, max_retries=2))
 
     assert (rollout.reward, rollout.retries, len(client.requests)) == (reward, retries, requests)
     assert rollout.rows[0].num_completion == 5
 
 
-def test_an_environment_plays_no_more_episodes_at_once_than_it_allows():
+def test_waiting_for_the_limit_of_an_environment_does_not_count_towards_the_timeout():
     class Narrow(ScriptedEnv):
         max_concurrent, inside, most = 2, 0, 0
 
-        async def reply(self, episode, message):
+        async def score(self, episode):
             Narrow.inside += 1
             Narrow.most = max(Narrow.most, Narrow.inside)
-            await asyncio.sleep(1)
-            Narrow.inside -= 1
-
-    play(Narrow(max_turns=2), ScriptedClient("good"), 6)
-
-    assert Narrow.most == 2
-
-
-def test_waiting_for_a_place_of_the_environment_is_no_time_of_the_rollout():
-    class Narrow(ScriptedEnv):
-        max_concurrent = 1
-
-        async def score(self, episode):
             await asyncio.sleep(50)  # of 60
+            Narrow.inside -= 1
             return {"good": 1.0}
 
     rollouts = play(Narrow(), ScriptedClient("good"), 12)
 
     assert [rollout.stop_reason for rollout in rollouts] == [StopReason.STOP] * 12
+    assert Narrow.most == 2
 
 
 @pytest.mark.parametrize("max_turns", [1, 2])
-def test_waiting_for_a_seat_in_vllm_is_no_time_of_the_rollout(max_turns):
+def test_waiting_for_a_seat_in_vllm_does_not_count_towards_the_timeout(max_turns):
     client = ScriptedClient("good", seconds=50)
     most = [0, 0]
 
@@ -277,7 +275,7 @@ def test_waiting_for_a_seat_in_vllm_is_no_time_of_the_rollout(max_turns):
             most[0] -= n
             return completions
 
-    chat = Counting(SAMPLER, tiny_renderer(), client, 256, LiveVersion(7), Seats(4))
+    chat = Counting(SAMPLER, tiny_renderer(), client, 256, LiveVersion(7), seats=Seats(4))
     player = Player(SAMPLER, ScriptedEnv(max_turns=max_turns), chat)
     example = Example(id=3, env="scripted", messages=list(HI))
 
@@ -290,7 +288,7 @@ def test_waiting_for_a_seat_in_vllm_is_no_time_of_the_rollout(max_turns):
     assert most[1] == (3 if max_turns == 1 else 4)
 
 
-def test_a_slow_completion_costs_only_itself_where_completions_may_be_long():
+def test_a_slow_completion_of_many_tokens_costs_only_its_own_rollout():
     class Uneven(ScriptedClient):
         async def generate(self, prompt_ids, sampling, *, n, version):
             completions = await super().generate(prompt_ids, sampling, n=n, version=version)
@@ -305,7 +303,7 @@ def test_a_slow_completion_costs_only_itself_where_completions_may_be_long():
     assert fine.reward == 2.0
 
 
-def test_the_turns_of_an_environment_that_asks_for_two_at_once_are_timed_once():
+def test_two_turns_at_once_are_timed_once():
     class Twofold(ScriptedEnv):
         holds_conversation = True
 
@@ -313,28 +311,25 @@ def test_the_turns_of_an_environment_that_asks_for_two_at_once_are_timed_once():
             await asyncio.gather(speak(list(HI), None), speak(list(HI), None))
             await asyncio.sleep(30)
 
-    client = ScriptedClient("good", seconds=20)
-    (fine,) = play(Twofold(), client)
-    assert fine.stop_reason is StopReason.STOP
-    client.seconds = 31
-    (late,) = play(Twofold(), client)
-    assert late.stop_reason is StopReason.TIMEOUT
+    for seconds, reason in ((20, StopReason.STOP), (31, StopReason.TIMEOUT)):
+        (rollout,) = play(Twofold(), ScriptedClient("good", seconds=seconds))
+        assert rollout.stop_reason is reason
 
 
-def test_an_episode_is_closed_however_it_ended():
+def test_every_episode_is_closed():
     closed = []
 
-    class Holding(ScriptedEnv):
+    class Closing(Timed):
         async def score(self, episode):
-            if episode.text == "hang":
-                await asyncio.sleep(1e9)
-            return {"good": 1 / (episode.text == "good")}
+            if episode.text == "bad":
+                raise OSError("broken")
+            return await super().score(episode)
 
         def close(self, episode):
             closed.append(episode.text)
-            raise OSError("already gone")
+            raise OSError("already closed")
 
-    rollouts = play(Holding(), ScriptedClient("good", "bad", "hang"), 3)
+    rollouts = play(Closing(1e9), ScriptedClient("good", "bad", "hang"), 3)
 
     assert sorted(closed) == ["bad", "good", "hang"]
     assert [r.stop_reason for r in rollouts] == ["stop", "env_error", "timeout"]

@@ -1,6 +1,6 @@
-"""Whole conversations by each client, over a real socket: what is a row, and what is a fork.
+"""Each client plays whole conversations over a real socket, as one row or as forks.
 
-The server renders the model's own chat template, as vLLM does, and says what a test wrote down.
+The server renders the model's own chat template, as vLLM does, and returns scripted answers.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from tests.support.scripted import IM_END, SAMPLER, ScriptedEnv
 SAID = ("<think>\nfirst\n</think>\n\none", "<think>\nthen\n</think>\n\ntwo", "good")
 PLAIN = ("one", "two", "good")
 HI = Example(id=0, env="scripted", messages=[{"role": "user", "content": "hi"}])
-# Keeps the answer of an earlier turn and drops its thinking, as Qwen3's does before a user message.
+# Qwen3's template, too, drops the thinking of an earlier turn before a user message.
 DROPS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{{ m.content.split('</think>')[-1].lstrip() }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
@@ -41,7 +41,7 @@ DROPS = (
 
 
 class Server:
-    """vLLM's two routes on a Unix socket. Says `answers`, one after the other, and remembers."""
+    """Serve vLLM's two routes on a Unix socket; return `answers` in order and note the prompts."""
 
     def __init__(self, folder: Path, answers: tuple[str, ...], version: int = 7) -> None:
         config = json.loads((folder / "tokenizer_config.json").read_text())
@@ -79,14 +79,14 @@ def model(tmp_path: Path) -> Path:
 
 
 def dropping(folder: Path) -> Path:
-    """The model, with a template that drops thinking."""
+    """Give the model a template that drops thinking."""
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": DROPS}))
     return folder
 
 
 def play(server: Server, client: Any, folder: Path, renderer: str = "qwen3") -> Rollout:
-    """Three turns."""
+    """Play three turns."""
     return asyncio.run(_played(server, client, folder, renderer, ScriptedEnv(("b?", "c?"), 3)))
 
 
@@ -128,7 +128,7 @@ async def serving(server: Server, socket: Path, main: Coroutine[Any, Any, Any]) 
 
 
 def assert_sampled(rollout: Rollout, server: Server) -> None:
-    """What is trained is what was sampled, in order; prompts and replies carry no loss."""
+    """Assert that exactly the sampled tokens are trained, in order."""
     masked = [row.token_ids[row.completion_mask].tolist() for row in rollout.rows]
     assert [*chain.from_iterable(masked)] == [*chain.from_iterable(server.sampled)]
     for row in rollout.rows:
@@ -149,9 +149,7 @@ def test_three_turns_are_one_row_of_exactly_the_sampled_tokens(kind, model):
 
 
 @pytest.mark.parametrize("kind", [RendererClient, TokensClient])
-def test_a_template_that_drops_thinking_forks_once_a_turn_and_trains_what_was_sampled(
-    kind, model, caplog
-):
+def test_a_template_that_drops_thinking_forks_at_every_turn(kind, model, caplog):
     server = Server(dropping(model), SAID)
     with caplog.at_level(logging.WARNING):
         rollout = play(server, kind(on_rewrite="fork"), model)
@@ -163,7 +161,7 @@ def test_a_template_that_drops_thinking_forks_once_a_turn_and_trains_what_was_sa
     assert_sampled(rollout, server)
 
 
-async def test_the_servers_template_is_asked_when_the_first_group_is_played_not_before(model):
+async def test_the_first_group_probes_the_template_of_the_server(model):
     server, env = Server(dropping(model), PLAIN), ScriptedEnv(("b?", "c?"), 3)
     setting = setting_of(model, "qwen3", env)
     async with TokensClient(on_rewrite="fork").connect(setting) as chat:  # vLLM is not up yet
@@ -173,14 +171,14 @@ async def test_the_servers_template_is_asked_when_the_first_group_is_played_not_
 
 
 @pytest.mark.parametrize("kind", [RendererClient, TokensClient])
-def test_an_environment_that_holds_the_conversation_can_refuse_rewriting_too(kind, model):
+def test_rewriting_can_be_refused_for_an_environment_that_holds_the_conversation(kind, model):
     env = type("Holding", (ScriptedEnv,), {"holds_conversation": True})()
     server = Server(dropping(model), SAID)
     with pytest.raises(ValueError, match=r"client\.on_rewrite=refuse: choose "):
         asyncio.run(_played(server, kind(on_rewrite="refuse"), model, "qwen3", env))
 
 
-def test_thinking_that_is_kept_makes_one_row_in_spite_of_the_template(model):
+def test_on_rewrite_extend_keeps_thinking_in_one_row(model):
     server = Server(dropping(model), SAID)
     rollout = play(server, RendererClient(on_rewrite="extend"), model)
     (row,) = rollout.rows
@@ -189,7 +187,7 @@ def test_thinking_that_is_kept_makes_one_row_in_spite_of_the_template(model):
 
 
 @pytest.mark.parametrize("kind", [RendererClient, TokensClient])
-def test_rewriting_can_be_refused_before_anything_is_sampled(kind, model):
+def test_rewriting_can_be_refused_before_the_first_request(kind, model):
     server = Server(dropping(model), SAID)
     with pytest.raises(ValueError, match=r"client\.on_rewrite=refuse: choose "):
         play(server, kind(on_rewrite="refuse"), model)
@@ -205,7 +203,7 @@ def test_a_single_turn_rewrites_nothing(kind, model, caplog):
     assert caplog.text == ""
 
 
-def test_a_format_that_nobody_knows_is_read_as_text(model):
+def test_an_unknown_format_is_read_as_text(model):
     path = model / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "model_type": "alien"}))
     assert isinstance(parser(model, "auto"), PlainParser)
@@ -217,7 +215,7 @@ def test_a_format_that_nobody_knows_is_read_as_text(model):
     assert_sampled(rollout, server)
 
 
-def test_a_turn_that_the_template_refuses_is_shown_to_it_as_text_and_blames_nobody(model):
+def test_a_turn_that_the_template_refuses_is_rendered_as_text(model):
     class Picky(Server):
         async def tokenize(self, request):
             body = await request.json()
@@ -232,7 +230,7 @@ def test_a_turn_that_the_template_refuses_is_shown_to_it_as_text_and_blames_nobo
     assert_sampled(rollout, server)
 
 
-def test_a_renderer_that_was_named_must_fit(model):
+def test_an_unknown_renderer_is_refused(model):
     with pytest.raises(ValueError, match="no renderer is called 'qwen33': did you mean 'qwen3'"):
         parser(model, "qwen33")
 
@@ -240,7 +238,8 @@ def test_a_renderer_that_was_named_must_fit(model):
 async def test_a_conversation_that_the_template_refuses_is_a_value_error(model):
     async def ask() -> list[int]:
         async with VLLMClient(router_to(model / "s.sock"), model="policy", timeout=5) as client:
-            return await client.tokenize([{"role": "alien", "content": ""}], None)
+            with client.group() as group:
+                return await group.tokenize([{"role": "alien", "content": ""}], None)
 
     with pytest.raises(ValueError, match="the chat template refuses it: no such role"):
         await serving(Server(model, ()), model / "s.sock", ask())

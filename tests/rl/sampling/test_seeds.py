@@ -1,4 +1,4 @@
-"""Every request of a seeded run has a seed of its own, whenever it is made."""
+"""Every request of a seeded run has its own seed, which does not depend on time."""
 
 from dataclasses import replace
 
@@ -6,13 +6,13 @@ from envs.episode import Example
 from rl.inference.live_version import LiveVersion
 from rl.sampling.player import Player
 from rl.sampling.renderer_chat import RendererChat
-from rl.sampling.seeds import RequestSeeds
+from rl.sampling.sampler import RequestSeeds
 from tests.support.scripted import HI, SAMPLER, ScriptedClient, ScriptedEnv, scoring, tiny_renderer
 from tests.support.virtual_time import run_virtually
 
 
 def seeds(env, *, seed=5, group=0, size=3, sampler=SAMPLER) -> list:
-    """What the requests of a group asked for, in order."""
+    """Return the seeds of the requests of a group, in order."""
     client = ScriptedClient("x")
     chat = RendererChat(sampler, tiny_renderer(), client, 256, LiveVersion(7))
     player = Player(sampler, env, chat, seed=seed)
@@ -24,23 +24,20 @@ def turns(count: int) -> ScriptedEnv:
     return ScriptedEnv(replies=("again",) * (count - 1), max_turns=count)
 
 
-def test_each_turn_of_each_rollout_of_each_group_of_each_run_has_its_own():
+def test_every_turn_has_its_own_seed_and_the_same_run_repeats_it():
     given = [
         s for run in (5, 6) for group in (0, 1) for s in seeds(turns(3), seed=run, group=group)
     ]
     assert len(given) == len(set(given)) == 2 * 2 * 3 * 3
+    assert given[-9:] == seeds(turns(3), seed=6, group=1)
 
 
-def test_the_same_run_gives_the_same_ones():
-    assert seeds(turns(3)) == seeds(turns(3))
-
-
-def test_one_request_for_a_group_is_seeded_once_for_vllm_counts_up():
+def test_the_request_of_a_group_has_one_seed_from_which_vllm_counts_up():
     (seed,) = seeds(turns(1))
-    assert 0 <= seed < 2**56  # and with it every completion's
+    assert 0 <= seed < 2**56
 
 
-def test_a_rollout_that_is_played_again_draws_anew():
+def test_a_retry_has_another_seed():
     def score(self, episode):
         raise RuntimeError("broken")
 
@@ -48,7 +45,7 @@ def test_a_rollout_that_is_played_again_draws_anew():
     assert first != second
 
 
-def test_without_sampler_seeded_no_request_has_one():
+def test_requests_have_no_seed_without_sampler_seeded():
     assert seeds(turns(2), seed=None) == [None] * 6
 
 

@@ -1,4 +1,4 @@
-"""Texts that end a turn: what was sampled, what the environment reads, what history holds."""
+"""A stop text ends a turn: it is trained on and in the history, but not in the message."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,8 +8,7 @@ import pytest
 from rl.inference.completion import Completion
 from rl.inference.live_version import LiveVersion
 from rl.model.tokenizer import Tokenizer, load_renderer, parser
-from rl.sampling.renderer_chat import RendererChat
-from rl.sampling.stop_texts import before_stop
+from rl.sampling.renderer_chat import RendererChat, before_stop
 from rl.sampling.tokens_chat import TokensChat
 from tests.support.scripted import (
     HI,
@@ -29,7 +28,7 @@ STOPPING = replace(SAMPLER, stop=["</a>", "!"])
 
 
 class StoppingClient(ScriptedClient):
-    """Ends an answer as vLLM does: with the token that completes a stop text."""
+    """End an answer with the token that completes a stop text, as vLLM does."""
 
     async def generate(self, prompt_ids, sampling, *, n, version):
         answers = await super().generate(prompt_ids, sampling, n=n, version=version)
@@ -51,7 +50,7 @@ class StoppingClient(ScriptedClient):
         )
 
 
-def test_the_stop_text_is_sampled_and_trained_on_and_the_message_ends_before_it():
+def test_the_stop_text_is_trained_on_and_the_message_ends_before_it():
     (rollout,) = play(ScriptedEnv(), StoppingClient("good</a> and more"), sampler=STOPPING)
     (row,) = rollout.rows
     assert bytes(row.token_ids[row.completion_mask].tolist()) == b"good</a>"
@@ -59,7 +58,7 @@ def test_the_stop_text_is_sampled_and_trained_on_and_the_message_ends_before_it(
     assert (rollout.stop_reason, rollout.reward) == ("stop", 2.0)
 
 
-def test_vllm_reads_along_only_where_there_is_a_text_to_look_for():
+def test_a_request_has_stop_texts_only_if_the_sampler_has_them():
     with_text, without = StoppingClient("good!"), StoppingClient("good!")
     play(ScriptedEnv(), with_text, sampler=STOPPING)
     play(ScriptedEnv(), without)
@@ -67,7 +66,7 @@ def test_vllm_reads_along_only_where_there_is_a_text_to_look_for():
     assert "stop" not in without.requests[0][1]
 
 
-def test_several_turns_stay_one_row_in_which_history_holds_the_stop_text():
+def test_several_turns_are_one_row_with_the_stop_texts():
     client = StoppingClient("one</a>x", "two!x", "three")
     env = ScriptedEnv(replies=("again", "again"), max_turns=3)
     (rollout,) = play(env, client, sampler=STOPPING)
@@ -80,7 +79,7 @@ def test_several_turns_stay_one_row_in_which_history_holds_the_stop_text():
     assert bytes(chosen) == b"one</a>two!three"
 
 
-def test_a_stop_text_that_never_comes_leaves_a_turn_to_its_limit():
+def test_a_turn_without_the_stop_text_ends_at_its_limit():
     (rollout,) = play(ScriptedEnv(), StoppingClient("x" * 40), sampler=STOPPING)
     assert rollout.stop_reason == "max_tokens"
     assert rollout.messages[-1]["content"] == "x" * 32
@@ -112,18 +111,18 @@ def test_a_tool_call_before_the_stop_text_is_parsed():
         ("é\n", "\n", "é"),
     ],
 )
-def test_tokens_are_cut_where_the_text_begins_even_within_one(text, stop, kept):
+def test_a_token_is_split_where_the_stop_text_begins(text, stop, kept):
     tokenizer, renderer = Tokenizer(WIKI), load_renderer(WIKI, "qwen3")
     completion = Completion(tokenizer.encode(text), [], [], cut_off=False, stop=stop)
     assert tokenizer.decode(before_stop(renderer, completion)) == kept
 
 
-def test_a_text_that_only_the_servers_reading_has_is_not_cut():
+def test_nothing_is_cut_if_the_decoded_text_lacks_the_stop_text():
     completion = Completion([*b"abc"], [], [], cut_off=False, stop="zz")
     assert before_stop(tiny_renderer(), completion) == [*b"abc"]
 
 
-def test_the_servers_template_gets_the_stop_text_back_too(tmp_path):
+def test_the_template_of_the_server_gets_the_stop_text(tmp_path):
     asked = []
 
     class Template(ScriptedClient):
@@ -131,13 +130,14 @@ def test_the_servers_template_gets_the_stop_text_back_too(tmp_path):
             asked.append(messages)
             return [1, 2, 3]
 
-    chat = TokensChat(
-        STOPPING, parser(tiny_model(tmp_path), "qwen3"), Template(), 256, LiveVersion(7)
-    )
-    prompt = run_virtually(chat.open(list(HI), None))
-    completion = Completion([*b"5</a>"], [], [], cut_off=False, stop="</a>")
-    message = chat.message(prompt, completion)
-    run_virtually(chat.follow(prompt, completion, message, [{"role": "user", "content": "why"}]))
+    renderer = parser(tiny_model(tmp_path), "qwen3")
+    connected = TokensChat(STOPPING, renderer, Template(), 256, LiveVersion(7))
+    reply = [{"role": "user", "content": "why"}]
+    with connected.group() as chat:
+        prompt = run_virtually(chat.open(list(HI), None))
+        completion = Completion([*b"5</a>"], [], [], cut_off=False, stop="</a>")
+        message = chat.message(prompt, completion)
+        run_virtually(chat.follow(prompt, completion, message, reply))
     assert message["content"] == "5"
     assert [m["content"] for m in asked[-1]] == ["hi", "5</a>", "why"]
 
@@ -149,6 +149,6 @@ def test_the_servers_template_gets_the_stop_text_back_too(tmp_path):
         (list("abcde"), "sampler.stop has 5 texts, and the OpenAI API takes 4: leave some out"),
     ],
 )
-def test_what_can_be_no_stop_text_is_refused_in_a_sentence(stop, sentence):
+def test_invalid_stop_texts_are_refused(stop, sentence):
     with pytest.raises(ValueError, match=sentence):
         replace(SAMPLER, stop=stop)

@@ -136,7 +136,7 @@ def saved(monkeypatch):
     return steps
 
 
-def test_every_step_makes_one_version_pushes_it_and_says_that_it_is_live(folder, calls, saved):
+def test_every_step_pushes_and_publishes_one_version(folder, calls, saved):
     run = Rehearsal(folder, start=3, max_steps=6, checkpoint_every=0)
     run.train()
     assert run.pushed == [(3, False), (4, True), (5, True), (6, True)]
@@ -163,7 +163,7 @@ def test_a_resumed_run_has_every_line_once(folder, calls, saved):
 
 
 @pytest.mark.parametrize(("every", "steps"), [(0, [5]), (2, [2, 4, 5]), (5, [5])])
-def test_checkpoints_come_when_they_are_due_and_at_the_end(every, steps, folder, calls, saved):
+def test_checkpoints_are_saved_when_due_and_at_the_end(every, steps, folder, calls, saved):
     Rehearsal(folder, start=0, max_steps=5, checkpoint_every=every).train()
     assert saved == steps
 
@@ -177,25 +177,22 @@ def test_only_steps_in_a_row_without_a_gradient_end_the_run(folder):
         run._fail_if_nonfinite({"train/skipped": 1.0})
 
 
-@pytest.mark.parametrize(
-    ("message", "solved", "evaluated"),
-    [("the task is solved", True, [2]), (STOPPED, True, []), ("too hard", False, [])],
-)
-def test_a_run_that_ends_early_and_well_evaluates_its_last_version(
-    message, solved, evaluated, folder, calls, saved, answers
+@pytest.mark.parametrize(("message", "stopped"), [(STOPPED, True), ("the task is too hard", False)])
+def test_a_run_that_ends_early_saves_and_has_no_further_evaluation(
+    message, stopped, folder, calls, saved, answers
 ):
     answers["next_batch"] = lambda call: (
-        Answer(over=message, solved=solved) if call.step == 2 else None
+        Answer(over=message, stopped=stopped) if call.step == 2 else None
     )
     answers["evaluation"] = lambda call: Answer(value=msgspec.Raw(pack({"eval/reward": 0.5})))
     run = Rehearsal(folder, start=0, max_steps=9, checkpoint_every=0)
     run.run = replace(run.run, evaluation={**EVALUATION, "every": 5})
-    with nullcontext() if solved else pytest.raises(RunFailed, match=message):
+    with nullcontext() if stopped else pytest.raises(RunFailed, match=message):
         run.train()
     assert saved == [2]
-    assert [c.version for c in calls if c.what == "evaluation"] == [0, *evaluated]
+    assert [c.version for c in calls if c.what == "evaluation"] == [0]
     rows = [(row["step"], row.get("eval/reward")) for row in read_metrics(folder)]
-    assert rows == [(0, 0.5), (1, None), *((version, 0.5) for version in evaluated)]
+    assert rows == [(0, 0.5), (1, None)]
 
 
 PHASES = ("join", "update", "push", "probe", "_publish", "_log", "_save")
@@ -213,11 +210,11 @@ def passing_on(folder):
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_signal_in_any_phase_of_a_step_loses_none_and_does_none_twice(
+def test_a_signal_in_any_phase_neither_loses_nor_repeats_a_step(
     phase, folder, calls, saved, answers, passing_on, monkeypatch
 ):
     def no_more(call: Call) -> Answer | None:
-        return Answer(over=STOPPED, solved=True) if folder.stop_request.exists() else None
+        return Answer(over=STOPPED, stopped=True) if folder.stop_request.exists() else None
 
     answers["next_batch"] = no_more  # as rl/rollouts/service.py answers all ranks
     run = Rehearsal(folder, start=0, max_steps=9, checkpoint_every=2)
@@ -252,7 +249,7 @@ def test_a_failed_push_waits_until_the_supervisor_has_looked_at_the_socket_and_e
 
 
 @pytest.mark.parametrize("noticed", [True, False])
-def test_a_step_that_cannot_be_pushed_is_kept_where_the_supervisor_saw_why(
+def test_a_step_that_cannot_be_pushed_is_saved_if_the_supervisor_stops_the_run(
     folder, calls, saved, monkeypatch, noticed
 ):
     monkeypatch.setattr(delivery, "_NOTICED_S", 0.1)
