@@ -42,7 +42,6 @@ class WikiSearch(Environment):
         corpus_split: str,
         questions_split: str,
         columns: Mapping[str, str],
-        embeddings: str | None,
         levels: Sequence[int],
         num_eval: int,
         num_results: int,
@@ -79,8 +78,7 @@ class WikiSearch(Environment):
         self.reward_weights = checked_weights(reward_weights, REWARDS if judge else REWARDS[:-1])
         self._corpus, self._corpus_split = corpus, corpus_split
         self._questions, self._questions_split = questions, questions_split
-        self._columns, self._embeddings = columns, embeddings
-        self._giving_up = giving_up
+        self._columns, self._giving_up = columns, giving_up
         self._levels, self._num_eval, self._num_results = set(levels), num_eval, num_results
 
     def examples(self, split: Split) -> list[Example]:
@@ -150,7 +148,7 @@ class WikiSearch(Environment):
 
     @cached_property
     def _index(self) -> WikiIndex:
-        return WikiIndex(self._pages_and_questions[0], self._num_results, self._embeddings)
+        return WikiIndex(self._pages_and_questions[0], self._num_results)
 
     @cached_property
     def _splits(self) -> dict[Split, list[Question]]:

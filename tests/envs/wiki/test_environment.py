@@ -23,7 +23,6 @@ def wiki(**options) -> WikiSearch:
         "corpus_split": "train",
         "questions_split": "train",
         "columns": {},
-        "embeddings": None,
         "giving_up": 0.0,
         "levels": [1, 2, 3],
         "num_eval": 200,
