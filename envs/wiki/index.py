@@ -1,4 +1,4 @@
-"""The three tools over a corpus: search (BM25), list sections, read a section; the reward `found`."""
+"""The tools over a corpus (search by BM25, list sections, read one), and the reward `found`."""
 
 import re
 from collections.abc import Iterator, Sequence

@@ -9,38 +9,16 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
-import msgspec
-
+from envs.chat_endpoint import ChatEndpoint
 from envs.http_client import HttpClient
 from envs.messages import Message, assistant
-from rl.inference.completion import Completion
+from rl.inference.completion import Completion, GenerationError
 from rl.sampling.chat import ChatSetting, Prompt, ToolSpecs
-from rl.sampling.chat_endpoint import ChatEndpoint
 from rl.sampling.clock import Seats
 from rl.sampling.sampler import PolicySampler
 from rl.sampling.tool_calls import checked_call, mistaken_call
-
-
-class _Spoken(msgspec.Struct):
-    content: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    tool_calls: list[Any] | None = None
-
-
-class _Choice(msgspec.Struct):
-    message: _Spoken
-    finish_reason: Any = None
-
-
-class _Answer(msgspec.Struct):
-    choices: list[_Choice]
-
-
-class _Usage(msgspec.Struct):
-    completion_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +58,8 @@ class MessagesClient:
             model=self.model,
             api_key_variable=self.api_key_variable,
             max_retries=self.max_retries,
+            option="client.url",
+            raises=GenerationError,
         )
 
     @asynccontextmanager
@@ -119,7 +99,6 @@ class MessagesChat:
     async def generate(self, prompt: Prompt, n: int, seed: int | None = None) -> list[Completion]:
         """Send `n` requests at once. Raise GenerationError if the server cannot be used."""
         body: dict[str, Any] = {
-            "model": self.endpoint.model,
             "messages": [_as_sent(message) for message in prompt.messages],
             "max_tokens": self.sampler.max_tokens,
             **self.sampler.changed(),
@@ -169,14 +148,10 @@ class MessagesChat:
         return self.asking(sampler)
 
     async def _ask(self, body: dict[str, Any]) -> SpokenCompletion:
-        answer = await self.endpoint.post(self.client, body)
+        answer = await self.endpoint.ask(self.client, **body)
         if answer is None:
             return SpokenCompletion([], [], [], cut_off=True, message=assistant(""), too_long=True)
-        try:
-            choice = msgspec.convert(answer, _Answer).choices[0]
-            usage = msgspec.convert(answer.get("usage") or {}, _Usage)
-        except (msgspec.ValidationError, IndexError) as error:
-            raise self.endpoint.wrong_answer("as the OpenAI API does", answer) from error
+        choice, usage = answer.choices[0], answer.usage
         spoken = choice.message
         message = assistant(spoken.content or "")
         if thought := spoken.reasoning_content or spoken.reasoning:
@@ -188,7 +163,7 @@ class MessagesChat:
             logprobs=[],
             versions=[],
             cut_off=choice.finish_reason == "length",
-            num_untracked_tokens=usage.completion_tokens or 0,
+            num_untracked_tokens=(usage and usage.completion_tokens) or 0,
             message=message,
         )
 
