@@ -24,7 +24,7 @@ def evaluate(endpoint, count, repeats=1, **options):
 
 def test_reverse_text_is_evaluated_by_the_library(monkeypatch):
     monkeypatch.setenv("NO_KEY", "none")
-    with ScriptedEndpoint(reverse_half).serving() as endpoint:
+    with ScriptedEndpoint(reverse_half).listening() as endpoint:
         options = {"num_eval": 30, "max_length": 4, "system_prompt": "Backwards, please."}
         results = evaluate(endpoint, 20, 2, env="reverse-text", **options)
     assert endpoint.bodies[0]["messages"][0]["content"] == "Backwards, please."
@@ -41,7 +41,7 @@ def test_reverse_text_is_evaluated_by_the_library(monkeypatch):
 def test_rewards_per_turn_are_summed_and_a_system_prompt_is_sent(monkeypatch):
     monkeypatch.setenv("NO_KEY", "none")
     options = {"env": "alphabet-sort", "min_turns": 2, "max_turns": 2, "system_prompt": "Be brief."}
-    with ScriptedEndpoint(sort_the_first).serving() as endpoint:
+    with ScriptedEndpoint(sort_the_first).listening() as endpoint:
         (output,) = evaluate(endpoint, 1, **options)["outputs"]
     assert endpoint.bodies[0]["messages"][0] == {"role": "system", "content": "Be brief."}
     assert output["metrics"]["exact"] == 0.5
@@ -50,7 +50,7 @@ def test_rewards_per_turn_are_summed_and_a_system_prompt_is_sent(monkeypatch):
 
 def test_tools_are_described_called_and_counted(monkeypatch):
     monkeypatch.setenv("NO_KEY", "none")
-    with ScriptedEndpoint(use_the_adder).serving() as endpoint:
+    with ScriptedEndpoint(use_the_adder).listening() as endpoint:
         (output,) = evaluate(endpoint, 1, env="adding.Adding", reward=None)["outputs"]
     assert endpoint.bodies[0]["tools"][0]["function"]["name"] == "add"
     assert [m["role"] for m in output["completion"]] == ["assistant", "tool", "assistant"]
@@ -65,7 +65,7 @@ def test_tools_are_described_called_and_counted(monkeypatch):
 )
 def test_a_rollout_that_cannot_be_scored_ends_in_an_error(monkeypatch, reward, why):
     monkeypatch.setenv("NO_KEY", "none")
-    with ScriptedEndpoint(use_the_adder).serving() as endpoint:
+    with ScriptedEndpoint(use_the_adder).listening() as endpoint:
         (output,) = evaluate(endpoint, 1, env="adding.Adding", reward=reward)["outputs"]
     assert output["reward"] == 0.0
     assert why in str(output["error"])
@@ -76,7 +76,7 @@ def test_an_episode_is_closed_after_it_was_scored(monkeypatch):
     env = vf.load_environment("offbyone", env="adding.Adding", reward=None)
     closed = []
     env._exported.close = lambda episode: closed.append(episode.stop_reason)
-    with ScriptedEndpoint(use_the_adder).serving() as endpoint:
+    with ScriptedEndpoint(use_the_adder).listening() as endpoint:
         client = ClientConfig(api_base_url=endpoint.url, api_key_var="NO_KEY", max_retries=0)
         asyncio.run(env.evaluate(client, "scripted", num_examples=1))
     assert closed == ["stop"]

@@ -38,7 +38,7 @@ def evaluate(tmp_path, monkeypatch):
 
 
 def test_reverse_text_is_evaluated_by_the_library(evaluate):
-    with ScriptedEndpoint(reverse_half).serving() as endpoint:
+    with ScriptedEndpoint(reverse_half).listening() as endpoint:
         options = {"num_eval": 20, "system_prompt": "Backwards, please."}
         episodes = evaluate(endpoint, "reverse-text", options, repeats=2)
     assert endpoint.bodies[0]["messages"][0]["content"] == "Backwards, please."
@@ -57,7 +57,7 @@ def test_reverse_text_is_evaluated_by_the_library(evaluate):
 
 def test_rewards_per_turn_are_summed_and_a_system_prompt_is_sent(evaluate):
     options = {"num_eval": 1, "min_turns": 2, "max_turns": 2, "system_prompt": "Be brief."}
-    with ScriptedEndpoint(sort_the_first).serving() as endpoint:
+    with ScriptedEndpoint(sort_the_first).listening() as endpoint:
         (episode,) = evaluate(endpoint, "alphabet-sort", options)
     assert endpoint.bodies[0]["messages"][0] == {"role": "system", "content": "Be brief."}
     (trace,) = episode["traces"]
@@ -65,7 +65,7 @@ def test_rewards_per_turn_are_summed_and_a_system_prompt_is_sent(evaluate):
 
 
 def test_tools_are_described_called_and_counted(evaluate):
-    with ScriptedEndpoint(use_the_adder).serving() as endpoint:
+    with ScriptedEndpoint(use_the_adder).listening() as endpoint:
         (episode,) = evaluate(endpoint, "adding.Adding", {"reward": None})
     assert endpoint.bodies[0]["tools"][0]["function"]["name"] == "add"
     (trace,) = episode["traces"]
@@ -79,7 +79,7 @@ def test_tools_are_described_called_and_counted(evaluate):
     [("raise", "no score"), ("raise in reply", "no reply"), ("nan", "NaN or infinity")],
 )
 def test_a_rollout_that_cannot_be_scored_ends_in_an_error(evaluate, reward, why):
-    with ScriptedEndpoint(use_the_adder).serving() as endpoint:
+    with ScriptedEndpoint(use_the_adder).listening() as endpoint:
         (episode,) = evaluate(endpoint, "adding.Adding", {"reward": reward})
     assert not episode["ok"]
     assert why in json.dumps(episode)

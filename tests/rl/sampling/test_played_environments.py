@@ -108,10 +108,10 @@ def test_the_expert_of_alphabet_sort_plays_a_whole_episode():
     assert len(rollout.rows) == 1
 
 
-async def test_a_judge_that_is_away_costs_the_rollout_and_says_so(tmp_path):
-    knobs = {"model": "j", "api_key_variable": None, "prompt": "{said}", "max_score": None}
+async def test_a_judge_that_does_not_answer_costs_the_rollout(tmp_path):
+    options = {"model": "j", "api_key_variable": None, "prompt": "{said}", "max_score": None}
     limits = {"temperature": 0.0, "max_tokens": 4, "timeout": 1.0, "max_concurrent": 2}
-    judge = Judge(url="http://127.0.0.1:9/v1", max_retries=1, retry_wait=0.01, **knobs, **limits)
+    judge = Judge(url="http://127.0.0.1:9/v1", max_retries=1, retry_wait=0.01, **options, **limits)
     (tmp_path / "a.jsonl").write_text('{"q": "hi"}')
     data = JsonLines(
         path=str(tmp_path / "a.jsonl"), eval_path=None, prompt="q", answer=None, num_eval=0
@@ -136,10 +136,10 @@ async def test_a_judge_that_is_away_costs_the_rollout_and_says_so(tmp_path):
     for rollout in group:
         assert (rollout.reward, rollout.stop_reason) == (None, StopReason.ENV_ERROR)
         assert rollout.error.startswith(
-            "Composed.score raised PartFailed: the reward right: JudgeError: the judge at "
-            "http://127.0.0.1:9/v1/chat/completions did not answer (ConnectError"
+            "Composed.score raised PartFailed: the reward right: JudgeError: judge.url="
+            "http://127.0.0.1:9/v1 did not answer (ConnectError"
         )
-        assert "2 times in a row: is it running?" in rollout.error
+        assert "2 times in a row: is the server running" in rollout.error
 
 
 @pytest.mark.parametrize("index", range(4))
