@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 
 from envs.chat_endpoint import ChatEndpoint
 from envs.http_client import HttpClient
-from envs.messages import Message, assistant
+from envs.messages import Message, as_sent, assistant
 from rl.inference.completion import Completion, GenerationError
 from rl.sampling.chat import ChatSetting, Prompt, ToolSpecs
 from rl.sampling.clock import Seats
@@ -99,7 +99,7 @@ class MessagesChat:
     async def generate(self, prompt: Prompt, n: int, seed: int | None = None) -> list[Completion]:
         """Send `n` requests at once. Raise GenerationError if the server cannot be used."""
         body: dict[str, Any] = {
-            "messages": [_as_sent(message) for message in prompt.messages],
+            "messages": [_without_reasoning(m) for m in prompt.messages],
             "max_tokens": self.sampler.max_tokens,
             **self.sampler.changed(),
         }
@@ -168,26 +168,8 @@ class MessagesChat:
         )
 
 
-def _as_sent(message: Message) -> Message:
-    """Return a message for the API: arguments of tool calls are JSON text."""
-    sent = {k: v for k, v in message.items() if k not in ("reasoning_content", "tool_calls")}
-    if message.get("tool_calls"):
-        sent["tool_calls"] = [
-            {
-                "id": call.get("id", ""),
-                "type": "function",
-                "function": {
-                    "name": call["function"]["name"],
-                    "arguments": _as_text(call["function"]["arguments"]),
-                },
-            }
-            for call in message["tool_calls"]
-        ]
-    return sent
-
-
-def _as_text(arguments: Any) -> str:
-    return arguments if isinstance(arguments, str) else json.dumps(arguments)
+def _without_reasoning(message: Message) -> Message:
+    return as_sent({k: v for k, v in message.items() if k != "reasoning_content"})
 
 
 def _call(index: int, call: Any) -> Message:
