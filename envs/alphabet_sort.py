@@ -134,11 +134,8 @@ class AlphabetSort(Environment):
         count = self._count(rng.choice(range(self.min_turns, self.max_turns + 1)))
         drawn: dict[str, None] = {}  # a dict as an ordered set
         while len(drawn) < count:
-            drawn[
-                "".join(
-                    rng.choices(ascii_lowercase, k=rng.randint(self.min_length, self.max_length))
-                )
-            ] = None
+            length = rng.randint(self.min_length, self.max_length)
+            drawn["".join(rng.choices(ascii_lowercase, k=length))] = None
         names, step = list(drawn), self.names_per_turn
         later = range(self.num_names, count, step)
         return [names[: self.num_names], *(names[start : start + step] for start in later)]
