@@ -7,6 +7,7 @@ fixed seeds. No list of the eval split occurs in training or in demonstrations.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from functools import cached_property
 from itertools import chain
@@ -23,50 +24,49 @@ REWARDS = ("exact", "similarity")
 Names = list[list[str]]  # [turns][new names]
 
 
+@dataclass(kw_only=True, eq=False)
 class AlphabetSort(Environment):
     """Lists that grow from turn to turn."""
 
     name = "alphabet-sort"
 
-    def __init__(
-        self,
-        *,
-        min_turns: int,
-        max_turns: int,
-        num_names: int,
-        names_per_turn: int,
-        min_length: int,
-        max_length: int,
-        similarity_power: float,
-        num_train: int,
-        num_eval: int,
-        reward_weights: Mapping[str, float],
-    ) -> None:
-        check_range(min_turns=min_turns, max_turns=max_turns)
+    min_turns: int
+    max_turns: int = field()
+    num_names: int
+    names_per_turn: int
+    min_length: int
+    max_length: int
+    similarity_power: float
+    num_train: int
+    num_eval: int
+    reward_weights: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        min_length, max_length = self.min_length, self.max_length
+        check_range(min_turns=self.min_turns, max_turns=self.max_turns)
         check_range(min_length=min_length, max_length=max_length)
-        check_at_least(1, num_names=num_names, names_per_turn=names_per_turn)
-        check_at_least(1, num_train=num_train, num_eval=num_eval)
-        most = num_names + (max_turns - 1) * names_per_turn
+        check_at_least(1, num_names=self.num_names, names_per_turn=self.names_per_turn)
+        check_at_least(1, num_train=self.num_train, num_eval=self.num_eval)
+        most = self._count(self.max_turns)
         capacity = sum(len(ascii_lowercase) ** n for n in range(min_length, max_length + 1))
         if capacity < 4 * most:  # so that drawing until all names differ ends soon
             raise ValueError(
                 f"{most} different names an episode are too many for the {capacity} that have "
                 f"{min_length} to {max_length} letters: raise max_length or ask for fewer"
             )
-        lists = perm(capacity, num_names + (min_turns - 1) * names_per_turn)
-        if lists < 2 * num_eval:
+        lists = perm(capacity, self._count(self.min_turns))
+        if lists < 2 * self.num_eval:
             raise ValueError(
-                f"num_eval={num_eval} leaves too little to train on: there may be no more than "
-                f"{lists} lists; raise max_length or num_names, or lower num_eval"
+                f"num_eval={self.num_eval} leaves too little to train on: there may be no more "
+                f"than {lists} lists; raise max_length or num_names, or lower num_eval"
             )
-        if similarity_power <= 0:
-            raise ValueError(f"similarity_power={similarity_power}: it must be more than 0")
-        self.max_turns = max_turns
-        self.reward_weights = checked_weights(reward_weights, REWARDS)
-        self._turns, self._lengths = range(min_turns, max_turns + 1), (min_length, max_length)
-        self._num_names, self._names_per_turn = num_names, names_per_turn
-        self._power = similarity_power
-        self._num_train, self._num_eval = num_train, num_eval
+        if self.similarity_power <= 0:
+            raise ValueError(f"similarity_power={self.similarity_power}: it must be more than 0")
+        checked_weights(self.reward_weights, REWARDS)
+
+    def _count(self, turns: int) -> int:
+        """Return the number of names after some turns."""
+        return self.num_names + (turns - 1) * self.names_per_turn
 
     def examples(self, split: Split) -> list[Example]:
         lists = self._eval_lists if split == "eval" else self._train_lists
@@ -97,7 +97,7 @@ class AlphabetSort(Environment):
         alike = [SequenceMatcher(None, names, answer, False).ratio() for names, answer in pairs]
         return {
             "exact": [(names == answer) / len(answers) for names, answer in pairs],
-            "similarity": [ratio**self._power / len(answers) for ratio in alike],
+            "similarity": [ratio**self.similarity_power / len(answers) for ratio in alike],
         }
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
@@ -111,12 +111,12 @@ class AlphabetSort(Environment):
     @cached_property
     def _eval_lists(self) -> list[Names]:
         rng = Random("alphabet-sort/eval")
-        return [self._draw(rng) for _ in range(self._num_eval)]
+        return [self._draw(rng) for _ in range(self.num_eval)]
 
     @cached_property
     def _train_lists(self) -> list[Names]:
         rng = Random("alphabet-sort/train")
-        return [self._draw_train(rng) for _ in range(self._num_train)]
+        return [self._draw_train(rng) for _ in range(self.num_train)]
 
     @cached_property
     def _held_out(self) -> set[str]:
@@ -131,14 +131,14 @@ class AlphabetSort(Environment):
 
     def _draw(self, rng: Random) -> Names:
         """Return the names of an episode, all different."""
-        turns = rng.choice(self._turns)
-        count = self._num_names + (turns - 1) * self._names_per_turn
+        count = self._count(rng.choice(range(self.min_turns, self.max_turns + 1)))
         drawn: dict[str, None] = {}  # a dict as an ordered set
         while len(drawn) < count:
-            drawn["".join(rng.choices(ascii_lowercase, k=rng.randint(*self._lengths)))] = None
-        names, step = list(drawn), self._names_per_turn
-        later = range(self._num_names, count, step)
-        return [names[: self._num_names], *(names[start : start + step] for start in later)]
+            length = rng.randint(self.min_length, self.max_length)
+            drawn["".join(rng.choices(ascii_lowercase, k=length))] = None
+        names, step = list(drawn), self.names_per_turn
+        later = range(self.num_names, count, step)
+        return [names[: self.num_names], *(names[start : start + step] for start in later)]
 
 
 def _question(names: Names, turn: int) -> Message:

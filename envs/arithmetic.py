@@ -8,6 +8,7 @@ training split repeats them. The eval questions are distinct and never occur in 
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import cycle, islice
 from random import Random
@@ -25,36 +26,34 @@ OPERATORS: dict[str, Callable[[int, int], int]] = {
 REWARDS = ("correct",)
 
 
+@dataclass(kw_only=True, eq=False)
 class Arithmetic(Environment):
     """Questions `a op b =` with operands in 0..max_operand."""
 
     name = "arithmetic"
 
-    def __init__(
-        self,
-        *,
-        max_operand: int,
-        operators: Sequence[str],
-        num_train: int,
-        num_eval: int,
-        reward_weights: Mapping[str, float],
-    ) -> None:
-        check_at_least(0, max_operand=max_operand)
+    max_operand: int
+    operators: Sequence[str]
+    num_train: int
+    num_eval: int
+    reward_weights: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        check_at_least(0, max_operand=self.max_operand)
+        operators = self.operators
         if not operators or set(operators) - set(OPERATORS) or len(set(operators)) < len(operators):
             raise ValueError(
                 f"operators={list(operators)}: list one or more of {' '.join(OPERATORS)}, each once"
             )
-        check_at_least(1, num_train=num_train, num_eval=num_eval)
-        self._num_questions = len(operators) * (max_operand + 1) ** 2
-        if num_eval >= self._num_questions:
+        check_at_least(1, num_train=self.num_train, num_eval=self.num_eval)
+        self._num_questions = len(operators) * (self.max_operand + 1) ** 2
+        if self.num_eval >= self._num_questions:
             raise ValueError(
-                f"num_eval={num_eval} leaves nothing to train on: max_operand={max_operand} and "
-                f"{len(operators)} operator(s) make {self._num_questions} questions; raise "
-                "max_operand or lower num_eval"
+                f"num_eval={self.num_eval} leaves nothing to train on: max_operand="
+                f"{self.max_operand} and {len(operators)} operator(s) make {self._num_questions} "
+                "questions; raise max_operand or lower num_eval"
             )
-        self.reward_weights = checked_weights(reward_weights, REWARDS)
-        self._operators, self._max_operand = tuple(operators), max_operand
-        self._num_train, self._num_eval = num_train, num_eval
+        checked_weights(self.reward_weights, REWARDS)
 
     def examples(self, split: Split) -> list[Example]:
         numbers = self._eval_numbers if split == "eval" else self._train_numbers
@@ -80,19 +79,19 @@ class Arithmetic(Environment):
 
     @cached_property
     def _eval_numbers(self) -> list[int]:
-        return Random("arithmetic/eval").sample(range(self._num_questions), self._num_eval)
+        return Random("arithmetic/eval").sample(range(self._num_questions), self.num_eval)
 
     @cached_property
     def _train_numbers(self) -> list[int]:
         held_out = set(self._eval_numbers)
-        count = min(self._num_questions, self._num_train + self._num_eval)
+        count = min(self._num_questions, self.num_train + self.num_eval)
         drawn = Random("arithmetic/train").sample(range(self._num_questions), count)
         distinct = (number for number in drawn if number not in held_out)
-        return list(islice(cycle(distinct), self._num_train))
+        return list(islice(cycle(distinct), self.num_train))
 
     def _question(self, number: int) -> tuple[Message, str]:
         """Return prompt and answer of question `number` of all possible questions."""
-        number, b = divmod(number, self._max_operand + 1)
-        which, a = divmod(number, self._max_operand + 1)
-        sign = self._operators[which]
+        number, b = divmod(number, self.max_operand + 1)
+        which, a = divmod(number, self.max_operand + 1)
+        sign = self.operators[which]
         return user(f"{a} {sign} {b} ="), str(OPERATORS[sign](a, b))

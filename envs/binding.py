@@ -15,18 +15,16 @@ ends.
 """
 
 import inspect
-import sys
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from functools import cached_property, partial, wraps
-from pathlib import Path
 from typing import Any
 
 from envs import threads
 from envs.episode import Episode
 from envs.tools import EPISODE, Function, ToolError, supplied, unwrapped
+from envs.user_code import place_of
 
 Reward = Callable[[Episode], Any]
 _MEMORY = "objects"  # key of Episode.memory
@@ -160,9 +158,5 @@ def _named(what: str, function: Function) -> Iterator[None]:
     except ToolError:
         raise
     except Exception as error:  # user code may raise anything
-        frames = traceback.extract_tb(error.__traceback__)
-        source = getattr(sys.modules.get(function.__module__), "__file__", None)
-        place = ([frame for frame in frames if frame.filename == source] or frames)[-1]
-        raise PartFailed(
-            f"{what}: {type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})"
-        ) from error
+        place = place_of(error, function.__module__)
+        raise PartFailed(f"{what}: {type(error).__name__}: {error}{place}") from error

@@ -10,6 +10,8 @@ import json
 import math
 import os
 import random
+from contextlib import suppress
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Self
 
@@ -35,18 +37,15 @@ class HttpError(Exception):
         text: the body of the last answer.
         retry_after: seconds that the server asks the client to wait, NaN if it asks for none.
         attempts: how often the request was sent.
-
     """
 
     def __init__(
-        self, problem: str, status: int = 0, text: str = "", wait: str | None = None
+        self, problem: str, status: int = 0, text: str = "", retry_after: str = ""
     ) -> None:
         super().__init__(problem)
-        self.status, self.text, self.attempts = status, text, 1
-        try:
-            self.retry_after = float(wait) if wait else math.nan
-        except ValueError:  # a date, which few servers send
-            self.retry_after = math.nan
+        self.status, self.text, self.attempts, self.retry_after = status, text, 1, math.nan
+        with suppress(ValueError):  # few servers send a date
+            self.retry_after = float(retry_after)
 
     def __str__(self) -> str:
         """Return the problem, and how often it occurred if more than once."""
@@ -54,40 +53,22 @@ class HttpError(Exception):
         return f"{self.args[0]}{times}"
 
 
+@dataclass(kw_only=True)
 class HttpClient:
-    """Sends requests, at most `max_concurrent` at once, and retries them.
+    """Sends requests and retries them.
 
     Connections belong to the event loop that runs. A client that is used in another loop opens
     new ones. `async with` closes them at the end of the block.
     """
 
-    def __init__(
-        self,
-        *,
-        timeout: float,
-        max_retries: int,
-        max_concurrent: int,
-        max_mib: int,
-        api_key_variable: str | None = None,
-        retry_wait: float = 0.5,
-    ) -> None:
-        """Connect to nothing yet.
-
-        Args:
-            timeout: seconds for one request, from its start to the end of the answer.
-            max_retries: further requests after one that failed.
-            max_concurrent: requests at once.
-            max_mib: size of the largest answer that is read, in MiB.
-            api_key_variable: name of the environment variable that holds the key. Without a value
-                no key is sent, because local servers need none.
-            retry_wait: seconds before the first retry; each later one waits twice as long.
-
-        """
-        self._timeout, self._max_retries, self._retry_wait = timeout, max_retries, retry_wait
-        self._max_concurrent, self._max_mib = max_concurrent, max_mib
-        self._key = api_key_variable
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self.num_retries = 0  # by all requests so far
+    timeout: float  # seconds for one request, from its start to the end of the answer
+    max_retries: int
+    max_concurrent: int
+    max_mib: int  # size of the largest answer that is read
+    api_key_variable: str | None = None  # without a value no key is sent
+    retry_wait: float = 0.5  # seconds before the first retry; each later one waits twice as long
+    num_retries: int = field(default=0, init=False)  # by all requests so far
+    _loop: asyncio.AbstractEventLoop | None = field(default=None, init=False)
 
     async def __aenter__(self) -> Self:
         return self
@@ -98,19 +79,14 @@ class HttpClient:
             self._loop = None
 
     async def post(self, url: str, body: dict[str, Any]) -> str:
-        """Return the answer's body; send the request again where that may help.
-
-        Raises:
-            HttpError: there was no answer with status 200.
-
-        """
+        """Return the answer's body, after retries. Raise HttpError without a status of 200."""
         attempt = 0
         while True:
             try:
                 return await self.send_once("POST", url, body)
             except HttpError as error:
                 error.attempts = attempt + 1
-                if attempt == self._max_retries or not may_succeed_later(error.status):
+                if attempt == self.max_retries or not may_succeed_later(error.status):
                     raise
                 wait = self._wait(error.retry_after, attempt)
             attempt += 1
@@ -118,13 +94,13 @@ class HttpClient:
             await asyncio.sleep(wait)
 
     async def send_once(self, method: str, url: str, body: dict[str, Any] | None = None) -> str:
-        """Return the answer's body, HttpError without an answer of status 200; never retry."""
+        """Return the answer's body. Raise HttpError without a status of 200."""
         http, places = self._connections()
         content = None if body is None else json.dumps(body).encode()
         try:
             async with (
                 places,
-                asyncio.timeout(self._timeout),
+                asyncio.timeout(self.timeout),
                 http.stream(method, url, content=content) as answer,
             ):
                 status, text = answer.status_code, await self._text(answer)
@@ -132,9 +108,8 @@ class HttpClient:
             reason = f"{type(error).__name__}: {_excerpt(str(error))}".removesuffix(": ")
             raise HttpError(f"did not answer ({reason})") from error
         if status != HTTPStatus.OK:
-            wait = answer.headers.get("Retry-After")
             problem = f"answered {status}: {_excerpt(text)}"
-            raise HttpError(problem, status, text, wait)
+            raise HttpError(problem, status, text, answer.headers.get("Retry-After", ""))
         return text
 
     async def _text(self, answer: httpx.Response) -> str:
@@ -146,24 +121,24 @@ class HttpClient:
         data = bytearray()
         async for chunk in answer.aiter_raw():
             data += chunk
-            if len(data) > self._max_mib << 20:
-                raise HttpError(f"answers with more than {self._max_mib} MiB", status)
+            if len(data) > self.max_mib << 20:
+                raise HttpError(f"answers with more than {self.max_mib} MiB", status)
         return data.decode("utf-8", "replace")
 
     def _connections(self) -> tuple[httpx.AsyncClient, asyncio.Semaphore]:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
-            key = os.environ.get(self._key, "") if self._key else ""
+            key = os.environ.get(self.api_key_variable or "", "")
             headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
             headers |= {"Authorization": f"Bearer {key}"} if key else {}
             # No redirects, because the key in the headers is meant for this server only.
             self._http = httpx.AsyncClient(
                 timeout=None,  # asyncio.timeout limits the whole answer
                 headers=headers,
-                limits=httpx.Limits(max_keepalive_connections=self._max_concurrent),
+                limits=httpx.Limits(max_keepalive_connections=self.max_concurrent),
                 follow_redirects=False,
             )
-            self._places, self._loop = asyncio.Semaphore(self._max_concurrent), loop
+            self._places, self._loop = asyncio.Semaphore(self.max_concurrent), loop
         return self._http, self._places
 
     def _wait(self, retry_after: float, attempt: int) -> float:
@@ -172,7 +147,7 @@ class HttpClient:
         The backoff is random, so that requests that failed together do not return together.
         """
         if math.isnan(retry_after):
-            retry_after = self._retry_wait * 2.0 ** min(attempt, 10) * _RANDOM.uniform(0.5, 1)
+            retry_after = self.retry_wait * 2.0 ** min(attempt, 10) * _RANDOM.uniform(0.5, 1)
         return min(max(retry_after, 0.0), _LONGEST_WAIT_S)
 
 

@@ -29,11 +29,30 @@ def user(content: str) -> Message:
     return {"role": "user", "content": content}
 
 
+def call_of(name: str, arguments: Any, call_id: str = "call_0") -> Message:
+    """Return one entry of `tool_calls`."""
+    function = {"name": name, "arguments": arguments}
+    return {"id": call_id, "type": "function", "function": function}
+
+
 def tool_call(name: str, call_id: str = "call_0", content: str = "", **arguments: Any) -> Message:
     """Return an assistant message that calls one tool."""
-    function = {"name": name, "arguments": arguments}
-    calls = [{"id": call_id, "type": "function", "function": function}]
+    calls = [call_of(name, arguments, call_id)]
     return {"role": "assistant", "content": content, "tool_calls": calls}
+
+
+def as_sent(message: Message) -> Message:
+    """Return a message for the API of OpenAI: arguments of tool calls are JSON text.
+
+    A call that cannot be parsed keeps the policy's own text.
+    """
+    calls = []
+    for call in message.get("tool_calls") or []:
+        name, given = call["function"]["name"], call["function"]["arguments"]
+        text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+        calls.append(call_of(name, text, call.get("id", "")))
+    sent = {key: value for key, value in message.items() if key != "tool_calls"}
+    return sent | ({"tool_calls": calls} if calls else {})
 
 
 def parse_json(text: str) -> Any:

@@ -8,6 +8,7 @@ demonstrations.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from random import Random
 from string import ascii_lowercase
@@ -22,31 +23,29 @@ BASE = len(ascii_lowercase)
 _MAX_NUMBERED = 13  # letters: range(BASE**14) is too long for random.sample
 
 
+@dataclass(kw_only=True, eq=False)
 class ReverseText(Environment):
     """Words of min_length..max_length letters, about equally many of each length."""
 
     name = "reverse-text"
 
-    def __init__(
-        self,
-        *,
-        min_length: int,
-        max_length: int,
-        num_train: int,
-        num_eval: int,
-        reward_weights: Mapping[str, float],
-    ) -> None:
-        check_range(min_length=min_length, max_length=max_length)
-        check_at_least(1, num_train=num_train, num_eval=num_eval)
-        capacity = sum(BASE**length for length in range(min_length, max_length + 1))
-        if num_train + num_eval > capacity:
+    min_length: int
+    max_length: int
+    num_train: int
+    num_eval: int
+    reward_weights: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        check_range(min_length=self.min_length, max_length=self.max_length)
+        check_at_least(1, num_train=self.num_train, num_eval=self.num_eval)
+        self._lengths = range(self.min_length, self.max_length + 1)
+        capacity, wanted = sum(BASE**n for n in self._lengths), self.num_train + self.num_eval
+        if wanted > capacity:
             raise ValueError(
-                f"only {capacity} words have {min_length} to {max_length} letters, but num_train + "
-                f"num_eval = {num_train + num_eval}: raise max_length or ask for fewer words"
+                f"only {capacity} words have {self.min_length} to {self.max_length} letters, but "
+                f"num_train + num_eval = {wanted}: raise max_length or ask for fewer words"
             )
-        self.reward_weights = checked_weights(reward_weights, REWARDS)
-        self._lengths = range(min_length, max_length + 1)
-        self._num_train, self._num_eval = num_train, num_eval
+        checked_weights(self.reward_weights, REWARDS)
 
     def examples(self, split: Split) -> list[Example]:
         words = self._eval_words if split == "eval" else self._train_words
@@ -76,13 +75,13 @@ class ReverseText(Environment):
 
     @cached_property
     def _eval_words(self) -> list[str]:
-        return self._draw(Random("reverse-text/eval"), self._num_eval)
+        return self._draw(Random("reverse-text/eval"), self.num_eval)
 
     @cached_property
     def _train_words(self) -> list[str]:
         held_out = set(self._eval_words)
-        drawn = self._draw(Random("reverse-text/train"), self._num_train + self._num_eval)
-        return [word for word in drawn if word not in held_out][: self._num_train]
+        drawn = self._draw(Random("reverse-text/train"), self.num_train + self.num_eval)
+        return [word for word in drawn if word not in held_out][: self.num_train]
 
     def _draw(self, rng: Random, count: int) -> list[str]:
         """Return `count` distinct words. If short words run out, draw more long words."""

@@ -3,7 +3,6 @@
 vf-eval offbyone --env.taskset.env reverse-text --env.taskset.knobs '{"max_length": 8}'
 """
 
-import math
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -14,11 +13,11 @@ from verifiers.v1.runtimes import (  # pyright: ignore[reportMissingImports]
     SubprocessConfig,
 )
 
-from envs import threads
-from envs.episode import Episode, Example, StopReason, rewards_by_name
+from envs.episode import Example, StopReason
 from envs.messages import Message
 from envs.protocol import Environment
 from offbyone.environments import load
+from offbyone.episodes import Played
 
 
 class ExportedConfig(vf.TasksetConfig):
@@ -30,10 +29,9 @@ class ExportedConfig(vf.TasksetConfig):
 
 
 class ExportedState(vf.State):
-    """The Episode of the rollout, and the environment that plays it."""
+    """The episode of the rollout with the environment that plays it."""
 
-    played_by: Any = None
-    episode: Any = None
+    played: Any = None
 
 
 class ExportedTask(vf.Task[vf.TaskData, ExportedState, vf.TaskConfig]):
@@ -44,22 +42,17 @@ class ExportedTask(vf.Task[vf.TaskData, ExportedState, vf.TaskConfig]):
 
     async def setup(self, trace: vf.Trace) -> None:
         """Begin the episode."""
-        trace.state.played_by = self.played_by
-        messages = self.played_by.opened(self.example.messages)
-        trace.state.episode = Episode(example=self.example, messages=messages)
+        trace.state.played = Played(self.played_by, self.example)
 
     async def score(self, trace: vf.Trace, runtime: Any = None) -> None:
         """Record the named rewards with their weights, and rewards without a weight as metrics."""
         await super().score(trace, runtime)
         if self.scoring_deferred:
             return
-        env, episode = self.played_by, trace.state.episode
-        rewards, _ = rewards_by_name(await threads.call(env.score, episode), episode.turns)
-        if not all(map(math.isfinite, rewards.values())):
-            raise ValueError(f"{type(env).__name__}.score returned NaN or infinity: {rewards}")
-        for name, value in rewards.items():
-            if name in env.reward_weights:
-                trace.record_reward(name, value, env.reward_weights[name])
+        weights = self.played_by.reward_weights
+        for name, value in (await trace.state.played.rewards()).items():
+            if name in weights:
+                trace.record_reward(name, value, weights[name])
             else:
                 trace.record_metric(name, value)
 
@@ -97,23 +90,27 @@ class ExportedHarness(vf.Harness[vf.HarnessConfig]):
         data: vf.TaskData,  # noqa: ARG002 (the episode holds the prompt)
     ) -> ProgramResult:
         """Return status 0, or status 1 with the error text of a failed model call."""
-        env, episode = trace.state.played_by, trace.state.episode
-        tools = [{"type": "function", "function": spec} for spec in env.tool_specs or []]
+        played: Played = trace.state.played
+        specs = played.env.tool_specs or []
+        tools = [{"type": "function", "function": spec} for spec in specs]
         headers = {"Authorization": f"Bearer {secret}"}
         # No timeout here, because the library has its own.
         async with httpx.AsyncClient(base_url=endpoint, headers=headers, timeout=None) as client:
             while True:
-                body = {"model": ctx.model, "messages": episode.messages}
+                body = {"model": ctx.model, "messages": played.episode.messages}
                 body |= {"tools": tools} if tools else {}
                 answer = await client.post("/chat/completions", json=body)
                 if answer.status_code == 400 and "context" in answer.text:
-                    episode.stop_reason = StopReason.CONTEXT
+                    played.episode.stop_reason = StopReason.CONTEXT
                     return ProgramResult(0, "", "")
                 if answer.status_code != 200:
                     return ProgramResult(1, "", answer.text)
-                if await _goes_on(env, episode, answer.json()["choices"][0]):
-                    continue
-                return ProgramResult(0, "", "")
+                choice = answer.json()["choices"][0]
+                message: Message = {k: v for k, v in choice["message"].items() if v is not None}
+                message.setdefault("content", "")
+                cut_off = choice["finish_reason"] == "length"
+                if await played.turn(message, cut_off=cut_off) is None:
+                    return ProgramResult(0, "", "")
 
     async def cleanup(
         self,
@@ -121,8 +118,8 @@ class ExportedHarness(vf.Harness[vf.HarnessConfig]):
         runtime: vf.Runtime,  # noqa: ARG002
     ) -> None:
         """Release what the episode holds."""
-        if trace.state.episode is not None:
-            trace.state.played_by.close(trace.state.episode)
+        if (played := trace.state.played) is not None:
+            played.env.close(played.episode)
 
 
 class ExportedEnvConfig(vf.EnvConfig):
@@ -137,20 +134,3 @@ class ExportedEnv(vf.Env[ExportedEnvConfig]):
     async def run(self, task: vf.Task, agents: vf.Agents) -> None:
         """Play the task."""
         await agents.agent.run(task)
-
-
-async def _goes_on(env: Environment, episode: Episode, choice: dict[str, Any]) -> bool:
-    """Add the policy's turn and the reply to the episode. Return False at its end."""
-    message: Message = {k: v for k, v in choice["message"].items() if v is not None}
-    message.setdefault("content", "")
-    episode.messages.append(message)
-    episode.turns += 1
-    if choice["finish_reason"] == "length":
-        episode.stop_reason = StopReason.MAX_TOKENS
-        return False
-    reply = await threads.call(env.reply, episode, message)
-    if reply is None or episode.turns >= env.max_turns:
-        episode.stop_reason = StopReason.STOP if reply is None else StopReason.MAX_TURNS
-        return False
-    episode.messages += reply
-    return True

@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "rl.records": "envs",
     "rl.wire": "",
     "rl.config": "rl.runtime",
-    "rl.runtime": "",
+    "rl.runtime": "envs",
     "rl.dry_call": "rl.records rl.config rl.rollouts envs losses",
     "rl.terminal": "rl.runtime",
     "rl.cluster": "rl.runtime",
@@ -55,8 +55,8 @@ MAY_IMPORT = {
 PROCESSES = {"rl.rollouts", "rl.trainer"}
 # The only modules of envs/ and losses/ that rl/ may import.
 SHARED = {
-    *("envs.episode", "envs.http_client", "envs.loading", "envs.messages", "envs.options"),
-    *("envs.protocol", "envs.threads"),
+    *("envs.chat_endpoint", "envs.episode", "envs.http_client", "envs.loading", "envs.messages"),
+    *("envs.options", "envs.protocol", "envs.threads", "envs.user_code"),
     "losses.tokens",
 }
 ONLY_IN = {

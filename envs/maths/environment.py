@@ -6,6 +6,7 @@ The questions come from a source (envs/maths/questions.py): GSM8K, a file, or ma
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from random import Random
 
 from envs.episode import Episode, Example, Split
@@ -17,31 +18,27 @@ from envs.protocol import Environment, checked_weights
 REWARDS = ("correct", "format")
 
 
+@dataclass(kw_only=True, eq=False)
 class Maths(Environment):
     """Ask questions and grade the final answers."""
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        questions: Questions,
-        instruction: str,
-        grader: Grader,
-        reward_weights: Mapping[str, float],
-    ) -> None:
-        """`instruction` follows every question, on a line of its own."""
-        self.name = name
-        self.reward_weights = checked_weights(reward_weights, REWARDS)
-        self._questions, self._instruction, self._grader = questions, instruction, grader
+    name: str = field()
+    questions: Questions
+    instruction: str  # follows every question, on a line of its own
+    grader: Grader
+    reward_weights: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        checked_weights(self.reward_weights, REWARDS)
 
     def examples(self, split: Split) -> list[Example]:
         return [
             Example(i, self.name, [self._prompt(question)], {"answer": question.answer})
-            for i, question in enumerate(self._questions.load(split))
+            for i, question in enumerate(self.questions.load(split))
         ]
 
     def check_machine(self) -> None:
-        self._grader.check_machine()
+        self.grader.check_machine()
 
     async def score(self, episode: Episode) -> dict[str, float]:
         r"""Return three numbers, each 0 or 1.
@@ -51,7 +48,7 @@ class Maths(Environment):
         unjudged: the comparison took too long, and the answer counts as wrong.
         """
         answer = final_answer(episode.text)
-        same = await self._grader.same(episode.example.info["answer"], answer or "")
+        same = await self.grader.same(episode.example.info["answer"], answer or "")
         return {
             "correct": float(same is True),
             "format": float(bool(marked_answer(episode.text.rpartition("</think>")[2]))),
@@ -60,7 +57,7 @@ class Maths(Environment):
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
         """Yield training questions with an expert's turns, without end."""
-        for question in self._questions.fresh(rng):
+        for question in self.questions.fresh(rng):
             turns = self._expert(question)
             if not turns:
                 raise ValueError(
@@ -75,7 +72,7 @@ class Maths(Environment):
         return [assistant(steps)] if question.solution else []
 
     def _prompt(self, question: Question) -> Message:
-        return user("\n".join(filter(None, [question.text, self._instruction])))
+        return user("\n".join(filter(None, [question.text, self.instruction])))
 
 
 def boxed(answer: str) -> str:

@@ -7,49 +7,33 @@ r"""Questions with a mathematical answer and a Python interpreter: several turns
 Each episode has an interpreter of its own, which keeps its variables until the episode ends.
 """
 
-from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from envs.episode import Episode
 from envs.maths.environment import Maths, boxed
-from envs.maths.grading import Grader
-from envs.maths.questions import Question, Questions
+from envs.maths.questions import Question
 from envs.messages import Message, assistant, tool_call
 from envs.options import check_at_least
 from envs.sandbox.sandbox import START_TIMEOUT, Limits, Sandbox, try_out
 
 
+@dataclass(kw_only=True, eq=False)
 class MathPython(Maths):
     """Maths with the tool `python`."""
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        questions: Questions,
-        instruction: str,
-        grader: Grader,
-        reward_weights: Mapping[str, float],
-        max_turns: int,
-        max_concurrent: int | None,
-        sandbox: Limits,
-    ) -> None:
-        """`max_concurrent` bounds the interpreters, each with up to sandbox.memory_mb."""
-        super().__init__(
-            name=name,
-            questions=questions,
-            instruction=instruction,
-            grader=grader,
-            reward_weights=reward_weights,
-        )
-        check_at_least(1, max_turns=max_turns, max_concurrent=max_concurrent)
-        self.max_turns, self.max_concurrent = max_turns, max_concurrent
+    max_turns: int = field()
+    max_concurrent: int | None = field()  # bounds the interpreters
+    sandbox: Limits
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(1, max_turns=self.max_turns, max_concurrent=self.max_concurrent)
         self.tools = [self.python]
-        self.tool_timeout = START_TIMEOUT + sandbox.call_timeout
-        self._limits = sandbox
+        self.tool_timeout = START_TIMEOUT + self.sandbox.call_timeout
 
     def check_machine(self) -> None:
         super().check_machine()
-        try_out(self._limits)
+        try_out(self.sandbox)
 
     async def python(self, code: str, episode: Episode) -> str:
         """Run Python code and return what it prints and the value of its last line.
@@ -59,7 +43,7 @@ class MathPython(Maths):
         Args:
             code: the code.
         """
-        sandbox = episode.memory.setdefault("python", Sandbox(self._limits))
+        sandbox = episode.memory.setdefault("python", Sandbox(self.sandbox))
         return (await sandbox.run(code)).rstrip("\n") or "(no output)"
 
     def close(self, episode: Episode) -> None:

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envs import threads
+from envs.options import check_at_least
 from envs.sandbox.interpreter import HEADER, READY
 from envs.tools import ToolError
 
@@ -62,9 +63,9 @@ class Limits:
     allow_without_landlock: bool
 
     def __post_init__(self) -> None:
-        for name, least in (("cpu_seconds", 1), ("memory_mb", 64), ("max_output_chars", 2)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}={getattr(self, name)}: a sandbox needs at least {least}")
+        check_at_least(1, cpu_seconds=self.cpu_seconds)
+        check_at_least(64, memory_mb=self.memory_mb)
+        check_at_least(2, max_output_chars=self.max_output_chars)
         if self.call_timeout <= 0:
             raise ValueError(f"call_timeout={self.call_timeout}: a call takes some seconds")
 
@@ -194,16 +195,9 @@ class Sandbox:
         }
         # Not in another thread, because the process dies with the thread that starts it.
         with child_end:
+            python = [sys.executable, "-ISB", "-X", "utf8", "-c", BOOT.format(OURS)]
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-ISB",
-                    "-X",
-                    "utf8",
-                    "-c",
-                    BOOT.format(OURS),
-                    json.dumps(options),
-                ],
+                [*python, json.dumps(options)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -1,12 +1,13 @@
 """The common interface of both generations of the `verifiers` library."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from envs.episode import Split, StopReason
 from envs.messages import Message
 from envs.protocol import Speak
+from envs.verifiers.endpoint import text_of
 
 
 @dataclass(frozen=True)
@@ -29,13 +30,8 @@ class Outcome:
 class Adapter(Protocol):
     """One loaded environment of either generation of the library."""
 
-    @property
-    def max_concurrent(self) -> int | None:
-        """Default for episodes at once; None: the sampler's limit alone."""
-        ...
-
-    @property
-    def reward_weights(self) -> Mapping[str, float]: ...
+    max_concurrent: int | None  # episodes at once; None: the sampler's limit alone
+    reward_weights: dict[str, float]
 
     def rows(self, split: Split, limit: int | None) -> list[Row] | None:
         """Return the first `limit` rows, or None if there is no such split."""
@@ -48,12 +44,8 @@ class Adapter(Protocol):
 
 def check_text(env_id: str, rows: Iterable[Row]) -> None:
     """Raise ValueError if a prompt contains anything but text."""
-    for row in rows:
-        for message in row.messages:
-            parts = message.get("content")
-            kinds = {part["type"] for part in parts} if isinstance(parts, list) else set()
-            if kinds - {"text"}:
-                raise ValueError(
-                    f"env.id={env_id} shows {', '.join(sorted(kinds - {'text'}))}, and the policy "
-                    "reads text: use another environment"
-                )
+    for message in (message for row in rows for message in row.messages):
+        try:
+            text_of(message.get("content"))
+        except ValueError as error:
+            raise ValueError(f"env.id={env_id}: {error}; use another environment") from error

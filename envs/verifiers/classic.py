@@ -7,26 +7,21 @@ The library's rollout asks a `Client` for every turn. PolicyClient asks the poli
 # (pyright mistakes `verifiers` for the folder of this file)
 
 import signal
-import time
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import verifiers as vf  # pyright: ignore[reportMissingImports]
-from verifiers.clients import Client  # pyright: ignore[reportMissingImports]
-from verifiers.types import (  # pyright: ignore[reportMissingImports]
-    Response,
-    ResponseMessage,
-    ToolCall,
-    Usage,
+from openai.types.chat import ChatCompletion  # pyright: ignore[reportMissingImports]
+from verifiers.clients import (  # pyright: ignore[reportMissingImports]
+    OpenAIChatCompletionsClient,
 )
 
 from envs.episode import Split, StopReason
-from envs.messages import Message, user
-from envs.protocol import ContextFull, Speak, Spoken
+from envs.messages import Message, call_of, user
+from envs.protocol import ContextFull, Speak
 from envs.verifiers.adapter import Outcome, Row
-from envs.verifiers.endpoint import MODEL, as_json_text, text_of
+from envs.verifiers.endpoint import MODEL, completion, text_of
 
 _STOPS = {"max_turns_reached": StopReason.MAX_TURNS, "timeout_reached": StopReason.TIMEOUT}
 
@@ -72,17 +67,8 @@ class ClassicAdapter:
         )
 
 
-class PolicyClient(Client):
-    """A `Client` of the library whose endpoint is the policy in training."""
-
-    def __init__(self, speak: Speak) -> None:
-        super().__init__(speak)
-
-    def setup_client(self, config: object) -> object:
-        raise AssertionError(f"made from a Speak, never from {config}")
-
-    async def to_native_tool(self, tool: Any) -> dict[str, Any]:
-        return {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+class PolicyClient(OpenAIChatCompletionsClient):
+    """The library's client of chat endpoints, which asks the policy in training instead."""
 
     async def to_native_prompt(self, messages: list[Any]) -> tuple[list[Message], dict[str, Any]]:
         return [plain_message(message) for message in messages], {}
@@ -94,47 +80,18 @@ class PolicyClient(Client):
         sampling_args: dict[str, Any],  # noqa: ARG002 (the run's sampler decides)
         tools: list[dict[str, Any]] | None = None,
         **options: Any,  # noqa: ARG002
-    ) -> Spoken:
+    ) -> Any:
         try:
-            return await self.client(prompt, tools)
+            spoken = await self.client(prompt, [t["function"] for t in tools] if tools else None)
         except ContextFull as error:
             raise vf.OverlongPromptError(str(error)) from error
+        return ChatCompletion.model_validate(completion(spoken))
 
-    async def raise_from_native_response(self, response: Spoken) -> None:
+    async def raise_from_native_response(self, response: object) -> None:
         """Accept every turn, because none of the policy's turns is an error."""
-
-    async def from_native_response(self, response: Spoken) -> Response:
-        message = response.message
-        calls = message.get("tool_calls") or []
-        reason = "length" if response.cut_off else "tool_calls" if calls else "stop"
-        return Response(
-            id=uuid.uuid4().hex,
-            created=int(time.time()),
-            model=MODEL,
-            usage=Usage(
-                prompt_tokens=response.prompt_tokens,
-                reasoning_tokens=0,
-                completion_tokens=response.completion_tokens,
-                total_tokens=response.prompt_tokens + response.completion_tokens,
-            ),
-            message=ResponseMessage(
-                content=message["content"],
-                reasoning_content=message.get("reasoning_content"),
-                tool_calls=[_library_call(call) for call in calls] or None,
-                finish_reason=reason,
-                is_truncated=response.cut_off,
-            ),
-        )
 
     async def close(self) -> None:
         """Do nothing, because the client holds no connection."""
-
-
-def _library_call(call: Message) -> ToolCall:
-    """Return a tool call in the library's flat form, with its arguments as JSON text."""
-    function = call["function"]
-    arguments = as_json_text(function["arguments"])
-    return ToolCall(id=call["id"], name=function["name"], arguments=arguments)
 
 
 def plain_message(message: Any) -> Message:
@@ -146,14 +103,7 @@ def plain_message(message: Any) -> Message:
     if reasoning := getattr(message, "reasoning_content", None):
         plain["reasoning_content"] = reasoning
     if calls := getattr(message, "tool_calls", None):
-        plain["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for call in calls
-        ]
+        plain["tool_calls"] = [call_of(call.name, call.arguments, call.id) for call in calls]
     if call_id := getattr(message, "tool_call_id", None):
         plain["tool_call_id"] = call_id
     return plain

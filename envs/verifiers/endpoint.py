@@ -15,7 +15,7 @@ from typing import Any
 
 from aiohttp import web
 
-from envs.messages import Message
+from envs.messages import as_sent
 from envs.protocol import ContextFull, Speak, Spoken
 
 MODEL = "policy"
@@ -64,13 +64,13 @@ class PolicyEndpoint:
 
 def completion(spoken: Spoken) -> dict[str, Any]:
     """Return a turn as the answer to a request."""
-    choice = {"index": 0, "message": _wire(spoken.message), "finish_reason": _reason(spoken)}
+    choice = {"index": 0, "message": as_sent(spoken.message), "finish_reason": _reason(spoken)}
     return _frame("chat.completion", [choice], spoken)
 
 
 def _events(spoken: Spoken) -> bytes:
     """Return a turn as a stream of two chunks: the whole message, then the finish reason."""
-    delta = _wire(spoken.message)
+    delta = as_sent(spoken.message)
     for index, call in enumerate(delta.get("tool_calls", [])):
         call["index"] = index
     content = {"index": 0, "delta": delta, "finish_reason": None}
@@ -101,21 +101,6 @@ def _reason(spoken: Spoken) -> str:
     if spoken.cut_off:
         return "length"
     return "tool_calls" if spoken.message.get("tool_calls") else "stop"
-
-
-def _wire(message: Message) -> Message:
-    """Return a message whose tool calls have their arguments as JSON text."""
-    calls = []
-    for call in message.get("tool_calls") or []:
-        name, arguments = call["function"]["name"], as_json_text(call["function"]["arguments"])
-        function = {"name": name, "arguments": arguments}
-        calls.append({"id": call["id"], "type": "function", "function": function})
-    return message | ({"tool_calls": calls} if calls else {})
-
-
-def as_json_text(arguments: Any) -> str:
-    """Return arguments as JSON text. A call that cannot be parsed keeps the policy's own text."""
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 def text_of(content: Any) -> str:

@@ -12,6 +12,7 @@ because the run's sampler has its own.
 `verifiers.v1`. They cannot be installed together.
 """
 
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -27,27 +28,23 @@ _CHECKED_PROMPTS = 64  # of each split, for images; the prompts of an environmen
 UNLISTED = "unlisted"  # the library's reward minus the weighted rewards whose weights are known
 
 
+@dataclass(kw_only=True, eq=False)
 class Verifiers(Environment):
     """One environment of the library. conf/env/verifiers.yaml explains the options."""
 
     holds_conversation = True
 
-    def __init__(
-        self,
-        *,
-        id: str,
-        args: dict[str, Any] | None,
-        num_train: int | None,
-        num_eval: int,
-        max_concurrent: int | None,
-    ) -> None:
-        check_at_least(1, num_train=num_train)
-        check_at_least(0, num_eval=num_eval)
-        self.name = module_of(id).replace("_", "-")
-        self.max_concurrent = max_concurrent
+    id: str
+    args: dict[str, Any] | None
+    num_train: int | None
+    num_eval: int
+    max_concurrent: int | None = field()
+
+    def __post_init__(self) -> None:
+        check_at_least(1, num_train=self.num_train)
+        check_at_least(0, num_eval=self.num_eval)
+        self.name = module_of(self.id).replace("_", "-")
         self.reward_weights = {}  # set when the environment is loaded
-        self._id, self._args = id, args or {}
-        self._num_train, self._num_eval = num_train, num_eval
 
     def configure(  # pyright: ignore[reportIncompatibleMethodOverride] the library has the rest
         self, *, system_prompt: str | None = None
@@ -81,22 +78,22 @@ class Verifiers(Environment):
 
     @cached_property
     def _adapter(self) -> Adapter:
-        return load_adapter(self._id, self._args)
+        return load_adapter(self.id, self.args or {})
 
     @cached_property
     def _rows(self) -> dict[Split, list[Row]]:
-        held_out = self._adapter.rows("eval", self._num_eval)
-        own = 0 if held_out is not None else self._num_eval
-        limit = None if self._num_train is None else self._num_train + own
+        held_out = self._adapter.rows("eval", self.num_eval)
+        own = 0 if held_out is not None else self.num_eval
+        limit = None if self.num_train is None else self.num_train + own
         train = self._adapter.rows("train", limit) or []
         if len(train) <= own:
             raise ValueError(
-                f"env.id={self._id} has {len(train)} examples, which leaves none to train on "
+                f"env.id={self.id} has {len(train)} examples, which leaves none to train on "
                 f"beside env.num_eval={own} held out: lower env.num_eval"
             )
         if held_out is None:
             train, held_out = train[: len(train) - own], train[len(train) - own :]
-        check_text(self._id, (*train[:_CHECKED_PROMPTS], *held_out[:_CHECKED_PROMPTS]))
+        check_text(self.id, (*train[:_CHECKED_PROMPTS], *held_out[:_CHECKED_PROMPTS]))
         self.reward_weights = {**self._adapter.reward_weights, UNLISTED: 1.0}
         if self.max_concurrent is None:
             self.max_concurrent = self._adapter.max_concurrent

@@ -62,14 +62,10 @@ class Question:
 
 
 def read_pages(source: str, split: str, columns: Mapping[str, str]) -> list[Page]:
-    """Return the pages of a source.
+    """Return the pages of a .jsonl file, or of a split of a data set that `datasets` loads.
 
-    Raise ValueError if it cannot be read, a row is no page, or two pages have the same title.
-
-    Args:
-        source: a .jsonl file; anything else is a name that `datasets` loads.
-        split: split of that data set.
-        columns: maps the names used here to the names of the source's columns.
+    `columns` maps the names used here to those of the source. Raise ValueError if the source cannot
+    be read, a row is no page, or two pages have the same title.
     """
     pages: dict[str, Page] = {}
     for where, record in _records(source, split, columns):

@@ -9,6 +9,7 @@ about pages that no training question is about.
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from random import Random
@@ -29,29 +30,28 @@ COLUMNS = ("title", "content", "sections", "question", "answer", "level")
 GIVEN_UP = "I do not know."
 
 
+@dataclass(kw_only=True, eq=False)
 class WikiSearch(Environment):
     """Questions over a corpus, tools to search it."""
 
     name = "wiki-search"
 
-    def __init__(
-        self,
-        *,
-        corpus: str | None,
-        questions: str | None,
-        corpus_split: str,
-        questions_split: str,
-        columns: Mapping[str, str],
-        embeddings: str | None,
-        levels: Sequence[int],
-        num_eval: int,
-        num_results: int,
-        max_turns: int,
-        describe_tools: bool,
-        giving_up: float,
-        judge: Judge | None,
-        reward_weights: Mapping[str, float],
-    ) -> None:
+    corpus: str | None
+    questions: str | None
+    corpus_split: str
+    questions_split: str
+    columns: Mapping[str, str]
+    levels: Sequence[int]
+    num_eval: int
+    num_results: int
+    max_turns: int = field()
+    describe_tools: bool = field()
+    giving_up: float
+    judge: Judge | None
+    reward_weights: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        corpus, questions, levels = self.corpus, self.questions, self.levels
         if (corpus is None) != (questions is None):
             raise ValueError(
                 f"corpus={corpus}, questions={questions}: a corpus of your own needs both; "
@@ -61,27 +61,22 @@ class WikiSearch(Environment):
             # A name without this ending may be a data set of the hub.
             if name and name.endswith(".jsonl") and not Path(name).expanduser().is_file():
                 raise ValueError(f"{option}={name}: no such file (looked for in {Path.cwd()})")
-        if unknown := set(columns) - set(COLUMNS):
+        if unknown := set(self.columns) - set(COLUMNS):
             raise ValueError(
                 f"columns names {sorted(unknown)}: it maps {', '.join(COLUMNS)} to what your data "
                 "call them"
             )
         if not levels or set(levels) - {0, 1, 2, 3}:
             raise ValueError(f"levels={list(levels)}: list one or more of 1, 2, 3 (0: unknown)")
-        check_at_least(1, max_turns=max_turns, num_results=num_results, num_eval=num_eval)
-        if not 0 <= giving_up <= 1:
-            raise ValueError(f"giving_up={giving_up}: a share of the demonstrations, from 0 to 1")
-        if "judge" in reward_weights and judge is None:
+        check_at_least(1, max_turns=self.max_turns)
+        check_at_least(1, num_results=self.num_results, num_eval=self.num_eval)
+        if not 0 <= self.giving_up <= 1:
+            raise ValueError(f"giving_up={self.giving_up}: a share of demonstrations, from 0 to 1")
+        if "judge" in self.reward_weights and self.judge is None:
             raise ValueError(
                 "reward_weights names judge, but judge needs a judge: env=wiki-search-judged"
             )
-        self.max_turns, self.describe_tools, self._judge = max_turns, describe_tools, judge
-        self.reward_weights = checked_weights(reward_weights, REWARDS if judge else REWARDS[:-1])
-        self._corpus, self._corpus_split = corpus, corpus_split
-        self._questions, self._questions_split = questions, questions_split
-        self._columns, self._embeddings = columns, embeddings
-        self._giving_up = giving_up
-        self._levels, self._num_eval, self._num_results = set(levels), num_eval, num_results
+        checked_weights(self.reward_weights, REWARDS if self.judge else REWARDS[:-1])
 
     def examples(self, split: Split) -> list[Example]:
         _ = self._index  # read the pages now, so that an error comes before the first episode
@@ -118,7 +113,7 @@ class WikiSearch(Environment):
             "f1": f1(text, answer),
             "found": pages_found(episode.messages[opening:], pages),
         }
-        return rewards | ({"judge": await self._judge(episode)} if self._judge else {})
+        return rewards | ({"judge": await self.judge(episode)} if self.judge else {})
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
         """Yield an expert's conversations about made-up pages, without end.
@@ -128,49 +123,49 @@ class WikiSearch(Environment):
         """
         while True:
             pages, questions = made_up(rng)
-            index = WikiIndex(pages, self._num_results)
-            asked_for = [q for q in questions if q.level in self._levels]
+            index = WikiIndex(pages, self.num_results)
+            asked_for = [q for q in questions if q.level in self.levels]
             for question in rng.sample(asked_for, min(3, len(asked_for))):
                 conversation = expert(question, index)
                 if conversation is None:
                     continue
-                if self._giving_up and rng.random() < self._giving_up:
+                if self.giving_up and rng.random() < self.giving_up:
                     # The first three messages are question, call and result.
                     conversation = [*conversation[:3], assistant(GIVEN_UP)]
                 yield conversation
 
     @cached_property
     def _pages_and_questions(self) -> tuple[list[Page], list[Question]]:
-        if self._corpus is None or self._questions is None:
+        if self.corpus is None or self.questions is None:
             return shipped()
         return (
-            read_pages(self._corpus, self._corpus_split, self._columns),
-            read_questions(self._questions, self._questions_split, self._columns),
+            read_pages(self.corpus, self.corpus_split, self.columns),
+            read_questions(self.questions, self.questions_split, self.columns),
         )
 
     @cached_property
     def _index(self) -> WikiIndex:
-        return WikiIndex(self._pages_and_questions[0], self._num_results, self._embeddings)
+        return WikiIndex(self._pages_and_questions[0], self.num_results)
 
     @cached_property
     def _splits(self) -> dict[Split, list[Question]]:
         """Questions by split. All questions about one page are in the same split."""
         by_page: dict[str, list[Question]] = {}
         for question in self._pages_and_questions[1]:
-            if question.level in self._levels:
+            if question.level in self.levels:
                 page = question.path[-1][0] if question.path else question.text
                 by_page.setdefault(page, []).append(question)
         held_out: list[Question] = []
         train: list[Question] = []
         # By checksum and not by hash(), so that every process holds out the same pages.
         for page in sorted(by_page, key=lambda title: (zlib.crc32(title.encode()), title)):
-            (held_out if len(held_out) < self._num_eval else train).extend(by_page[page])
+            (held_out if len(held_out) < self.num_eval else train).extend(by_page[page])
         if not train:
             raise ValueError(
-                f"num_eval={self._num_eval} and levels={sorted(self._levels)} leave no question to "
+                f"num_eval={self.num_eval} and levels={sorted(self.levels)} leave no question to "
                 "train on: lower num_eval or add levels"
             )
-        return {"train": train, "eval": held_out[: self._num_eval]}
+        return {"train": train, "eval": held_out[: self.num_eval]}
 
 
 def expert(question: Question, index: WikiIndex) -> list[Message] | None:

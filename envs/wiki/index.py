@@ -1,25 +1,24 @@
-"""The three tools over a corpus: search, list sections, read a section; and the reward `found`."""
+"""The tools over a corpus (search by BM25, list sections, read one), and the reward `found`."""
 
+import re
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
+
+import bm25s
+import numpy as np
 
 from envs.messages import Message
 from envs.tools import ToolError
 from envs.wiki.corpus import Page
-from envs.wiki.retrieval import EmbeddingRetrieval, WordRetrieval
+
+_WORD = re.compile(r"\w+")
 
 
 class WikiIndex:
     """Pages that can be searched and read; bound methods are tools."""
 
-    def __init__(self, pages: list[Page], num_results: int, embeddings: str | None = None) -> None:
-        """Build the index.
-
-        Args:
-            pages: the pages, with different ids.
-            num_results: the most pages that a search lists.
-            embeddings: the model that compares query and page; None: BM25.
-        """
+    def __init__(self, pages: list[Page], num_results: int) -> None:
+        """Build the index. The ids of the pages differ; a search lists at most `num_results`."""
         self._pages = {page.id: page for page in pages}
         self._ids = list(self._pages)
         self._sections = {
@@ -29,10 +28,9 @@ class WikiIndex:
         }
         self._num_results = num_results
         # The title counts twice, so that a page comes before pages that only mention it.
-        texts = [f"{page.title}\n{page.text}" for page in pages]
-        self._retrieval = (
-            WordRetrieval(texts) if embeddings is None else EmbeddingRetrieval(texts, embeddings)
-        )
+        texts = [_words(f"{page.title}\n{page.text}") for page in pages]
+        self._bm25 = bm25s.BM25()
+        self._bm25.index(texts, show_progress=False)
 
     def search_pages(self, query: str) -> str:
         """Search for pages; returns the ids of those that fit best, best first.
@@ -40,8 +38,12 @@ class WikiIndex:
         Args:
             query: words to look for.
         """
-        positions = self._retrieval.best(query, self._num_results)
-        return "\n".join(self._ids[i] for i in positions) or "No page found."
+        words = [word for word in _words(query) if word in self._bm25.vocab_dict]
+        if not words:
+            return "No page found."
+        scores = self._bm25.get_scores(words)
+        best = np.argsort(-scores, kind="stable")[: self._num_results]
+        return "\n".join(self._ids[i] for i in best if scores[i] > 0) or "No page found."
 
     def view_sections(self, page_id: str) -> str:
         """List the section ids of a page.
@@ -63,6 +65,10 @@ class WikiIndex:
             hint = _near(section_id, list(self._sections))
             raise ToolError(f"there is no section {section_id!r}{hint}")
         return self._sections[section_id]
+
+
+def _words(text: str) -> list[str]:
+    return [word.lower() for word in _WORD.findall(text.replace("_", " "))]
 
 
 def _near(word: str, known: list[str]) -> str:

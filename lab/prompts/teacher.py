@@ -13,16 +13,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NoReturn
 
+from envs.chat_endpoint import ChatEndpoint
 from lab.prompts.journal import Journal
-from rl.inference.completion import Completion
+from rl.inference.completion import Completion, GenerationError
 from rl.runtime.failure import RunFailed
 from rl.sampling.chat import Chat, Prompt
-from rl.sampling.chat_endpoint import ChatEndpoint, Keys
 from rl.sampling.messages_chat import MessagesChat
 from rl.sampling.sampler import PolicySampler
 
 QUESTION = ("asked",)
-ENDPOINT = Keys("reflection.base_url", "reflection", "")
 PLACEHOLDERS = ("<curr_param>", "<side_info>")
 _MOST_EMPTY = 4  # answers in a row without a prompt
 
@@ -86,7 +85,8 @@ class Reflection:
             model=self.model,
             api_key_variable=self.api_key_variable,
             max_retries=self.max_retries,
-            keys=ENDPOINT,
+            option="reflection.base_url",
+            raises=GenerationError,
         )
 
     @property

@@ -18,9 +18,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from envs.user_code import is_library
 from rl.config.learned import Learned
 from rl.config.schema import ConfigError, Run
-from rl.dry_call.report import Report, is_library, unwrapped
+from rl.dry_call.report import Report, unwrapped
 
 LIMIT_S = 60
 Config = Mapping[str, Any]

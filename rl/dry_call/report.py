@@ -1,15 +1,12 @@
 """How a dry call reports what a user's code raised or returned: value, remedy, file and line."""
 
 import inspect
-import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from traceback import extract_tb
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
-STANDARD = Path(sysconfig.get_path("stdlib"))
+from envs.user_code import frame_of
 
 
 class Wrong(ValueError):
@@ -73,34 +70,11 @@ def raised_at(error: BaseException, made: Any) -> tuple[str, int] | None:
     """Return the last line of the user's own code that an exception passed through."""
     if isinstance(error, SyntaxError) and error.filename:
         return error.filename, error.lineno or 1
-    frames = [f for f in extract_tb(error.__traceback__) if not is_library(f.filename)]
-    inner = [f for f in frames if not Path(f.filename).is_relative_to(ROOT / "rl" / "dry_call")]
-    if not inner:
-        return defined_at(made)
     own = defined_at(made)
-    same = [f for f in inner if own and f.filename == own[0]]
-    last = (same or inner)[-1]
-    return last.filename, last.lineno or 1
-
-
-def is_library(file: str) -> bool:
-    """Whether a file came with Python or was installed, wherever pip was told to install.
-
-    What lies in this checkout or in an editable install is not a library.
-    """
-    path = Path(file)
-    if not path.is_absolute():
-        return True
-    for folder in path.parents:
-        if folder.name in ("site-packages", "dist-packages"):
-            return True
-        if folder == ROOT:
-            return False
-    # `pip install --target` and a vendor's folder have the packages' metadata beside them.
-    top = path.parent
-    while (top / "__init__.py").exists():
-        top = top.parent
-    return path.is_relative_to(STANDARD) or any(top.glob("*.dist-info"))
+    frame = frame_of(error, own and own[0])
+    if frame is None or Path(frame.filename).is_relative_to(Path(__file__).parent):
+        return own
+    return frame.filename, frame.lineno or 1
 
 
 def _place(place: tuple[str, int] | None) -> str:

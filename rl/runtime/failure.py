@@ -6,18 +6,15 @@ supervisor finds it and shows the first one. The message of a user's error has n
 
 import json
 import sys
-import sysconfig
 import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
+from envs.user_code import place_of
 from rl.runtime.files import write_whole
 from rl.runtime.folder import RunFolder
 from rl.runtime.text import strip_escapes
-
-_STDLIB = sysconfig.get_path("stdlib")
 
 
 class RunFailed(RuntimeError):
@@ -34,17 +31,7 @@ def message_of(error: BaseException) -> str:
         error = error.exceptions[0]  # a task group wraps even a single error
     if isinstance(error, ValueError | RunFailed):
         return strip_escapes(str(error))
-    return strip_escapes(f"{type(error).__name__}: {error}{_place(error)}")
-
-
-def _place(error: BaseException) -> str:
-    """Return the innermost line that is not in a library, which is the user's if theirs raised."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_ours(frame)]
-    return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-
-
-def _is_ours(frame: traceback.FrameSummary) -> bool:
-    return not frame.filename.startswith(("<", _STDLIB)) and "site-packages" not in frame.filename
+    return strip_escapes(f"{type(error).__name__}: {error}{place_of(error)}")
 
 
 @contextmanager

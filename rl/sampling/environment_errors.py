@@ -1,12 +1,11 @@
 """Turns errors of an environment's code into one line that says where to look."""
 
 import asyncio
-import sys
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from envs.protocol import Environment
+from envs.user_code import place_of
 from rl.inference.completion import GenerationError
 
 _LONGEST = 300  # characters of the error itself
@@ -34,12 +33,6 @@ def as_environment_error(env: Environment, what: str) -> Iterator[None]:
 
 
 def _explain(env: Environment, what: str, error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    # The innermost line of the environment's own file, because its libraries are rarely wrong.
-    module_file = getattr(sys.modules.get(type(env).__module__), "__file__", None)
-    place = ([frame for frame in frames if frame.filename == module_file] or frames)[-1]
     message = " ".join(str(error).split())[:_LONGEST]
-    return (
-        f"{type(env).__name__}.{what} raised {type(error).__name__}: {message} "
-        f"({place.filename.rsplit('/', 1)[-1]}:{place.lineno})"
-    )
+    raised = f"{type(env).__name__}.{what} raised {type(error).__name__}: {message}"
+    return raised + place_of(error, type(env).__module__)

@@ -9,35 +9,13 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
-import msgspec
-
+from envs.chat_endpoint import ChatEndpoint
 from envs.http_client import HttpClient
-from envs.messages import Message, assistant
-from rl.inference.completion import Completion
+from envs.messages import Message, as_sent, assistant
+from rl.inference.completion import Completion, GenerationError
 from rl.sampling.chat import Chat, ChatSetting, Prompt, ToolSpecs, checked_call, mistaken_call
-from rl.sampling.chat_endpoint import ChatEndpoint
-
-
-class _Spoken(msgspec.Struct):
-    content: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    tool_calls: list[Any] | None = None
-
-
-class _Choice(msgspec.Struct):
-    message: _Spoken
-    finish_reason: Any = None
-
-
-class _Answer(msgspec.Struct):
-    choices: list[_Choice]
-
-
-class _Usage(msgspec.Struct):
-    completion_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +55,8 @@ class MessagesClient:
             model=self.model,
             api_key_variable=self.api_key_variable,
             max_retries=self.max_retries,
+            option="client.url",
+            raises=GenerationError,
         )
 
     @asynccontextmanager
@@ -102,8 +82,7 @@ class MessagesChat(Chat):
     async def generate(self, prompt: Prompt, n: int, seed: int | None = None) -> list[Completion]:
         """Send `n` requests at once. Raise GenerationError if the server cannot be used."""
         body: dict[str, Any] = {
-            "model": self.endpoint.model,
-            "messages": [_as_sent(message) for message in prompt.messages],
+            "messages": [_without_reasoning(m) for m in prompt.messages],
             "max_tokens": self.sampler.max_tokens,
             **self.sampler.changed(),
         }
@@ -132,14 +111,10 @@ class MessagesChat(Chat):
         return isinstance(completion, SpokenCompletion) and completion.too_long
 
     async def _ask(self, body: dict[str, Any]) -> SpokenCompletion:
-        answer = await self.endpoint.post(self.client, body)
+        answer = await self.endpoint.ask(self.client, **body)
         if answer is None:
             return SpokenCompletion([], [], [], cut_off=True, message=assistant(""), too_long=True)
-        try:
-            choice = msgspec.convert(answer, _Answer).choices[0]
-            usage = msgspec.convert(answer.get("usage") or {}, _Usage)
-        except (msgspec.ValidationError, IndexError) as error:
-            raise self.endpoint.wrong_answer("as the OpenAI API does", answer) from error
+        choice, usage = answer.choices[0], answer.usage
         spoken = choice.message
         message = assistant(spoken.content or "")
         if thought := spoken.reasoning_content or spoken.reasoning:
@@ -151,31 +126,13 @@ class MessagesChat(Chat):
             logprobs=[],
             versions=[],
             cut_off=choice.finish_reason == "length",
-            num_untracked_tokens=usage.completion_tokens or 0,
+            num_untracked_tokens=(usage and usage.completion_tokens) or 0,
             message=message,
         )
 
 
-def _as_sent(message: Message) -> Message:
-    """Return a message for the API: arguments of tool calls are JSON text."""
-    sent = {k: v for k, v in message.items() if k not in ("reasoning_content", "tool_calls")}
-    if message.get("tool_calls"):
-        sent["tool_calls"] = [
-            {
-                "id": call.get("id", ""),
-                "type": "function",
-                "function": {
-                    "name": call["function"]["name"],
-                    "arguments": _as_text(call["function"]["arguments"]),
-                },
-            }
-            for call in message["tool_calls"]
-        ]
-    return sent
-
-
-def _as_text(arguments: Any) -> str:
-    return arguments if isinstance(arguments, str) else json.dumps(arguments)
+def _without_reasoning(message: Message) -> Message:
+    return as_sent({k: v for k, v in message.items() if k != "reasoning_content"})
 
 
 def _call(index: int, call: Any) -> Message:

@@ -9,18 +9,19 @@ when that line returns.
 import asyncio
 import logging
 import sys
-import sysconfig
 import threading
 import time
 from collections.abc import Callable
+from traceback import walk_stack
 from types import FrameType
 from typing import Self
 from weakref import WeakKeyDictionary
 
+from envs.user_code import is_library
+
 log = logging.getLogger(__name__)
 
 _INTERVAL_S = 0.5
-_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 
 
 class Watchdog:
@@ -77,10 +78,7 @@ class Watchdog:
 
 def _place(frame: FrameType) -> str:
     """Return the innermost line that is not in a library."""
-    innermost, caller = frame, frame.f_back
-    while frame.f_code.co_filename.startswith((*_LIBRARIES, "<")) and caller is not None:
-        frame, caller = caller, caller.f_back
-    if caller is None:
-        frame = innermost
+    own = (f for f, _ in walk_stack(frame) if not is_library(f.f_code.co_filename))
+    frame = next(own, frame)
     code = frame.f_code
     return f"{code.co_qualname} ({code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno})"

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
+from envs.user_code import is_library
 from rl.config.signatures import Module, absolute, source, spec_of
-from rl.dry_call.report import is_library
 
 ROOT = Path(__file__).parents[2]
 

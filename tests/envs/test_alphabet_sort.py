@@ -1,4 +1,4 @@
-"""AlphabetSort: rewards of whole conversations, held-out lists, refused options."""
+"""AlphabetSort: rewards of whole conversations and of single turns."""
 
 import math
 from itertools import islice
@@ -9,24 +9,9 @@ import pytest
 from envs.alphabet_sort import AlphabetSort
 from envs.episode import Episode, Example
 from envs.messages import assistant
+from tests.envs.test_procedural import make
 
-OPTIONS = {
-    "min_turns": 2,
-    "max_turns": 3,
-    "num_names": 3,
-    "names_per_turn": 1,
-    "min_length": 2,
-    "max_length": 4,
-    "similarity_power": 2.0,
-    "num_train": 500,
-    "num_eval": 100,
-    "reward_weights": {"exact": 0.0, "similarity": 1.0},
-}
 NAMES = [["dob", "an", "kit"], ["fe"]]  # an dob kit, then an dob fe kit
-
-
-def make(**changes):
-    return AlphabetSort(**{**OPTIONS, **changes})
 
 
 async def play(env, example, answers):
@@ -60,7 +45,7 @@ async def play(env, example, answers):
 async def test_rewards_of_a_conversation(answers, exact, similarity):
     opening = [{"role": "user", "content": "sort: dob an kit"}]
     example = Example(0, "alphabet-sort", opening, {"names": NAMES})
-    _, scores = await play(make(), example, answers)
+    _, scores = await play(make(AlphabetSort), example, answers)
     whole = {name: sum(part) for name, part in scores.items()}
     assert whole == pytest.approx({"exact": exact, "similarity": similarity})
     assert {len(part) for part in scores.values()} == {min(len(answers), 2)}
@@ -68,12 +53,12 @@ async def test_rewards_of_a_conversation(answers, exact, similarity):
 
 async def test_every_answer_gets_the_next_names_until_the_last_turn():
     example = Example(0, "alphabet-sort", [{"role": "user", "content": "?"}], {"names": NAMES})
-    episode, _ = await play(make(), example, ["nonsense", "more", "never asked for"])
+    episode, _ = await play(make(AlphabetSort), example, ["nonsense", "more", "never asked for"])
     assert [m["content"] for m in episode.messages] == ["?", "nonsense", "add: fe", "more"]
 
 
 async def test_the_expert_scores_one_in_the_environments_own_conversations():
-    env = make(names_per_turn=2, max_turns=4)
+    env = make(AlphabetSort, names_per_turn=2, max_turns=4)
     turns = set()
     for shown in islice(env.demonstrations(Random(0)), 100):
         lists = [message["content"].split()[1:] for message in shown[::2]]
@@ -86,55 +71,15 @@ async def test_the_expert_scores_one_in_the_environments_own_conversations():
     assert turns == {2, 3, 4}
 
 
-def lists(examples):
-    return {str(example.info["names"]) for example in examples}
-
-
-def test_splits_and_demonstrations_share_no_list_with_eval():
-    # One turn of one letter: 26 lists, of which at most 13 are held out.
-    env = make(min_turns=1, max_turns=1, num_names=1, min_length=1, max_length=1, num_eval=13)
-    held_out = lists(env.examples("eval"))
-    assert 6 < len(held_out) <= 13
-    assert held_out.isdisjoint(lists(env.examples("train")))
-    shown = {messages[0]["content"] for messages in islice(env.demonstrations(Random(3)), 300)}
-    assert shown.isdisjoint(e.messages[0]["content"] for e in env.examples("eval"))
-
-
-def test_the_same_options_give_the_same_lists_and_all_their_names_differ():
-    examples = make().examples("train")
-    assert examples == make().examples("train")
-    assert make().examples("eval") == make(num_train=5).examples("eval")
-    assert [example.id for example in examples] == list(range(500))
+def test_all_names_of_a_list_differ():
+    examples = make(AlphabetSort).examples("train")
     for example in examples:
         names = [name for turn in example.info["names"] for name in turn]
         assert len(set(names)) == len(names) in (4, 5)
         assert {len(name) for name in names} <= {2, 3, 4}
-    first, again, other = (
-        list(islice(make().demonstrations(Random(seed)), 20)) for seed in (1, 1, 2)
-    )
-    assert first == again != other
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"min_turns": 4}, "min_turns may not exceed"),
-        ({"min_length": 0}, "at least 1"),
-        ({"min_length": 1, "max_length": 1, "num_names": 6}, "8 different .* 26 .* raise max_len"),
-        (
-            {"max_turns": 2, "num_names": 1, "min_length": 1, "max_length": 1, "num_eval": 326},
-            "num_eval=326 leaves too little .* 650 lists",
-        ),
-        ({"similarity_power": 0.0}, "more than 0"),
-        ({"reward_weights": {"exakt": 1.0}}, "exakt.* use exact or similarity"),
-    ],
-)
-def test_impossible_options_are_refused_with_a_remedy(changes, message):
-    with pytest.raises(ValueError, match=message):
-        make(**changes)
 
 
 async def test_each_turn_is_scored_by_itself():
     example = Example(0, "alphabet-sort", [{"role": "user", "content": "?"}], {"names": NAMES})
-    _, scores = await play(make(), example, ["dob an kit", "an dob fe kit"])
+    _, scores = await play(make(AlphabetSort), example, ["dob an kit", "an dob fe kit"])
     assert scores == {"exact": [0.0, 0.5], "similarity": [pytest.approx((4 / 6) ** 2 / 2), 0.5]}

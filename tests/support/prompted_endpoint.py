@@ -4,18 +4,19 @@ The policy is asked to reverse a word (env=reverse-text). It writes a word backw
 prompt says "backwards" (only a short word if it also says "short"), and else repeats it.
 """
 
-import json
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from tests.support.http import Answers, completion
 
 SHORT = 4  # letters
 
 
 @dataclass
-class PromptedEndpoint:
+class PromptedEndpoint(Answers):
     """Hold the options, the received requests and the state of the endpoint.
 
     Attributes:
@@ -35,14 +36,23 @@ class PromptedEndpoint:
     held: threading.Event = field(default_factory=threading.Event)
     released: threading.Event = field(default_factory=threading.Event)
 
-    def answer(self, body: dict) -> tuple[int, str]:
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def answer(self, path: str, body: Any, number: int) -> tuple[Any, ...]:
         """Return the status and content of a completion."""
+        expected = f"Bearer {self.key}" if self.key else None
+        if self.headers[number].get("Authorization") != expected:
+            return 401, {}
+        return 200, completion(self._said(body)) if body else {"data": []}
+
+    def _said(self, body: dict) -> str:
         messages = {message["role"]: message["content"] for message in body["messages"]}
         with self.lock:
             if body["model"] == "teacher" or "feedback" in messages["user"]:
                 self.teacher_asked.append(messages["user"])
                 index = min(len(self.teacher_asked), len(self.proposals)) - 1
-                return 200, self.proposals[index]
+                return self.proposals[index]
             system, word = messages.get("system", ""), messages["user"].removeprefix("reverse: ")
             self.policy_asked.append((system, word))
             is_held = self.hold_at and len(self.policy_asked) >= self.hold_at
@@ -50,52 +60,16 @@ class PromptedEndpoint:
             self.held.set()
             self.released.wait(60)
         obeys = "backwards" in system and (len(word) <= SHORT or "short" not in system)
-        return 200, word[::-1] if obeys else word
+        return word[::-1] if obeys else word
 
     @contextmanager
     def listening(self) -> Iterator["PromptedEndpoint"]:
         """Listen on the loopback interface while the block lasts."""
-        endpoint = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self):
-                allowed = self.headers.get("Authorization", "") == endpoint.bearer
-                self.reply(200 if allowed else 401, {"data": []})
-
-            def do_POST(self):
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                if self.headers.get("Authorization", "") != endpoint.bearer:
-                    return self.reply(401, {})
-                status, content = endpoint.answer(body)
-                choice = {"message": {"content": content}, "finish_reason": "stop"}
-                return self.reply(status, {"choices": [choice], "usage": {"completion_tokens": 5}})
-
-            def reply(self, status, body):
-                data = json.dumps(body).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(data)))
-                with suppress(OSError):  # the client was killed
-                    self.end_headers()
-                    self.wfile.write(data)
-
-            def log_message(self, format, *args):
-                pass
-
-        class Server(ThreadingHTTPServer):
-            request_queue_size = 128  # a search connects many times at once
-
-        with Server(("127.0.0.1", self.port), Handler) as server:
-            self.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
-            threading.Thread(target=server.serve_forever, daemon=True).start()
+        with self.serving(self.port) as self.url:
             try:
                 yield self
             finally:
                 self.released.set()
-                server.shutdown()
-
-    @property
-    def bearer(self) -> str:
-        return f"Bearer {self.key}" if self.key else ""
 
     def overrides(self, **more: object) -> list[str]:
         """Return overrides of optimize_prompt.py that use it as policy and teacher."""

@@ -22,4 +22,4 @@ def right(completion, answer):
 def load_environment():
     rows = {"question": ["which letter has ann?"] * 4, "answer": ["q"] * 4}
     rubric = vf.Rubric(funcs=[right])
-    return vf.ToolEnv(tools=[look_up], dataset=Dataset.from_dict(rows), rubric=rubric, max_turns=3)
+    return vf.ToolEnv(tools=[look_up], dataset=Dataset.from_dict(rows), rubric=rubric, max_turns=4)

@@ -178,7 +178,7 @@ async def test_a_sandbox_that_cannot_start_is_an_error_of_the_environment(monkey
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"memory_mb": 8}, "memory_mb=8: a sandbox needs at least 64"),
+        ({"memory_mb": 8}, "memory_mb=8: set it to at least 64"),
         ({"cpu_seconds": 0}, "cpu_seconds=0"),
         ({"max_output_chars": 0}, "max_output_chars=0"),
         ({"call_timeout": 0.0}, r"call_timeout=0\.0"),

@@ -23,7 +23,6 @@ def wiki(**options) -> WikiSearch:
         "corpus_split": "train",
         "questions_split": "train",
         "columns": {},
-        "embeddings": None,
         "giving_up": 0.0,
         "levels": [1, 2, 3],
         "num_eval": 200,
@@ -279,7 +278,7 @@ def test_two_pages_of_one_title_are_refused(tmp_path):
         ({"levels": [7]}, "list one or more of 1, 2, 3"),
         ({"questions": "q.jsonl"}, "a corpus of your own needs both"),
         ({"columns": {"titel": "name"}}, "columns names \\['titel'\\]: it maps title, content"),
-        ({"giving_up": 2.0}, "giving_up=2.0: a share of the demonstrations"),
+        ({"giving_up": 2.0}, "giving_up=2.0: a share of demonstrations"),
         ({"reward_weights": {"judge": 1.0}}, "judge needs a judge: env=wiki-search-judged"),
     ],
 )

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from envs.user_code import is_library
 from rl.config.check import check_learned
 from rl.config.facts import is_imitator
 from rl.config.learned import Learned
@@ -17,7 +18,6 @@ from rl.config.schema import ConfigError
 from rl.dry_call.child import DryCall
 from rl.dry_call.groups import _LOOKED_UP
 from rl.dry_call.learn import learn
-from rl.dry_call.report import is_library
 from rl.dry_call.tensors import TAKEN
 from tests.support.composing import REPO, changed, chosen, composed
 

@@ -1,9 +1,8 @@
 """References: the initial policy and how it is refreshed, a teacher's tokenizer and its server."""
 
 import json
-import threading
+from contextlib import ExitStack
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
@@ -26,6 +25,7 @@ from rl.model.tokenizer import Tokenizer
 from rl.records import MicroBatch, RankBatch
 from rl.runtime.failure import RunFailed
 from tests.support import tiny_policy
+from tests.support.http import Answers
 
 torch.set_num_threads(1)
 
@@ -98,58 +98,47 @@ def test_a_teacher_with_another_tokenizer_is_refused(folder, tmp_path, key):
     assert "\n" not in said
 
 
-class Teacher(BaseHTTPRequestHandler):
+class Teacher(Answers):
     """vLLM's answer with prompt_logprobs=0; token t at position i has logprob -(t + i / 8)."""
 
     status, has_logprobs, failures = 200, True, 0
     message = "broken"
     max_model_len = 65
-    tokens: ClassVar[list] = []  # what it makes of any text; []: it does not say
+    tokens: ClassVar[list] = []  # the tokens of every text; []: there is no such route
     likeliest: ClassVar[dict] = {}  # beside the given token, at each place
-    seen: list  # requests, set by the fixture
 
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self.path == "/tokenize":
-            self.send_response(200 if self.tokens else 404)
-            self.end_headers()
+    def __init__(self, changes):
+        super().__init__()
+        self.seen = []
+        vars(self).update(changes)
+
+    def answer(self, path, body, number):
+        if path == "/tokenize":
             about = {"tokens": self.tokens, "count": 1, "max_model_len": self.max_model_len}
-            self.wfile.write(json.dumps(about).encode())
-            return
-        self.seen.append((self.path, body))
+            return 200 if self.tokens else 404, about
+        self.seen.append((path, body))
         entries = [
             {str(t): {"logprob": -(t + i / 8), "rank": 3, "decoded_token": "x"}, **self.likeliest}
             for i, t in enumerate(body["prompt"])
         ]
         logprobs = {"prompt_logprobs": [None, *entries[1:]]} if self.has_logprobs else {}
         choice = {"index": 0, "text": "y", "finish_reason": "length", **logprobs}
-        answer = {"id": "cmpl-1", "object": "text_completion", "choices": [choice]}
         status = 503 if len(self.seen) <= self.failures else self.status
-        text = json.dumps(answer if status == 200 else {"error": {"message": self.message}})
-        self.send_response(status)
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    def log_message(self, format, *args):
-        pass
+        if status != 200:
+            return status, {"error": {"message": self.message}}
+        return status, {"id": "cmpl-1", "object": "text_completion", "choices": [choice]}
 
 
 @pytest.fixture
 def serve():
-    """Starts a teacher with some attributes changed; returns its URL and what it was asked."""
-    servers = []
+    """Return a function that starts a changed teacher and returns its URL and its requests."""
+    with ExitStack() as stack:
 
-    def start(**changes):
-        handler = type("Handler", (Teacher,), {"seen": [], **changes})
-        server = HTTPServer(("127.0.0.1", 0), handler)
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        servers.append(server)
-        return f"http://127.0.0.1:{server.server_port}/v1", handler.seen
+        def start(**changes):
+            teacher = Teacher(changes)
+            return stack.enter_context(teacher.serving()), teacher.seen
 
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+        yield start
 
 
 def endpoint(url, folder, max_retries=0, top_k=0):

@@ -1,0 +1,119 @@
+"""/chat/completions of any OpenAI-compatible server.
+
+client=messages, the reflection model and a judge use it.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+
+from envs.http_client import HttpClient, HttpError
+from envs.messages import parse_json
+
+_LARGEST_ANSWER_MIB = 32
+
+
+class _Said(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[Any] | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Said
+    finish_reason: Any = None
+
+
+class _Usage(msgspec.Struct):
+    completion_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+
+class Answer(msgspec.Struct):
+    """The fields of a completion that are read."""
+
+    choices: Annotated[list[_Choice], msgspec.Meta(min_length=1)]
+    usage: _Usage | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatEndpoint:
+    """The address of a server, the model's name, and the name of the key's variable.
+
+    Attributes:
+        option: the user's name of `url`, such as client.url; messages quote it.
+        raises: the class of all errors.
+    """
+
+    url: str
+    model: str
+    api_key_variable: str | None
+    max_retries: int
+    option: str
+    raises: type[Exception]
+
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("http://", "https://")):
+            raise ValueError(
+                f"{self.option}={self.url} is not an address: write http://host:port/v1, the base "
+                "address of the server's OpenAI-compatible API"
+            )
+
+    def client(self, *, max_concurrent: int, timeout: float, retry_wait: float = 0.5) -> HttpClient:
+        """Return the client for `check_access` and `ask`; the caller closes it."""
+        return HttpClient(
+            timeout=timeout,
+            max_retries=self.max_retries,
+            max_concurrent=max_concurrent,
+            max_mib=_LARGEST_ANSWER_MIB,
+            api_key_variable=self.api_key_variable,
+            retry_wait=retry_wait,
+        )
+
+    async def check_access(self, client: HttpClient) -> None:
+        """Ask for the list of models, which costs nothing.
+
+        Raise `raises` if the server does not answer or refuses the key. Ignore other errors,
+        because not every server has this list.
+        """
+        try:
+            await client.send_once("GET", f"{self.url.rstrip('/')}/models")
+        except HttpError as error:
+            if error.status in (0, 401, 403):
+                raise self._failed(error) from error
+
+    async def ask(self, client: HttpClient, **body: Any) -> Answer | None:
+        """Return the answer; None if the conversation is longer than the model's context.
+
+        Raise `raises` if the server cannot be used.
+        """
+        request = {"model": self.model, **body}
+        try:
+            text = await client.post(f"{self.url.rstrip('/')}/chat/completions", request)
+        except HttpError as error:
+            said = error.text.lower().replace("_", " ")
+            if error.status == 400 and "context length" in said:
+                return None
+            raise self._failed(error) from error
+        try:
+            return msgspec.convert(parse_json(text), Answer)
+        except ValueError as error:  # not JSON, or other fields
+            raise self.raises(
+                f"{self.option}={self.url} did not answer as the OpenAI API does: {text[:200]!r}"
+            ) from error
+
+    def _failed(self, error: HttpError) -> Exception:
+        group, key = self.option.partition(".")[0], self.api_key_variable
+        remedies = {
+            0: "is the server running at this address?",
+            401: f"the server refused the key in {key}: set that variable, or {group}."
+            "api_key_variable",
+            403: f"the server refuses this model to the key in {key}: use another {group}.model or "
+            "key",
+            404: f"the server knows no model {group}.model={self.model} (or {self.option} is not "
+            "its .../v1)",
+            429: f"send fewer requests at once (max_concurrent), or raise {group}.max_retries",
+        }
+        remedy = remedies.get(error.status)
+        return self.raises(f"{self.option}={self.url} {error}{f': {remedy}' if remedy else ''}")

@@ -1,0 +1,43 @@
+"""One episode of an exported environment, for both generations of the `verifiers` library."""
+
+import math
+
+from envs import threads
+from envs.episode import Episode, Example, StopReason, rewards_by_name
+from envs.messages import Message
+from envs.protocol import Environment
+
+
+class Played:
+    """An episode and the environment that plays it."""
+
+    def __init__(self, env: Environment, example: Example) -> None:
+        self.env = env.environment_of(example)
+        self.episode = Episode(example=example, messages=self.env.opened(example.messages))
+
+    def add(self, message: Message) -> None:
+        """Add a turn of the policy."""
+        self.episode.messages.append(message)
+        self.episode.turns += 1
+
+    async def turn(self, message: Message, *, cut_off: bool) -> list[Message] | None:
+        """Add a turn of the policy and the environment's reply; return None at the end."""
+        self.add(message)
+        if cut_off:
+            self.episode.stop_reason = StopReason.MAX_TOKENS
+            return None
+        reply = await threads.call(self.env.reply, self.episode, message)
+        if reply is None or self.episode.turns >= self.env.max_turns:
+            ended = StopReason.STOP if reply is None else StopReason.MAX_TURNS
+            self.episode.stop_reason = ended
+            return None
+        self.episode.messages += reply
+        return reply
+
+    async def rewards(self) -> dict[str, float]:
+        """Return the named rewards. Raise ValueError if one is NaN or infinite."""
+        scored = await threads.call(self.env.score, self.episode)
+        rewards, _ = rewards_by_name(scored, self.episode.turns)
+        if not all(map(math.isfinite, rewards.values())):
+            raise ValueError(f"score returned NaN or infinity: {rewards}")
+        return rewards

@@ -1,0 +1,133 @@
+"""This project's environments evaluated by the library over HTTP, by either generation."""
+
+import asyncio
+import json
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import pytest
+
+from tests.support.bridges.serving import (
+    ScriptedEndpoint,
+    reverse_half,
+    sort_the_first,
+    use_the_adder,
+)
+
+CLASSIC = find_spec("verifiers.envs") is not None
+
+
+@dataclass
+class Result:
+    """What the library reports of one rollout."""
+
+    question: str
+    rewards: dict[str, float]
+    turns: int
+    error: str
+
+
+def classic(endpoint, env, repeats, options):
+    import verifiers as vf
+    from verifiers.types import ClientConfig
+
+    made = vf.load_environment("offbyone", env=env, **options)
+    client = ClientConfig(api_base_url=endpoint.url, api_key_var="NO_KEY", max_retries=0)
+    done = made.evaluate(client, "scripted", num_examples=-1, rollouts_per_example=repeats)
+    return [
+        Result(
+            o["prompt"][-1]["content"],
+            o["metrics"] or {},
+            sum(message["role"] == "assistant" for message in o["completion"]),
+            str(o["error"] or ""),
+        )
+        for o in asyncio.run(done)["outputs"]
+    ]
+
+
+def tasksets(folder, endpoint, env, repeats, options):
+    from verifiers.v1.cli.eval.main import main
+
+    config = {
+        "env": {"taskset": {"id": "offbyone", "env": env, "knobs": options}},
+        "client": {"base_url": endpoint.url, "api_key_var": "NO_KEY"},
+        "model": "scripted",
+        "num_rollouts": repeats,
+        "push": False,
+        "rich": None,
+        "output_dir": str(folder),
+        "run": {"name": "run"},
+    }
+    (folder / "eval.json").write_text(json.dumps(config))
+    main(["@", str(folder / "eval.json")])
+    results = []
+    for line in (folder / "run" / "traces.jsonl").read_text().splitlines():
+        episode = json.loads(line)
+        (trace,) = episode["traces"]
+        results.append(
+            Result(
+                trace["task"]["data"]["prompt"][-1]["content"],
+                trace["metrics"] | {name: r["score"] for name, r in trace["rewards"].items() if r},
+                sum(node["sampled"] for node in trace["nodes"]),
+                "" if episode["ok"] else line,
+            )
+        )
+    return results
+
+
+@pytest.fixture
+def evaluate(tmp_path, monkeypatch):
+    """Return a function that evaluates an environment and returns the result of each rollout."""
+    monkeypatch.setenv("NO_KEY", "none")
+    monkeypatch.setattr("sys.argv", ["vf-eval"])
+
+    def run(endpoint, env, repeats=1, **options):
+        if CLASSIC:
+            return classic(endpoint, env, repeats, options)
+        return tasksets(tmp_path, endpoint, env, repeats, options)
+
+    return run
+
+
+def test_reverse_text_is_evaluated_by_the_library(evaluate):
+    with ScriptedEndpoint(reverse_half).listening() as endpoint:
+        options = {"num_eval": 20, "max_length": 4, "system_prompt": "Backwards, please."}
+        results = evaluate(endpoint, "reverse-text", 2, **options)
+    assert endpoint.bodies[0]["messages"][0]["content"] == "Backwards, please."
+    assert len(results) == len(endpoint.bodies) == 40
+    for result in results:
+        word = result.question.removeprefix("reverse: ")
+        assert 3 <= len(word) <= 4
+        assert result.error == ""
+        assert result.rewards["exact"] == (word > "n" or word == word[::-1])
+    assert {result.rewards["exact"] for result in results} == {0.0, 1.0}
+
+
+def test_rewards_per_turn_are_summed_and_a_system_prompt_is_sent(evaluate):
+    options = {"num_eval": 1, "min_turns": 2, "max_turns": 2, "system_prompt": "Be brief."}
+    with ScriptedEndpoint(sort_the_first).listening() as endpoint:
+        (result,) = evaluate(endpoint, "alphabet-sort", **options)
+    assert endpoint.bodies[0]["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert (result.rewards["exact"], result.turns, result.error) == (0.5, 2, "")
+
+
+def test_tools_are_described_called_and_counted_and_the_episode_is_closed(evaluate, monkeypatch):
+    from adding import Adding
+
+    closed = []
+    monkeypatch.setattr(Adding, "close", lambda _, episode: closed.append(episode.stop_reason))
+    with ScriptedEndpoint(use_the_adder).listening() as endpoint:
+        (result,) = evaluate(endpoint, "adding.Adding", reward=None)
+    assert endpoint.bodies[0]["tools"][0]["function"]["name"] == "add"
+    assert (result.rewards["right"], result.rewards["turns"]) == (1.0, 2.5)
+    assert (result.turns, result.error, closed) == (2, "", ["stop"])
+
+
+@pytest.mark.parametrize(
+    ("reward", "why"),
+    [("raise", "no score"), ("raise in reply", "no reply"), ("nan", "NaN or infinity")],
+)
+def test_a_rollout_that_cannot_be_scored_ends_in_an_error(evaluate, reward, why):
+    with ScriptedEndpoint(use_the_adder).listening() as endpoint:
+        (result,) = evaluate(endpoint, "adding.Adding", reward=reward)
+    assert why in result.error

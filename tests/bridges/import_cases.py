@@ -1,0 +1,152 @@
+"""Environments of the library as an Environment, with the generation that is installed."""
+
+import math
+import os
+from importlib.util import find_spec
+
+import pytest
+
+from envs.episode import StopReason
+from tests.support.bridges.playing import TWO_TURNS, bridge, play, prompt_texts, said
+
+CLASSIC = find_spec("verifiers.envs") is not None
+GAME = "letter-game" if CLASSIC else "letter-tasks"
+SIZE = {"own_eval": False, "size": 10} if CLASSIC else {"taskset": {"size": 10}}
+COUNTED = {"asked": 1.0, "num_turns": 2.0} if CLASSIC else {"turns": 2.0}
+classic_only = pytest.mark.skipif(not CLASSIC, reason="of the classic API")
+v1_only = pytest.mark.skipif(CLASSIC, reason="of verifiers.v1")
+
+
+def letters(examples):
+    return "".join(example.messages[1]["content"][-1] for example in examples)
+
+
+def test_without_an_eval_split_the_last_examples_are_held_out():
+    env = bridge(f"owner/{GAME}", args=SIZE, num_eval=4)
+    train = env.examples("train")
+    assert (letters(train), letters(env.examples("eval"))) == ("abcabc", "abca")
+    assert train[0].messages[0] == {"role": "system", "content": "be brief"}
+    assert (train[4].id, train[0].env) == (4, GAME)
+    # Each episode of verifiers.v1 is a process.
+    assert env.max_concurrent == (None if CLASSIC else 4 * len(os.sched_getaffinity(0)))
+
+
+def test_holding_out_everything_is_refused():
+    with pytest.raises(ValueError, match=r"has 10 examples.* lower env\.num_eval"):
+        bridge(GAME, args=SIZE, num_eval=10).examples("train")
+
+
+@pytest.mark.parametrize("stream", [False] if CLASSIC else [False, True])
+def test_an_episode_of_two_turns_is_one_row_and_scored_as_the_library_scores_it(stream):
+    args = None if CLASSIC else {"agent": {"harness": {"stream": stream}}}
+    env = bridge(GAME, args=args)
+    (rollout,), client = play(env, "aaBB", "aa")
+    assert rollout.error == ""
+    assert prompt_texts(client)[1].endswith(TWO_TURNS)
+    assert rollout.rewards == {"letters": 4 / 6, "lower": 4 / 6, **COUNTED, "unlisted": 0.0}
+    assert rollout.reward == pytest.approx(4 / 6 + 0.5 * 4 / 6)
+    assert env.reward_weights == {"letters": 1.0, "lower": 0.5, "unlisted": 1.0}
+    stop_reason = StopReason.MAX_TURNS if CLASSIC else StopReason.STOP
+    assert (rollout.stop_reason, rollout.turns) == (stop_reason, 2)
+    (row,) = rollout.rows
+    assert said(rollout) == "aaBBaa"
+    assert set(row.token_versions[row.completion_mask]) == {7}
+
+
+def test_a_turn_that_was_cut_off_has_that_stop_reason_although_the_library_continues():
+    (rollout,), _ = play(bridge(GAME), "a" * 100)
+    assert (rollout.stop_reason, rollout.turns) == (StopReason.MAX_TOKENS, 2)
+
+
+def test_a_full_context_ends_the_episode():
+    (rollout,), _ = play(bridge(GAME), "a" * 30, max_seq_len=100)
+    assert (rollout.stop_reason, rollout.turns) == (StopReason.CONTEXT, 1)
+    # The harness of verifiers.v1 fails, and its library does not score the episode.
+    assert (rollout.reward, rollout.error) == (1.5 if CLASSIC else 0.0, "")
+
+
+def test_an_exception_of_its_code_costs_the_rollout():
+    env = bridge(GAME, args={"fail": True} if CLASSIC else None)
+    (rollout,), _ = play(env, "break")
+    assert rollout.stop_reason is StopReason.ENV_ERROR
+    assert ("the game is broken" if CLASSIC else "the judge is broken") in rollout.error
+
+
+@classic_only
+def test_the_two_datasets_are_the_two_splits():
+    env = bridge(GAME, num_eval=3, num_train=5)
+    assert (letters(env.examples("train")), letters(env.examples("eval"))) == ("abcab", "xyz")
+
+
+@classic_only
+def test_nan_makes_the_rollout_unscorable():
+    (rollout,), _ = play(bridge(GAME), "nan")
+    assert rollout.reward is None
+    assert math.isnan(rollout.rewards["lower"])
+    assert "NaN" in rollout.error
+
+
+@classic_only
+def test_tools_are_in_the_prompt_and_answered_by_the_library():
+    call = '<tool_call>\n{"name": "look_up", "arguments": {"name": "%s"}}\n</tool_call>'
+    broken = "<tool_call>\n{look_up\n</tool_call>"
+    answers = (call % "bob", broken, call % "ann", "q")
+    (rollout,), client = play(bridge("letter-tools"), *answers, max_seq_len=4096, max_tokens=200)
+    first, second, third, fourth = prompt_texts(client)
+    assert '"look_up"' in first
+    assert "whose letter" in first
+    assert "nobody is called bob" in second
+    assert "Expecting" in third  # the call is not JSON
+    assert "<tool_response>\nq\n</tool_response>" in fourth
+    assert (rollout.reward, rollout.error, rollout.tool_calls) == (1.0, "", 3)
+    assert len(rollout.rows) == 1
+
+
+@classic_only
+def test_rewards_that_compare_a_group_are_refused():
+    with pytest.raises(ValueError, match="compare the rollouts of a group"):
+        bridge(GAME, args={"grouped": True}).examples("train")
+
+
+@v1_only
+def test_every_rollout_of_a_group_is_played_by_itself():
+    rollouts, client = play(bridge(GAME), "aa", size=3)
+    assert [r.reward for r in rollouts] == [1.5] * 3
+    assert len(client.requests) == 6
+
+
+@v1_only
+def test_its_limit_of_turns_is_the_stop_reason():
+    (rollout,), _ = play(bridge(GAME, args={"agent": {"max_turns": 1}}), "aa")
+    assert (rollout.stop_reason, rollout.turns, rollout.reward) == (StopReason.MAX_TURNS, 1, 1.5)
+
+
+@v1_only
+def test_an_endless_taskset_needs_num_train():
+    assert len(bridge("plain-tasks", num_train=3, num_eval=2).examples("train")) == 3
+    with pytest.raises(ValueError, match=r"never ends: .* env\.num_train="):
+        bridge("plain-tasks").examples("train")
+
+
+@v1_only
+def test_a_policy_in_training_has_a_shell_only_if_the_configuration_asks_for_it():
+    from envs.verifiers.v1 import env_config
+
+    agent = env_config("plain_tasks", {}).agent
+    assert (agent.harness.id, agent.runtime.type) == ("null", "subprocess")
+    asked = env_config("plain_tasks", {"agent": {"harness": {"id": "bash"}}}).agent
+    assert (asked.harness.id, asked.runtime.type) == ("bash", "prime")  # as the library has it
+
+
+@pytest.mark.parametrize(
+    ("env_id", "message"),
+    [
+        ("owner/no-such-env", "no module no_such_env: install the environment's package"),
+        ("letter-tasks", "written for the tasksets of verifiers>=0.4, but verifiers 0.1.14 is")
+        if CLASSIC
+        else ("letter-game", "written for the classic API, verifiers==0.1.14, but verifiers 0.4."),
+    ],
+)
+def test_a_missing_package_is_refused_with_one_sentence(env_id, message):
+    with pytest.raises(ValueError, match=message):
+        bridge(env_id).examples("train")

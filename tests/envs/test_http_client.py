@@ -1,0 +1,163 @@
+"""The HTTP client and the chat endpoint on it, against servers that fail or are hostile."""
+
+import asyncio
+import gzip
+import time
+from time import monotonic
+
+import pytest
+
+from envs.chat_endpoint import ChatEndpoint
+from envs.http_client import HttpClient, HttpError
+from tests.support.http import Answers, completion
+
+OPTIONS = {"timeout": 5.0, "max_retries": 2, "max_concurrent": 4, "max_mib": 1, "retry_wait": 0.01}
+BOMB = gzip.compress(bytes(10**7))
+
+
+async def post(server: Answers, **changes) -> str:
+    with server.serving() as url:
+        async with HttpClient(**{**OPTIONS, **changes}) as client:
+            return await client.post(f"{url}/x", {"a": 1})
+
+
+@pytest.mark.parametrize(
+    ("answer", "times", "told"),
+    [
+        ((500, "out of\nmemory"), 3, "answered 500: out of memory, 3 times in a row"),
+        ((500, "\x1b[2Jboo"), 3, "answered 500: [2Jboo, 3 times in a row"),
+        ((401, "no such key"), 1, "answered 401: no such key"),
+        ((307, "", {"Location": "http://127.0.0.1:9/"}), 1, "answered 307: "),
+        ((200, BOMB, {"Content-Encoding": "gzip"}), 1, "compresses its answers"),
+        ((200, b" " * (2 << 20)), 1, "answers with more than 1 MiB"),
+    ],
+    ids=["busy", "escape", "refusal", "redirect", "bomb", "endless"],
+)
+async def test_an_answer_that_cannot_be_used_is_an_error_of_one_line(answer, times, told):
+    server = Answers(answer)
+    with pytest.raises(HttpError) as caught:
+        await post(server)
+    assert str(caught.value).startswith(told)
+    assert str(caught.value).isprintable()
+    assert len(server.bodies) == times
+
+
+async def test_a_busy_server_is_asked_again_after_the_time_that_it_asks_for(monkeypatch):
+    monkeypatch.setenv("MY_KEY", "secret")
+    server = Answers((429, "", {"Retry-After": "0.3"}), (503, ""), (200, "yes"))
+    began = monotonic()
+    assert await post(server, retry_wait=0.2, api_key_variable="MY_KEY") == "yes"
+    assert monotonic() - began >= 0.3 + 0.2  # half of the second backoff of 0.4 s at least
+    assert server.bodies == [{"a": 1}] * 3
+    assert {headers["Authorization"] for headers in server.headers} == {"Bearer secret"}
+
+
+@pytest.mark.parametrize("retry_after", ["nan", "-inf", "soon"])
+async def test_a_retry_after_that_is_no_time_is_ignored(retry_after):
+    server = Answers((429, "slow down", {"Retry-After": retry_after}), (200, "yes"))
+    async with asyncio.timeout(10):
+        assert await post(server) == "yes"
+    assert "Authorization" not in server.headers[0]
+
+
+async def test_the_timeout_limits_the_whole_answer_and_not_each_piece():
+    def trickle():
+        for _ in range(50):
+            time.sleep(0.05)
+            yield b" "
+
+    for server in (Answers((200, trickle())), Answers((200, "yes"), seconds=1.0)):
+        with pytest.raises(HttpError, match=r"did not answer \(TimeoutError\)"):
+            await post(server, timeout=0.3, max_retries=0)
+
+
+async def test_at_most_max_concurrent_requests_are_in_flight():
+    server = Answers((200, "yes"), seconds=0.05)
+    with server.serving() as url:
+        async with HttpClient(**{**OPTIONS, "max_concurrent": 3}) as client:
+            await asyncio.gather(*(client.post(url, {}) for _ in range(12)))
+    assert server.most_at_once == 3
+
+
+def test_a_client_can_be_used_in_one_event_loop_after_another():
+    client = HttpClient(**OPTIONS)
+    with Answers((200, "yes")).serving() as url:
+        assert [asyncio.run(client.post(url, {})) for _ in range(2)] == ["yes", "yes"]
+    # The server has gone, and the error is not that of a closed loop.
+    with pytest.raises(HttpError, match=r"did not answer \(ConnectError: .*, 3 times in a row"):
+        asyncio.run(client.post(url, {}))
+
+
+def endpoint(url: str) -> ChatEndpoint:
+    return ChatEndpoint(
+        url=url,
+        model="them",
+        api_key_variable="THEIR_KEY",
+        max_retries=0,
+        option="client.url",
+        raises=RuntimeError,
+    )
+
+
+async def ask(server: Answers):
+    with server.serving() as url:
+        async with endpoint(url + "/").client(max_concurrent=1, timeout=5.0) as client:
+            return await endpoint(url + "/").ask(client, messages=[])
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "told"),
+    [
+        (401, "bad key", ": bad key: the server refused the key in THEIR_KEY: set that variable"),
+        (403, "no", ": no: the server refuses this model to the key in THEIR_KEY"),
+        (404, "no model", ": no model: the server knows no model client.model=them"),
+        (429, "slow down", ": slow down: send fewer requests at once (max_concurrent), or raise"),
+        (500, "oh no", ": oh no"),
+        (400, "no tools please", ": no tools please"),
+    ],
+)
+async def test_a_refusal_names_the_address_and_the_remedy(status, body, told, monkeypatch):
+    monkeypatch.setenv("THEIR_KEY", "secret")
+    with pytest.raises(RuntimeError) as caught:
+        await ask(Answers((status, body)))
+    assert f"/v1/ answered {status}{told}" in str(caught.value)
+    assert str(caught.value).startswith("client.url=http://127.0.0.1:")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *("<html>", "[" * 5000, b"\xff\xfe", [], {"error": "x"}, {"choices": []}),
+        *({"choices": {"message": 1}}, {"choices": [{"message": "hi"}]}, completion(["yes"])),
+        {**completion("x"), "usage": 7},
+    ],
+)
+async def test_an_answer_of_another_form_is_refused(body):
+    with pytest.raises(RuntimeError, match="did not answer as the OpenAI API does: '") as caught:
+        await ask(Answers((200, body)))
+    assert str(caught.value).isprintable()
+
+
+async def test_a_conversation_beyond_the_context_has_no_answer():
+    assert await ask(Answers((400, "This model's maximum context length is 16 tokens"))) is None
+    assert await ask(Answers((400, '{"code": "context_length_exceeded"}'))) is None
+
+
+async def test_access_is_refused_by_a_wrong_key_and_by_silence_alone():
+    async def check(server: Answers) -> None:
+        with server.serving() as url:
+            async with endpoint(url).client(max_concurrent=1, timeout=0.3) as client:
+                await endpoint(url).check_access(client)
+
+    await check(Answers((200, "[]")))
+    await check(Answers((404, "no such route")))
+    with pytest.raises(RuntimeError, match="refused the key in THEIR_KEY"):
+        await check(Answers((401, "")))
+    with pytest.raises(RuntimeError, match="is the server running at this address"):
+        await check(Answers((200, "[]"), seconds=1.0))
+
+
+def test_an_address_without_a_scheme_is_refused_at_once():
+    with pytest.raises(ValueError, match=r"client\.url=host:8000 is not an address: write http"):
+        endpoint("host:8000")
