@@ -22,7 +22,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from lab.cli.hydra_errors import explain_all
+from lab.cli.hydra_errors import explain
 from lab.sweeps.job import run_job
 from rl.config.positions import positions_of
 from rl.config.schema import ConfigError
@@ -246,7 +246,7 @@ def launch(main: Callable[[], object], primary: str = "train", added: Sequence[s
     except Exception as error:
         if wants_traceback:
             raise
-        stop("this run cannot start", explain_all(error, sys.argv[1:], primary, added), BAD_CONFIG)
+        stop("this run cannot start", explain(error, sys.argv[1:], primary, added), BAD_CONFIG)
 
 
 def _say(title: str, error: Exception) -> None:

@@ -36,7 +36,6 @@ class RayCluster:
 
     spans_hosts: ClassVar[bool] = True
     by_hand: ClassVar[bool] = False
-    needs_package: ClassVar[str] = "ray"
 
     address: str
     gpus: bool

@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
@@ -20,7 +20,6 @@ log = logging.getLogger(__name__)
 class TensorBoardLogger(Logger):
     """Event files in the run's folder. If they cannot be written, the run continues."""
 
-    needs_package: ClassVar[str] = "tensorboard"
     _writer: Any = field(default=None, init=False, repr=False)
 
     def start(self, folder: Path, run_name: str, config: Mapping[str, Any]) -> None:

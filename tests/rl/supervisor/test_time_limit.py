@@ -2,7 +2,7 @@
 
 import pytest
 
-from rl.config.durations import seconds_of
+from rl.config.schema import seconds_of
 from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import MetricsFile
