@@ -70,18 +70,23 @@ class Job:
     command: list[str]  # the command line before them, as written
 
 
-def compose(overrides: list[str]) -> dict[str, Any]:
-    """Return the primary configuration with these overrides, without those of the command line.
+def compose(name: str) -> dict[str, Any]:
+    """Return another configuration of conf/ without the overrides of the command line.
 
     It works inside a task. `${hydra:runtime.choices.loss}` then is the loss of this composition.
     """
-    return composed(HydraConfig.get(), overrides)[0]
+    return composed(HydraConfig.get(), [], name)[0]
 
 
-def composed(chosen: Any, overrides: list[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the configuration of Hydra's node `chosen` with these overrides, and its choices."""
+def composed(
+    chosen: Any, overrides: list[str], name: str | None = None
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return a configuration with these overrides, and its choices.
+
+    `name` is that of the configuration; None means the one of Hydra's node `chosen`.
+    """
     lines = [*chosen.overrides.hydra, *overrides]
-    config = hydra.compose(chosen.job.config_name, lines, return_hydra_config=True)
+    config = hydra.compose(name or chosen.job.config_name, lines, return_hydra_config=True)
     with _as_hydra_config(config):
         return resolved(config), _choices(config.hydra)
 

@@ -118,7 +118,7 @@ def main(job: Job):
         case "sleep":
             time.sleep(60)
         case "compose":
-            print(compose(["loss=b", "do=nothing"]), flush=True)
+            print(compose("imitation"), flush=True)
     return 1.0
 
 
@@ -146,6 +146,8 @@ def program(tmp_path: Path) -> Path:
     (tmp_path / "conf" / "train.yaml").write_text(PRIMARY)
     for choice in "ab":
         (tmp_path / "conf" / "loss" / f"{choice}.yaml").write_text(f"name: {choice}")
+    imitation = "defaults: [train, {override loss: b}, _self_]\ndo: nothing"
+    (tmp_path / "conf" / "imitation.yaml").write_text(imitation)
     (tmp_path / "sweeps").mkdir()
     (tmp_path / "sweeps" / "seeds.yaml").write_text(
         "defaults: [train, _self_]\n"
