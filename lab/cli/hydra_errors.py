@@ -60,14 +60,14 @@ def _unknown_key(key: str, arguments: list[str], primary: str, added: Sequence[s
     if key in added or key.startswith(("inference.args.", "deepspeed.")):
         return f"{key} is not a key of the configuration yet: write +{key}=..."
     known = known_keys(arguments, primary)
-    if hint := did_you_mean(key, [k for k in known if not key.startswith(f"{k}.")]):
-        return f"there is no key {key}{hint}"
-    group = key.rpartition(".")[0]
+    group, _, name = key.rpartition(".")
     beside = [k.removeprefix(f"{group}.") for k in known if group and k.startswith(f"{group}.")]
     beside = [name for name in beside if "." not in name and name != "_target_"]
     if beside:
-        return f"there is no key {key}: {group} has {', '.join(beside)}"
-    return f"there is no key {key} (python {primary}.py --help lists them all)"
+        hint = did_you_mean(name, beside).replace(" mean ", f" mean {group}.")
+        return f"there is no key {key}{hint or f': {group} has ' + ', '.join(beside)}"
+    hint = did_you_mean(key, known) or f" (python {primary}.py --help lists them all)"
+    return f"there is no key {key}{hint}"
 
 
 def known_keys(arguments: list[str], primary: str = PRIMARY) -> list[str]:
