@@ -101,7 +101,7 @@ def changes(config: Config, saved: Path) -> Iterator[str]:
             "new run"
         )
         return
-    now, then = dict(_leaves(config)), dict(_leaves(before))
+    now, then = dict(leaves(config)), dict(leaves(before))
     ranks, stage = "trainer.ranks", then.get("deepspeed.zero_optimization.stage")
     # Null follows the devices; the supervisor checks again when it knows their number.
     if stage and now.get(ranks) not in (None, then.get(ranks)):
@@ -149,10 +149,11 @@ def _place(value: Any) -> Any:
     return value
 
 
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every value with its dotted key."""
-    if isinstance(value, Mapping) and value:
-        for key, item in value.items():
-            yield from _leaves(item, f"{path}.{key}" if path else str(key))
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every value with its dotted key; the keys of a list are numbers."""
+    items = dict(enumerate(value)) if isinstance(value, list) else value
+    if isinstance(items, Mapping) and items:
+        for key, item in items.items():
+            yield from leaves(item, f"{path}.{key}" if path else str(key))
     else:
         yield path, value

@@ -14,7 +14,7 @@ from typing import Any
 from rl.config.facts import fact, is_imitator, references
 from rl.config.limits import free_form_problems, value_of
 from rl.config.positions import too_long
-from rl.config.resume_rules import run_folder_problems
+from rl.config.resume_rules import leaves, run_folder_problems
 from rl.config.schema import seconds_of
 from rl.config.sharding_rules import compilation, offload, optimizer_and_sharding
 from rl.config.signatures import did_you_mean
@@ -35,7 +35,9 @@ def rule_problems(config: Config) -> list[str]:
 
 def secret_problems(config: Config) -> Iterator[str]:
     """Yield one sentence for each value that is a secret; the sentence does not repeat it."""
-    for path, value in _texts(config, ""):
+    for path, value in leaves(config):
+        if not isinstance(value, str):
+            continue
         if _PASSWORD.match(value):
             yield (
                 f"{path} holds a password (scheme://user:password@host), which would be written to "
@@ -47,18 +49,6 @@ def secret_problems(config: Config) -> Iterator[str]:
                 f"{path} is not the name of an environment variable that is set, and a key itself "
                 "would be written to config.yaml: export MY_KEY=<the key>, and give MY_KEY here"
             )
-
-
-def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Yield every text of a configuration with its dotted key."""
-    if isinstance(value, str):
-        yield path, value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _texts(item, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from _texts(item, f"{path}.{index}")
 
 
 def batches(config: Config) -> Iterator[str]:
@@ -113,7 +103,7 @@ def lengths(config: Config) -> Iterator[str]:
         )
     client = config["client"]["_target_"]
     hidden = [] if fact(client, "measures_prompts", True) else [client]
-    targets = (node["_target_"] for _, node in _nodes(config["env"], "env"))
+    targets = (node["_target_"] for _, node in nodes(config["env"], "env"))
     hidden += [env for env in targets if fact(env, "holds_conversation", False)]
     for target in dict.fromkeys(hidden if prompt is not None else ()):
         yield (
@@ -137,15 +127,11 @@ def steps_and_waits(config: Config) -> Iterator[str]:
 
 def time_limit(config: Config) -> Iterator[str]:
     """Check the time of the whole run."""
-    max_time = config.get("max_time")
-    if max_time is None:
-        return
     try:
-        too_short = not seconds_of(max_time) > 0  # NaN is refused, too
-    except ValueError:
-        too_short = True
-    if too_short:
-        yield f"max_time={max_time} is not a time: write 3h30m, 90m, a number of seconds, or null"
+        if (max_time := config.get("max_time")) is not None:
+            seconds_of(max_time)
+    except ValueError as error:
+        yield f"max_time={error}, or null"
 
 
 def rewards(config: Config) -> Iterator[str]:
@@ -204,22 +190,22 @@ def model_folders(config: Config) -> Iterator[str]:
 
 def data_files(config: Config) -> Iterator[str]:
     """Require the files that an environment opens only after the start."""
-    for path, node in _nodes(config["env"], "env"):
+    for path, node in nodes(config["env"], "env"):
         for key in fact(node["_target_"], "local_files", ()):
             if isinstance(value := node.get(key), str):
                 yield from _file_problems(f"{path}.{key}", value, "format" in node)
 
 
-def _nodes(value: Any, path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def nodes(value: Any, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield every node in a value, with its dotted path."""
     if isinstance(value, Mapping):
         if "_target_" in value:
             yield path, value
         for key, item in value.items():
-            yield from _nodes(item, f"{path}.{key}")
+            yield from nodes(item, f"{path}.{key}")
     elif isinstance(value, list | tuple):
         for i, item in enumerate(value):
-            yield from _nodes(item, f"{path}.{i}")
+            yield from nodes(item, f"{path}.{i}")
 
 
 def _file_problems(key: str, value: str, has_format: bool) -> Iterator[str]:

@@ -182,15 +182,12 @@ def seconds_of(duration: float | str) -> float:
     """Return a duration such as 3h30m, 90m, 45s, 1d12h or a number, in seconds.
 
     Raises:
-        ValueError: the text is not a duration.
+        ValueError: the text is not a duration, or the duration is not positive.
 
     """
     text = str(duration).replace(" ", "")
-    try:
-        return float(text)
-    except ValueError:
-        found = _DURATION.fullmatch(text)
-    if not text or not found:
-        raise ValueError(f"{duration} is not a duration")
-    pairs = zip(found.groups(), _UNITS.values(), strict=True)
-    return sum(float(number) * unit for number, unit in pairs if number)
+    numbers = _DURATION.fullmatch(f"{text}s" if text[-1:].isdigit() else text)
+    pairs = zip(numbers.groups() if numbers else (), _UNITS.values(), strict=False)
+    if not (seconds := sum(float(number) * unit for number, unit in pairs if number)):
+        raise ValueError(f"{duration} is not a time: write 3h30m, 90m, or a number of seconds")
+    return seconds

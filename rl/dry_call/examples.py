@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from envs.episode import Example
-from envs.protocol import Environment, Pool
+from envs.protocol import Pool
 from rl.config.build import build
 from rl.dry_call.report import Report, Wrong
 from rl.dry_call.rewards import made_up_rollout
@@ -163,21 +163,12 @@ def _look_up(node: Any) -> tuple[list[str], list[Pool] | None]:
 
 def check_methods(report: Report, env: type) -> None:
     """Compare the parameters of `score` and `reply`, which are not called, with the protocol's."""
-    for name, given in (("score", 1), ("reply", 2)):
-        method = getattr(env, name, None)
-        static = isinstance(inspect.getattr_static(env, name, None), staticmethod)
-        if method is None or static or method is getattr(Environment, name):
+    for name, given in (("score", ["the episode"]), ("reply", ["the episode", "the message"])):
+        method = inspect.getattr_static(env, name, None)
+        if not inspect.isfunction(method):
             continue
-        code = getattr(method, "__code__", None)
-        if (
-            code
-            and not code.co_flags & 4
-            and not (
-                code.co_argcount - len(method.__defaults__ or ()) <= given + 1 <= code.co_argcount
-            )
-        ):
-            with report.calling("env", method):
-                raise Wrong(
-                    f"takes {code.co_argcount - 1} arguments: take "
-                    f"{'the episode' if given == 1 else 'the episode and the message'}"
-                )
+        with report.calling("env", method):
+            try:
+                inspect.signature(method).bind(None, *given)
+            except TypeError as error:
+                raise Wrong(f"has other parameters ({error}): take {' and '.join(given)}") from None

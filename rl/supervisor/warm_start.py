@@ -8,13 +8,13 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rl.config.annotations import Node
+from rl.config.resume_rules import leaves
 from rl.config.schema import Run
 from rl.runtime.folder import RunFolder
 
@@ -60,12 +60,11 @@ def warm_start_key(
     # The warm start has its own learning rate and no turn limit, and it ignores rewards.
     content["model"] = _without(first.model.plain(), "learning_rate", "max_tokens")
     content["env"] = _without(first.env, "reward_weights")
-    nodes = [*_nodes(first.env)]
     sources = {path for name in _PACKAGES for path in (_ROOT / name).rglob("*.py")}
     # The dry call also imports files of rl that change no weight, such as those of the check.
     sources |= {Path(file) for file in own_files if not Path(file).is_relative_to(_ROOT / "rl")}
     content["sources"] = [hashlib.sha256(read(path)).hexdigest() for path in sorted(sources)]
-    content["files"] = [_file_hash(value) for node in nodes for value in node.values()]
+    content["files"] = [_file_hash(value) for _, value in leaves(content["env"])]
     content["versions"] = [version(name) for name in _LIBRARIES]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -75,16 +74,6 @@ def _without(node: Any, *keys: str) -> Any:
     if isinstance(node, dict):
         return {key: _without(value, *keys) for key, value in node.items() if key not in keys}
     return [_without(item, *keys) for item in node] if isinstance(node, list) else node
-
-
-def _nodes(value: Any) -> Iterator[Node]:
-    """Yield every node in a value, itself included: of a mixture, a data set, a tool."""
-    if isinstance(value, dict):
-        if "_target_" in value:
-            yield value
-        value = list(value.values())
-    for item in value if isinstance(value, list) else ():
-        yield from _nodes(item)
 
 
 def _file_hash(value: Any) -> str:

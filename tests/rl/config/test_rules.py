@@ -102,7 +102,10 @@ REFUSED: dict[str, tuple[Changes, str]] = {
         {"sampler.rollout_timeout": 700.0},
         "one slow rollout (sampler.rollout_timeout=700.0 s) would stop the run",
     ),
-    "no duration": ({"max_time": "3x"}, "max_time=3x is not a time: write 3h30m, 90m, a number of"),
+    "no duration": (
+        {"max_time": "3x"},
+        "max_time=3x is not a time: write 3h30m, 90m, or a number of",
+    ),
     "no time": ({"max_time": 0}, "max_time=0 is not a time: write 3h30m, 90m"),
     "no reward": (
         {"env.reward_weights": {"exact": 0.0}},

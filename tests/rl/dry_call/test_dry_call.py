@@ -278,7 +278,7 @@ ONE_TURN = "    return [[0.0] * len(t or ()) for t in rewards][1:]\n"
             "from envs.protocol import Environment\nclass mine(Environment):\n"
             "    def examples(self, split):\n        return []\n"
             "    async def score(self):\n        return {}\n",
-            "takes 0 arguments: take the episode",
+            "has other parameters (too many positional arguments): take the episode",
         ),
         ("logger", "import a_package_of_nobodys\ndef mine(): ...\n", "cannot be imported: Module"),
     ],
