@@ -10,19 +10,19 @@ from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf import DictConfig
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from rl.config.resume_rules import leaves
 from rl.config.schema import RENAMED, ConfigError
 from rl.config.signatures import did_you_mean
 
 UNKNOWN_KEY = re.compile(r"Could not override '([^']+)'")
 CONF = Path(__file__).parents[2] / "conf"
-PRIMARY = "train"
 
 
 def explain(
-    error: Exception, arguments: list[str], primary: str = PRIMARY, added: Sequence[str] = ()
+    error: Exception, arguments: list[str], primary: str = "train", added: Sequence[str] = ()
 ) -> ConfigError:
     """Return the explanation of an exception of Hydra.
 
@@ -46,9 +46,6 @@ def explain(
     if isinstance(error, HydraException | OmegaConfBaseException | ValueError):
         causes = [error, *([error.__cause__] if error.__cause__ else [])]
         return ConfigError([line for cause in causes if (line := str(cause).strip())])
-    if isinstance(error, OSError) and error.filename:  # Hydra makes a sweep's folder
-        why = f"{error.filename} cannot be written ({error.strerror})"
-        return ConfigError([f"{why}: choose another output_dir"])
     name = type(error).__name__
     return ConfigError([f"{name}: {error} (HYDRA_FULL_ERROR=1 shows where)"])
 
@@ -70,25 +67,13 @@ def _unknown_key(key: str, arguments: list[str], primary: str, added: Sequence[s
     return f"there is no key {key}{hint}"
 
 
-def known_keys(arguments: list[str], primary: str = PRIMARY) -> list[str]:
+def known_keys(arguments: list[str], primary: str = "train") -> list[str]:
     """Return every dotted key and group of the configuration with the given choices."""
     groups = sorted(path.name for path in CONF.iterdir() if path.is_dir())
     choices = [a for a in arguments if a.partition("=")[0] in groups and "," not in a]
     with initialize_config_dir(str(CONF), version_base=None):
-        for given in (choices, []):  # a choice may be a mistake, or lie in the user's own folder
-            try:
-                return [*_dotted(compose(primary, given), ""), *groups]
-            except (HydraException, OmegaConfBaseException):
-                continue
-    return groups
-
-
-def _dotted(config: DictConfig, prefix: str) -> list[str]:
-    keys: list[str] = []
-    for key in config:
-        keys.append(f"{prefix}{key}")
-        # Not config[key], which resolves interpolations and raises for ???.
-        value = config._get_node(str(key))
-        if isinstance(value, DictConfig) and not value._is_none():
-            keys += _dotted(value, f"{prefix}{key}.")
-    return keys
+        try:
+            config = compose(primary, choices)
+        except (HydraException, OmegaConfBaseException):  # a choice is wrong or the user's own
+            config = compose(primary)
+    return [*(key for key, _ in leaves(OmegaConf.to_container(config))), *groups]

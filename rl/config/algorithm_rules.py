@@ -57,14 +57,9 @@ def loss_and_sampler(config: Config, learned: Learned) -> Iterator[str]:
             "policy's own rollouts: add sampler=demonstrations, or choose another loss"
         )
     if imitates and not learned.takes_any_text:
-        needs = {
-            "rewards": learned.reads_advantages,
-            "the sampler's logprobs": learned.uses_ratio,
-            "tokens that the policy sampled": not (learned.reads_advantages or learned.uses_ratio),
-        }
         yield (
-            f"{loss} needs {' and '.join(need for need, is_so in needs.items() if is_so)}, and "
-            f"{sampler} gives text that no policy sampled: add loss=sft, or choose sampler=async"
+            f"{loss} needs rollouts of the policy, and {sampler} gives text that no policy "
+            "sampled: add loss=sft, or choose sampler=async"
         )
 
 
@@ -78,14 +73,9 @@ def changed_sampling(config: Config, learned: Learned) -> Iterator[str]:
     ]
     if not changed or learned.takes_any_text or sampler.get("allow_biased_ratio", False):
         return
-    what = (
-        f"every ratio in {loss} is biased"
-        if learned.uses_ratio
-        else f"{loss}, which takes rollouts for the policy's own, is biased"
-    )
     yield (
-        f"{' and '.join(changed)} changes what is sampled, so {what}: leave it out, or accept that "
-        "with sampler.allow_biased_ratio=true"
+        f"{' and '.join(changed)} changes what is sampled, so {loss} is biased: leave it out, or "
+        "accept that with sampler.allow_biased_ratio=true"
     )
 
 

@@ -16,12 +16,12 @@ from rl.config.limits import free_form_problems, value_of
 from rl.config.positions import too_long
 from rl.config.resume_rules import leaves, run_folder_problems
 from rl.config.schema import seconds_of
-from rl.config.sharding_rules import compilation, offload, optimizer_and_sharding
 from rl.config.signatures import did_you_mean
 from rl.config.transport import transport_problems
 
 Config = Mapping[str, Any]
 
+OFFLOADS = {"offload_optimizer": "zero3_offload_optimizer", "offload_param": "zero3_offload"}
 HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 _PASSWORD = re.compile(r"^\s*[a-z][a-z0-9+.-]*://[^/?#\s]*@", re.IGNORECASE)
 # The usual form of names of variables that hold keys.
@@ -115,6 +115,45 @@ def lengths(config: Config) -> Iterator[str]:
         yield f"max_seq_len={longest} exceeds model.max_seq_len={made_for}: raise that one instead"
 
 
+def optimizer_and_sharding(config: Config) -> Iterator[str]:
+    """Refuse Muon from ZeRO stage 1 on, where matrices are flattened and split."""
+    stage = value_of(config, "deepspeed.zero_optimization.stage")
+    for key, own in (("optim", "optim"), ("critic.optim", "optim@critic.optim")):
+        optimizer = value_of(config, f"{key}._target_")
+        if optimizer and fact(optimizer, "whole_matrices", False) and stage:
+            yield (
+                f"{optimizer} orthogonalises whole matrices, and ZeRO stage {stage} gives an "
+                f"optimizer flattened pieces of them: use deepspeed=zero0, or {own}=adamw"
+            )
+
+
+def offload(config: Config) -> Iterator[str]:
+    """Refuse offloading to the memory of the host without ZeRO 3.
+
+    There DeepSpeed sums offloaded gradients in bfloat16, and a NaN stays in that sum.
+    """
+    stage = value_of(config, "deepspeed.zero_optimization.stage")
+    for key, choice in OFFLOADS.items():
+        path = f"deepspeed.zero_optimization.{key}.device"
+        device = value_of(config, path)
+        if device not in (None, "none") and stage != 3:
+            yield (
+                f"{path}={device} under ZeRO stage {stage} loses gradients or is ignored: use "
+                f"deepspeed={choice}"
+            )
+
+
+def compilation(config: Config) -> Iterator[str]:
+    """Refuse compilation under ZeRO 3, which gathers weights inside the compiled layers."""
+    if value_of(config, "trainer.compile") and (
+        value_of(config, "deepspeed.zero_optimization.stage") == 3
+    ):
+        yield (
+            "trainer.compile=true compiles whole layers, and ZeRO stage 3 gathers weights inside "
+            "them: use deepspeed=zero2, or trainer.compile=false"
+        )
+
+
 def steps_and_waits(config: Config) -> Iterator[str]:
     """Refuse a rollout that may take longer than the other processes wait."""
     episode, wait = value_of(config, "sampler.rollout_timeout"), config["trainer"]["wait_timeout"]
@@ -193,7 +232,7 @@ def data_files(config: Config) -> Iterator[str]:
     for path, node in nodes(config["env"], "env"):
         for key in fact(node["_target_"], "local_files", ()):
             if isinstance(value := node.get(key), str):
-                yield from _file_problems(f"{path}.{key}", value, "format" in node)
+                yield from _file_problems(f"{path}.{key}", value)
 
 
 def nodes(value: Any, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -208,19 +247,13 @@ def nodes(value: Any, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]
             yield from nodes(item, f"{path}.{i}")
 
 
-def _file_problems(key: str, value: str, has_format: bool) -> Iterator[str]:
+def _file_problems(key: str, value: str) -> Iterator[str]:
     """Yield what is wrong with the name of a data file, or with a pattern of names."""
     file = Path(value).expanduser()
-    node, form = key.rpartition(".")[0], file.suffix.removeprefix(".")
     if file.is_dir():
         yield f"{key}={value} is a folder: name the file in it that holds the rows"
     elif not glob(str(file)):
         yield f"{key}={value}: no such file (looked for in {Path.cwd()})"
-    elif not has_format and form in ("csv", "parquet"):
-        yield (
-            f"{key}={value} holds no JSON lines: use {node}._target_=envs.datasets.Files "
-            f"+{node}.format={form}"
-        )
 
 
 RULES: tuple[Callable[[Config], Iterator[str]], ...] = (

@@ -22,7 +22,7 @@ from rl.rollouts.buffer import FifoBuffer
 from rl.rollouts.example_order import ExampleOrder
 
 ENV_S = 2.0
-_MOST_EXAMPLES = 64  # of a pool, for the order
+_MOST_EXAMPLES = 16  # of a pool, for the order
 _ROUNDS = 3
 # Problems and pools by environment, for a sweep; None: its examples could not be read in time.
 _LOOKED_UP: dict[str, tuple[list[str], list[Pool] | None]] = {}
@@ -80,25 +80,14 @@ def _as_saved(state: Any) -> Any:
         ) from error
 
 
-class _First(Sequence[Example]):
-    """The first examples of a pool, which need not support slices and are made when read."""
-
-    def __init__(self, examples: Sequence[Example]) -> None:
-        self._examples = examples
-
-    def __len__(self) -> int:
-        return min(len(self._examples), _MOST_EXAMPLES)
-
-    def __getitem__(self, index: Any) -> Any:
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        return self._examples[index]
-
-
 def check_order(report: Report, node: Any, pools: list[Pool]) -> None:
     """Take examples for a few rounds, tell the order of the groups, and save and load it."""
     made = build(node)
-    pools = [replace(pool, examples=_First(pool.examples)) for pool in pools]
+    firsts = [range(min(len(pool.examples), _MOST_EXAMPLES)) for pool in pools]
+    pools = [
+        replace(pool, examples=[pool.examples[i] for i in first])
+        for pool, first in zip(pools, firsts, strict=True)
+    ]
     with report.calling("order", made, "the first examples of the environment"):
         order, another = made(), made()
         methods = ("begin", "next", "example", "observe", "state", "load", "metrics")

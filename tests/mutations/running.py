@@ -56,7 +56,7 @@ RUNNING = (
     ),
     mutation(
         "rules: Muon under ZeRO",
-        "rl/config/sharding_rules.py",
+        "rl/config/rules.py",
         'fact(optimizer, "whole_matrices", False) and stage:',
         'fact(optimizer, "whole_matrices", False) and stage == 3:',
         "rl/config/test_rules.py",

@@ -171,8 +171,10 @@ def test_what_goes_together_is_allowed(name: str, config: dict[str, Any]) -> Non
     check_all(changed(config, ALLOWED[name]))
 
 
-RATIO_LOSSES = ("cispo", "ppo_clip", "grpo", "gspo", "masked_is", "dppo", "sapo")
-ON_POLICY = ("rloo", "reinforce", "distill")  # they assume that the policy sampled its tokens
+LOSSES = (
+    *("cispo", "ppo_clip", "grpo", "gspo", "masked_is", "dppo", "sapo"),  # they take ratios
+    *("rloo", "reinforce", "distill"),  # they assume that the policy sampled its tokens
+)
 SAMPLING = {
     "top_k": 20,
     "min_p": 0.1,
@@ -185,7 +187,7 @@ SAMPLING = {
 @pytest.mark.parametrize(
     ("loss", "key", "value"),
     [
-        *((loss, "top_p", 0.9) for loss in (*RATIO_LOSSES, *ON_POLICY)),
+        *((loss, "top_p", 0.9) for loss in LOSSES),
         *(("cispo", key, value) for key, value in SAMPLING.items()),
     ],
 )
@@ -202,8 +204,8 @@ def test_learning_from_another_distribution_must_be_accepted(
     with pytest.raises(ConfigError) as caught:
         check_all(changed(config, changes))
     (problem,) = caught.value.problems
-    what = "every ratio in" if loss in RATIO_LOSSES else chosen("loss", loss)["_target_"]
-    assert problem.startswith(f"sampler.{key}={value} changes what is sampled, so {what}")
+    target = chosen("loss", loss)["_target_"]
+    assert problem.startswith(f"sampler.{key}={value} changes what is sampled, so {target} is")
     assert problem.endswith("accept that with sampler.allow_biased_ratio=true")
     check_all(changed(config, {**changes, "sampler.allow_biased_ratio": True}))
 

@@ -91,20 +91,13 @@ REFUSED: dict[str, tuple[Changes, str]] = {
         {"trainer.compile": True, "deepspeed": ZERO[3]},
         "trainer.compile=true compiles whole layers, and ZeRO stage 3 gathers weights inside",
     ),
-    **{
-        f"ZeRO stage {stage}": (
-            {"deepspeed": {"zero_optimization": {"stage": stage}}},
-            f"deepspeed.zero_optimization.stage={stage}, but ZeRO has the",
-        )
-        for stage in (4, -1, 1.5, True, "two")
-    },
     "a rollout longer than a wait": (
         {"sampler.rollout_timeout": 700.0},
         "one slow rollout (sampler.rollout_timeout=700.0 s) would stop the run",
     ),
     "no duration": (
         {"max_time": "3x"},
-        "max_time=3x is not a time: write 3h30m, 90m, or a number of",
+        "max_time=3x is not a time: write 3h30m, 90m, or a",
     ),
     "no time": ({"max_time": 0}, "max_time=0 is not a time: write 3h30m, 90m"),
     "no reward": (
@@ -263,18 +256,12 @@ def test_a_name_in_a_shipped_folder_is_not_looked_up_on_the_hub(
     [
         ("nothing.jsonl", "no such file (looked for in "),
         ("folder", "is a folder: name the file in it that holds the rows"),
-        (
-            "rows.csv",
-            "holds no JSON lines: use env.dataset._target_=envs.datasets.Files "
-            "+env.dataset.format=csv",
-        ),
     ],
 )
 def test_a_data_set_that_cannot_be_read_is_refused(
     name: str, said: str, config: dict[str, Any], tmp_path: Path
 ) -> None:
     (tmp_path / "folder").mkdir()
-    (tmp_path / "rows.csv").write_text("question,answer\n")
     env = composed("env=composed", "env.dataset.path=x")["env"]
     problem = only_problem(changed(config, {"env": env, "env.dataset.path": str(tmp_path / name)}))
     assert problem.startswith(f"env.dataset.path={tmp_path / name}")

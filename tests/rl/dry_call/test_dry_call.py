@@ -170,7 +170,7 @@ def test_a_file_may_name_the_fields_that_a_branch_hides(own: Any) -> None:
         ("return TokenLoss(-tokens.logprobs, {'x': 0.5})", "the metric 'x' as float 0.5", 3),
         (
             "return TokenLoss(-tokens.logprobs, {'x': tokens.logprobs[:2]})",
-            "the metric 'x' with the shape [2] for 8 tokens",
+            "the metric 'x' as a Tensor of shape [2]: return a tensor with one number per token",
             3,
         ),
         (
