@@ -22,7 +22,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from lab.cli.hydra_errors import explain_all
+from lab.cli.hydra_errors import explain
 from lab.sweeps.job import run_job
 from rl.config.positions import positions_of
 from rl.config.schema import ConfigError
@@ -70,18 +70,23 @@ class Job:
     command: list[str]  # the command line before them, as written
 
 
-def compose(overrides: list[str]) -> dict[str, Any]:
-    """Return the primary configuration with these overrides, without those of the command line.
+def compose(name: str) -> dict[str, Any]:
+    """Return another configuration of conf/ without the overrides of the command line.
 
     It works inside a task. `${hydra:runtime.choices.loss}` then is the loss of this composition.
     """
-    return composed(HydraConfig.get(), overrides)[0]
+    return composed(HydraConfig.get(), [], name)[0]
 
 
-def composed(chosen: Any, overrides: list[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the configuration of Hydra's node `chosen` with these overrides, and its choices."""
+def composed(
+    chosen: Any, overrides: list[str], name: str | None = None
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return a configuration with these overrides, and its choices.
+
+    `name` is that of the configuration; None means the one of Hydra's node `chosen`.
+    """
     lines = [*chosen.overrides.hydra, *overrides]
-    config = hydra.compose(chosen.job.config_name, lines, return_hydra_config=True)
+    config = hydra.compose(name or chosen.job.config_name, lines, return_hydra_config=True)
     with _as_hydra_config(config):
         return resolved(config), _choices(config.hydra)
 
@@ -246,7 +251,7 @@ def launch(main: Callable[[], object], primary: str = "train", added: Sequence[s
     except Exception as error:
         if wants_traceback:
             raise
-        stop("this run cannot start", explain_all(error, sys.argv[1:], primary, added), BAD_CONFIG)
+        stop("this run cannot start", explain(error, sys.argv[1:], primary, added), BAD_CONFIG)
 
 
 def _say(title: str, error: Exception) -> None:

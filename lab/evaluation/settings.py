@@ -17,15 +17,13 @@ from rl.config.positions import ADAPTER, base_of
 from rl.config.rules import (
     data_files,
     lengths,
-    limits_of_parts,
     model_folders,
     output_head,
     rewards,
+    secret_problems,
 )
 from rl.config.schema import write_settings
-from rl.config.secrets import secret_problems
 from rl.config.signatures import read
-from rl.config.vllm_flags import flag_problems
 from rl.runtime.folder import RunFolder
 
 Config = Mapping[str, Any]
@@ -161,11 +159,9 @@ def evaluation_folder_problems(config: Config) -> Iterator[str]:
 POLICY_RULES: tuple[Rule, ...] = (
     secret_problems,
     lengths,
-    limits_of_parts,
     rewards,
     output_head,
     model_folders,
     data_files,
-    flag_problems,
     _policy,
 )

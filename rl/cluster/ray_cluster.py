@@ -34,7 +34,6 @@ class RayCluster:
     """Hosts that Ray reserves (conf/cluster/ray.yaml explains each key)."""
 
     spans_hosts: ClassVar[bool] = True
-    needs_package: ClassVar[str] = "ray"
 
     address: str
     gpus: bool

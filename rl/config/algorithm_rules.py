@@ -1,18 +1,18 @@
 """Which choices of an algorithm's components make sense together. A problem is one sentence.
 
-The loss, the aggregation, the policy that ratios are taken to, the divergence, and what happens to
-rewards before they are advantages. The rules use what the components say about themselves
-(facts.py) and what the dry call found out (learned.py), so that they hold for a user's own, too.
+The loss, the aggregation, the policy that ratios are taken to, the divergence, the reference, the
+critic, and the changes of rewards before they become advantages. The rules use class constants
+(facts.py) and the results of the dry call (learned.py), so that they also hold for a user's own
+components.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from rl.config.critic_rules import critic
-from rl.config.facts import fact, is_imitator
-from rl.config.learned import Learned
+from rl.config.facts import fact, is_imitator, references
+from rl.config.learned import REFERENCE, Learned
 from rl.config.limits import value_of
-from rl.config.reference_rules import REFERENCE_RULES
+from rl.config.signatures import did_you_mean
 
 Config = Mapping[str, Any]
 
@@ -57,14 +57,9 @@ def loss_and_sampler(config: Config, learned: Learned) -> Iterator[str]:
             "policy's own rollouts: add sampler=demonstrations, or choose another loss"
         )
     if imitates and not learned.takes_any_text:
-        needs = {
-            "rewards": learned.reads_advantages,
-            "the sampler's logprobs": learned.uses_ratio,
-            "tokens that the policy sampled": not (learned.reads_advantages or learned.uses_ratio),
-        }
         yield (
-            f"{loss} needs {' and '.join(need for need, is_so in needs.items() if is_so)}, and "
-            f"{sampler} gives text that no policy sampled: add loss=sft, or choose sampler=async"
+            f"{loss} needs rollouts of the policy, and {sampler} gives text that no policy "
+            "sampled: add loss=sft, or choose sampler=async"
         )
 
 
@@ -78,14 +73,9 @@ def changed_sampling(config: Config, learned: Learned) -> Iterator[str]:
     ]
     if not changed or learned.takes_any_text or sampler.get("allow_biased_ratio", False):
         return
-    what = (
-        f"every ratio in {loss} is biased"
-        if learned.uses_ratio
-        else f"{loss}, which takes rollouts for the policy's own, is biased"
-    )
     yield (
-        f"{' and '.join(changed)} changes what is sampled, so {what}: leave it out, or accept that "
-        "with sampler.allow_biased_ratio=true"
+        f"{' and '.join(changed)} changes what is sampled, so {loss} is biased: leave it out, or "
+        "accept that with sampler.allow_biased_ratio=true"
     )
 
 
@@ -94,8 +84,6 @@ def divergence(config: Config, learned: Learned) -> Iterator[str]:
     kl = config["kl"]
     estimator, place = kl["estimator"].get("_target_"), kl["place"]
     if kl["beta"] == 0:
-        if kl["target_kl"] is not None:
-            yield f"kl.target_kl={kl['target_kl']} steers kl.beta=0, which stays 0: try kl=k3"
         return
     if place == "loss" and learned.divergence_is_linear:
         yield (
@@ -104,8 +92,8 @@ def divergence(config: Config, learned: Learned) -> Iterator[str]:
         )
     if place == "reward" and not learned.divergence_is_linear:
         yield f"kl.place=reward with {estimator} is no unbiased penalty: use kl=k1"
-    loss, sampled = config["loss"]["_target_"], not is_imitator(config["sampler"]["_target_"])
-    if place == "reward" and sampled and not learned.reads_advantages:
+    if place == "reward" and not learned.reads_advantages:
+        loss = config["loss"]["_target_"]
         yield f"kl.place=reward pulls by the advantages, and {loss} reads none: use kl=k3"
     if place == "reward" and value_of(config, "reward.normalise_each"):
         yield (
@@ -123,13 +111,20 @@ def old_logprobs(config: Config, learned: Learned) -> Iterator[str]:
             f"{loss} assumes that the policy it trains has sampled the batch, which is so in the "
             f"first of updates_per_batch={updates} only: use updates_per_batch=1 or loss=cispo"
         )
-    if not learned.correction_is_neutral and updates == 1:
+    if learned.correction_is_neutral:
+        return
+    if is_imitator(config["sampler"]["_target_"]):
+        yield (
+            f"{correction} compares with the policy that sampled, and no policy sampled the text "
+            f"of {config['sampler']['_target_']}: use correction=none"
+        )
+    elif updates == 1:
         yield (
             "with updates_per_batch=1 ratios are taken to the sampler, which corrects already; "
             f"{correction} would count the difference twice: use correction=none or "
             "updates_per_batch=2"
         )
-    elif not learned.correction_is_neutral and learned.loss_corrects:
+    elif learned.loss_corrects:
         yield (
             f"{loss} corrects for the sampler by itself, and {correction} would do so twice: use "
             "correction=none"
@@ -154,29 +149,105 @@ def rewards_before_advantages(config: Config, learned: Learned) -> Iterator[str]
             yield f"{advantage} needs rewards >= 0 and {what} lowers them: use advantage=group_mean"
 
 
-def demonstrations(config: Config, learned: Learned) -> Iterator[str]:
-    """Refuse what has no effect if every reward is 1 and nothing is sampled."""
-    sampler = config["sampler"]["_target_"]
-    if not is_imitator(sampler):
+def readers(config: Config, learned: Learned) -> Iterator[str]:
+    """Refuse a reference that nothing reads, and a missing one that something reads."""
+    node, loss = config["reference"], config["loss"]["_target_"]
+    kind, teaches = node["_target_"], learned.reads(REFERENCE)
+    exists, is_policy = fact(kind, "has_logprobs", True), fact(kind, "is_policy", False)
+    if not teaches and not config["kl"]["beta"] > 0:
+        if (exists and not is_policy) or node.get("refresh_every") or node.get("sees_hint"):
+            yield (
+                f"nothing reads {kind}: add kl.beta=0.01, or loss=distill for a "
+                "teacher, or leave reference out"
+            )
+    elif not exists:
+        reader = loss if teaches else f"kl.beta={config['kl']['beta']}"
+        remedy = "model reference.path=<the teacher>" if teaches else "initial"
+        yield f"{reader} needs a reference and reference=none has none: use reference={remedy}"
+
+
+def each_reference(config: Config, learned: Learned) -> Iterator[str]:
+    """Compare what a run asks of each reference with what it can do.
+
+    With reference=per_env each teacher is checked as if it were the only one.
+    """
+    loss, temperature = config["loss"]["_target_"], value_of(config, "sampler.temperature")
+    for path, node in references(config).items():
+        kind = node["_target_"]
+        if path != "reference" and not fact(kind, "has_logprobs", True):
+            yield f"{path} is {kind}, which returns no logprobs: name a teacher there"
+        is_hinted = node.get("sees_hint", False)
+        if learned.reads(REFERENCE) and fact(kind, "is_policy", False) and not is_hinted:
+            yield (
+                f"{loss} learns from a teacher, and {path}=initial is the policy itself: use "
+                f"{path}=model {path}.path=<the teacher>, or {path}.sees_hint=true"
+            )
+        if node.get("refresh_every") and fact(config["adapter"]["_target_"], "freezes_base", False):
+            yield (
+                f"{path}.refresh_every={node['refresh_every']} moves the reference, which with "
+                "adapter=lora is the frozen base: set it to 0, or use adapter=none"
+            )
+        if fact(kind, "only_temperature_1", False) and temperature not in (None, 1):
+            yield (
+                f"{path}=endpoint returns logprobs at temperature 1 and sampler.temperature="
+                f"{temperature}: sample at 1, or load the teacher with {path}=model"
+            )
+        if is_hinted and is_imitator(config["sampler"]["_target_"]):
+            yield (
+                f"{path}.sees_hint=true needs prompts to put hints into, and "
+                f"{config['sampler']['_target_']} samples nothing: leave it out, or choose "
+                "sampler=async"
+            )
+
+
+def one_per_environment(config: Config, learned: Learned) -> Iterator[str]:
+    """Require one teacher for each environment of the mixture, with equally many candidates."""
+    if "teachers" not in config["reference"]:
         return
-    dead = {
-        "truncation": not learned.truncation_is_neutral,
-        "reward.length_penalty": bool(value_of(config, "reward.length_penalty")),
-        "reward.normalise_each": value_of(config, "reward.normalise_each"),
-        "correction": not learned.correction_is_neutral,
-        "buffer": fact(config["buffer"]["_target_"], "judges_rewards", False),
-        "kl.place=reward": config["kl"]["place"] == "reward" and config["kl"]["beta"] > 0,
-    }
-    for what in (name for name, is_set in dead.items() if is_set):
+    teachers, members = config["reference"]["teachers"], value_of(config, "env.envs")
+    if not isinstance(members, Mapping):
         yield (
-            f"{what} says what to do with sampled rollouts, and {sampler} gives none: leave it "
-            "out, or choose sampler=async"
+            f"{config['reference']['_target_']} has a teacher for each environment of a mixture, "
+            "and env is a single one: use reference=model, or env=mixture"
         )
-    order = config["order"]["_target_"]
-    if not fact(order, "is_default", False):
+        return
+    if missing := [name for name in members if name not in teachers]:
         yield (
-            f"{order} says which examples the policy plays, and {sampler} gives it text to imitate "
-            "instead: leave order out, or choose sampler=async"
+            f"reference.teachers has none for the environment {' nor for '.join(missing)}: add "
+            f"+reference@reference.teachers.{missing[0]}=model "
+            f"reference.teachers.{missing[0]}.path=<its teacher>"
+        )
+    for name in (name for name in teachers if name not in members):
+        hint = did_you_mean(name, members) or f": it has {', '.join(members)}"
+        yield f"reference.teachers.{name} is no environment of env.envs{hint}"
+    numbers = {f"{path}.top_k={node.get('top_k')}" for path, node in references(config).items()}
+    distinct = {number.rpartition("=")[2] for number in numbers}
+    if len(distinct) > 1 and learned.compares_distributions:
+        yield f"{' and '.join(sorted(numbers))} differ: one loss compares them, make them the same"
+
+
+def critic(config: Config, learned: Learned) -> Iterator[str]:
+    """Require a loss that reads the critic's advantages, and no other source of them."""
+    kind, loss = config["critic"]["_target_"], config["loss"]["_target_"]
+    if not fact(kind, "estimates", True):
+        return
+    if not learned.reads_advantages:
+        yield f"{kind} estimates advantages, and {loss} reads none: use critic=none, or loss=ppo"
+    if not learned.advantage_is_reward:
+        yield (
+            f"{kind} makes the advantages, so those of {config['advantage']['_target_']} would be "
+            "thrown away: use advantage=none, or critic=none"
+        )
+    if value_of(config, "reward.normalise_each"):
+        yield (
+            f"reward.normalise_each=true makes an advantage of each reward, and {kind} one of "
+            "their sum: set it to false, or use critic=none"
+        )
+    head_start, steps = value_of(config, "critic.head_start"), config["max_steps"]
+    if head_start is not None and head_start >= steps:
+        yield (
+            f"critic.head_start={head_start} leaves the policy none of max_steps={steps}: "
+            "lower the one, or raise the other"
         )
 
 
@@ -185,10 +256,11 @@ ALGORITHM_RULES: tuple[Callable[[Config, Learned], Iterator[str]], ...] = (
     loss_and_aggregation,
     loss_and_sampler,
     changed_sampling,
-    *REFERENCE_RULES,
+    readers,
+    each_reference,
+    one_per_environment,
     divergence,
     old_logprobs,
     rewards_before_advantages,
-    demonstrations,
     critic,
 )

@@ -34,7 +34,7 @@ def needs_reference(config: Config) -> bool:
     """Whether a reference is loaded: a penalty reads it, or it is not the policy as it started.
 
     The rules refuse every other reference that the loss does not read, and a loss that learns
-    from the policy itself (rl/config/reference_rules.py).
+    from the policy itself (rl/config/algorithm_rules.py).
     """
     node = config["reference"]
     kind = node["_target_"]

@@ -28,7 +28,6 @@ class Learned:
     advantage_refuses_negative: bool
     aggregation_takes_turns: bool
     aggregation_weighs_sequences: bool  # every rollout has the same weight, however long it is
-    truncation_is_neutral: bool
     truncation_lowers_rewards: bool  # a reward of 0 may become negative
     truncation_changes_rewards: bool
 

@@ -8,7 +8,6 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +39,8 @@ MAY_CHANGE = (
     *(f"reflection.{key}" for key in ("base_url", "api_key_variable", "timeout", "max_retries")),
 )
 LEARNED = ("trainer.max_grad_norm",)  # although `trainer` may change
-# The same rule holds for each of several.
-_PARTS = {
-    r"^reference\.teachers\.[^.]+": "reference",
-    r"^env\.envs\.[^.]+": "env",
-    r"^env\.sampling\.[^.]+": "sampler",
-}
+# The same holds for each teacher, and for each environment of a mixture.
+_ONE_OF_SEVERAL = re.compile(r"^(reference)\.teachers\.[^.]+|^(env)\.envs\.[^.]+")
 
 
 def run_folder_problems(config: Config) -> Iterator[str]:
@@ -68,18 +63,9 @@ def run_folder_problems(config: Config) -> Iterator[str]:
             "run_name"
         )
     elif config["resume"] and not saved.is_file():
-        found = parent.glob(f"*/{saved.name}")
-        saves = sorted(found, key=lambda p: p.stat().st_mtime, reverse=True)
-        known = (
-            path.parent.name
-            for path in saves
-            # Evaluations cannot be resumed.
-            if RunFolder(path.parent).has_steps() and not (path.parent / "rollouts.html").is_file()
-        )
-        names = ", ".join(islice(known, 3)) or "none yet"
         yield (
-            f"resume=true, but {saved.parent} holds no run: give run_name=<one of {parent}: "
-            f"{names}>, or leave resume out"
+            f"resume=true, but {saved.parent} holds no run: give the run_name of a folder in "
+            f"{parent}, or leave resume out"
         )
     elif config["resume"]:
         yield from changes(config, saved)
@@ -101,7 +87,7 @@ def changes(config: Config, saved: Path) -> Iterator[str]:
             "new run"
         )
         return
-    now, then = dict(_leaves(config)), dict(_leaves(before))
+    now, then = dict(leaves(config)), dict(leaves(before))
     ranks, stage = "trainer.ranks", then.get("deepspeed.zero_optimization.stage")
     # Null follows the devices; the supervisor checks again when it knows their number.
     if stage and now.get(ranks) not in (None, then.get(ranks)):
@@ -116,11 +102,6 @@ def changes(config: Config, saved: Path) -> Iterator[str]:
         for key in {**then, **now}
         if not _may_change(key) and _place(now.get(key)) != _place(then.get(key))
     ]
-    # Another callable has other options, so only the callable is reported.
-    others = {key.removesuffix("_target_") for key in changed if key.endswith("._target_")}
-    changed = [
-        key for key in changed if key.endswith("._target_") or not key.startswith(tuple(others))
-    ]
     if changed:
         shown = ", ".join(f"{key} was {then.get(key)} and is {now.get(key)}" for key in changed[:3])
         more = f" (and {len(changed) - 3} more)" if len(changed) > 3 else ""
@@ -131,8 +112,7 @@ def changes(config: Config, saved: Path) -> Iterator[str]:
 
 
 def _may_change(key: str) -> bool:
-    for part, alone in _PARTS.items():
-        key = re.sub(part, alone, key)
+    key = re.sub(r"^env\.sampling\.[^.]+", "sampler", _ONE_OF_SEVERAL.sub(r"\1\2", key))
     return key not in LEARNED and any(f"{key}.".startswith(f"{free}.") for free in MAY_CHANGE)
 
 
@@ -149,10 +129,11 @@ def _place(value: Any) -> Any:
     return value
 
 
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every value with its dotted key."""
-    if isinstance(value, Mapping) and value:
-        for key, item in value.items():
-            yield from _leaves(item, f"{path}.{key}" if path else str(key))
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every value with its dotted key; the keys of a list are numbers."""
+    items = dict(enumerate(value)) if isinstance(value, list) else value
+    if isinstance(items, Mapping) and items:
+        for key, item in items.items():
+            yield from leaves(item, f"{path}.{key}" if path else str(key))
     else:
         yield path, value

@@ -4,31 +4,51 @@ Keys, names, types and ranges are right before these rules run (check.py). A rul
 the chosen nodes do not have yields nothing.
 """
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from glob import glob
 from pathlib import Path
 from typing import Any
 
-from rl.config.durations import seconds_of
-from rl.config.facts import fact, is_imitator, references, spans_hosts
+from rl.config.facts import fact, is_imitator, references
 from rl.config.limits import free_form_problems, value_of
 from rl.config.positions import too_long
-from rl.config.resume_rules import run_folder_problems
-from rl.config.secrets import secret_problems
-from rl.config.sharding_rules import compilation, offload, optimizer_and_sharding
-from rl.config.signatures import did_you_mean, spec_of
+from rl.config.resume_rules import leaves, run_folder_problems
+from rl.config.schema import seconds_of
+from rl.config.signatures import did_you_mean
 from rl.config.transport import transport_problems
-from rl.config.vllm_flags import flag_problems, plain
 
 Config = Mapping[str, Any]
 
+OFFLOADS = {"offload_optimizer": "zero3_offload_optimizer", "offload_param": "zero3_offload"}
 HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
+_PASSWORD = re.compile(r"^\s*[a-z][a-z0-9+.-]*://[^/?#\s]*@", re.IGNORECASE)
+# The usual form of names of variables that hold keys.
+_VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")
 
 
 def rule_problems(config: Config) -> list[str]:
     """Return one sentence for each combination that makes no sense."""
     return [problem for rule in RULES for problem in rule(config)]
+
+
+def secret_problems(config: Config) -> Iterator[str]:
+    """Yield one sentence for each value that is a secret; the sentence does not repeat it."""
+    for path, value in leaves(config):
+        if not isinstance(value, str):
+            continue
+        if _PASSWORD.match(value):
+            yield (
+                f"{path} holds a password (scheme://user:password@host), which would be written to "
+                "config.yaml: leave it out, and give a key in an environment variable"
+            )
+        named = path.endswith("_variable")
+        if named and value not in os.environ and not _VARIABLE.fullmatch(value):
+            yield (
+                f"{path} is not the name of an environment variable that is set, and a key itself "
+                "would be written to config.yaml: export MY_KEY=<the key>, and give MY_KEY here"
+            )
 
 
 def batches(config: Config) -> Iterator[str]:
@@ -43,11 +63,12 @@ def batches(config: Config) -> Iterator[str]:
         )
     if batch < ranks:
         yield f"batch_size={batch} leaves some of trainer.ranks={ranks} idle: use at most {batch}"
-    is_sampled = not is_imitator(config["sampler"]["_target_"])
-    if group == 1 and is_sampled and (value_of(config, "buffer.min_spread") or 0) > 0:
+    sampler = config["sampler"]["_target_"]
+    equal = sampler if is_imitator(sampler) else "group_size=1" if group == 1 else None
+    if equal and (value_of(config, "buffer.min_spread") or 0) > 0:
         yield (
-            "group_size=1 has no spread, so the buffer would reject every group: use group_size=8 "
-            "or so, buffer.min_spread=0, or buffer=fifo"
+            f"{equal} gives rewards without spread, so the buffer would reject every group: use "
+            "buffer=fifo or buffer.min_spread=0"
         )
 
 
@@ -56,7 +77,7 @@ def text_alone(config: Config) -> Iterator[str]:
     client, sampler = config["client"]["_target_"], config["sampler"]["_target_"]
     if not fact(client, "needs_vllm", True):
         yield (
-            f"{client} gets words, and training needs the very tokens with their logprobs: "
+            f"{client} receives text, and training needs the sampled tokens with their logprobs: "
             "use client=renderer or client=tokens (python evaluate.py takes client=messages)"
         )
     if fact(config["evaluation"]["_target_"], "evaluates", True) and is_imitator(sampler):
@@ -66,18 +87,14 @@ def text_alone(config: Config) -> Iterator[str]:
         )
 
 
-def _no_room(sampler: str, tokens: int, longest: int) -> str:
-    return (
-        f"{sampler}.max_tokens={tokens} leaves no room for the prompt in max_seq_len={longest}: "
-        "lower the one or raise the other"
-    )
-
-
 def lengths(config: Config) -> Iterator[str]:
     """Compare the tokens of a turn, of a row, and of the longest row of the model."""
     longest, turn = config["max_seq_len"], value_of(config, "sampler.max_tokens")
     if turn is not None and turn >= longest:
-        yield _no_room("sampler", turn, longest)
+        yield (
+            f"sampler.max_tokens={turn} leaves no room for the prompt in max_seq_len={longest}: "
+            "lower the one or raise the other"
+        )
     prompt = value_of(config, "sampler.max_prompt_len")
     if prompt is not None and prompt >= longest:
         yield (
@@ -85,21 +102,56 @@ def lengths(config: Config) -> Iterator[str]:
             f"{longest}: lower the one, raise the other, or use null"
         )
     client = config["client"]["_target_"]
-    if prompt is not None and not fact(client, "measures_prompts", True):
+    hidden = [] if fact(client, "measures_prompts", True) else [client]
+    targets = (node["_target_"] for _, node in nodes(config["env"], "env"))
+    hidden += [env for env in targets if fact(env, "holds_conversation", False)]
+    for target in dict.fromkeys(hidden if prompt is not None else ()):
         yield (
-            f"sampler.max_prompt_len={prompt} cannot be kept with {client}, because only the "
-            "server knows how long its prompts are: use client=renderer, or null"
+            f"sampler.max_prompt_len={prompt} cannot be kept, because the length of a prompt of "
+            f"{target} is not known before it is sent: use null"
         )
-    environments = dict.fromkeys(node["_target_"] for _, node in _nodes(config["env"], "env"))
-    for env in environments:  # a mixture has several
-        if prompt is not None and fact(env, "holds_conversation", False):
-            yield (
-                f"sampler.max_prompt_len={prompt} cannot be kept with {env}, which writes its "
-                "prompts itself: use null"
-            )
     made_for = value_of(config, "model.max_seq_len")
     if made_for is not None and longest > made_for:
         yield f"max_seq_len={longest} exceeds model.max_seq_len={made_for}: raise that one instead"
+
+
+def optimizer_and_sharding(config: Config) -> Iterator[str]:
+    """Refuse Muon from ZeRO stage 1 on, where matrices are flattened and split."""
+    stage = value_of(config, "deepspeed.zero_optimization.stage")
+    for key, own in (("optim", "optim"), ("critic.optim", "optim@critic.optim")):
+        optimizer = value_of(config, f"{key}._target_")
+        if optimizer and fact(optimizer, "whole_matrices", False) and stage:
+            yield (
+                f"{optimizer} orthogonalises whole matrices, and ZeRO stage {stage} gives an "
+                f"optimizer flattened pieces of them: use deepspeed=zero0, or {own}=adamw"
+            )
+
+
+def offload(config: Config) -> Iterator[str]:
+    """Refuse offloading to the memory of the host without ZeRO 3.
+
+    There DeepSpeed sums offloaded gradients in bfloat16, and a NaN stays in that sum.
+    """
+    stage = value_of(config, "deepspeed.zero_optimization.stage")
+    for key, choice in OFFLOADS.items():
+        path = f"deepspeed.zero_optimization.{key}.device"
+        device = value_of(config, path)
+        if device not in (None, "none") and stage != 3:
+            yield (
+                f"{path}={device} under ZeRO stage {stage} loses gradients or is ignored: use "
+                f"deepspeed={choice}"
+            )
+
+
+def compilation(config: Config) -> Iterator[str]:
+    """Refuse compilation under ZeRO 3, which gathers weights inside the compiled layers."""
+    if value_of(config, "trainer.compile") and (
+        value_of(config, "deepspeed.zero_optimization.stage") == 3
+    ):
+        yield (
+            "trainer.compile=true compiles whole layers, and ZeRO stage 3 gathers weights inside "
+            "them: use deepspeed=zero2, or trainer.compile=false"
+        )
 
 
 def steps_and_waits(config: Config) -> Iterator[str]:
@@ -114,30 +166,11 @@ def steps_and_waits(config: Config) -> Iterator[str]:
 
 def time_limit(config: Config) -> Iterator[str]:
     """Check the time of the whole run."""
-    max_time = config.get("max_time")
-    if max_time is None:
-        return
     try:
-        too_short = not seconds_of(max_time) > 0  # NaN is refused, too
-    except ValueError:
-        too_short = True
-    if too_short:
-        yield f"max_time={max_time} is not a time: write 3h30m, 90m, a number of seconds, or null"
-
-
-def limits_of_parts(config: Config) -> Iterator[str]:
-    """Refuse more time or longer turns for one environment than the run allows."""
-    episode, longest = value_of(config, "sampler.rollout_timeout"), config["max_seq_len"]
-    for name, limits in (value_of(config, "env.sampling") or {}).items():
-        own, tokens = limits.get("rollout_timeout"), limits.get("max_tokens")
-        if isinstance(tokens, int) and tokens >= longest:
-            yield _no_room(f"env.sampling.{name}", tokens, longest)
-        if episode is not None and isinstance(own, int | float) and own > episode:
-            yield (
-                f"env.sampling.{name}.rollout_timeout={own} exceeds sampler.rollout_timeout="
-                f"{episode}, the longest that vLLM may be silent: raise that one, and give the "
-                "others less"
-            )
+        if (max_time := config.get("max_time")) is not None:
+            seconds_of(max_time)
+    except ValueError as error:
+        yield f"max_time={error}, or null"
 
 
 def rewards(config: Config) -> Iterator[str]:
@@ -152,53 +185,11 @@ def rewards(config: Config) -> Iterator[str]:
             yield f"{path}.reward_weights={dict(weights)} makes every reward 0: give one a weight"
 
 
-def order_weights(config: Config) -> Iterator[str]:
-    """Require a pool of examples with a weight."""
-    weights = {f"order.{k}": v for k, v in config["order"].items() if k.endswith("_weight")}
-    if weights and not any(weights.values()):
-        zeros = ", ".join(f"{key}={value}" for key, value in weights.items())
-        yield f"{zeros} leave no pool of examples to draw from: give one a weight"
-
-
-def adapter(config: Config) -> Iterator[str]:
-    """Require a layer that an adapter trains."""
-    chosen = config["adapter"]
-    if fact(chosen["_target_"], "freezes_base", False) and not chosen["target_modules"]:
-        yield (
-            "adapter.target_modules=[] leaves LoRA no layer: use all-linear, or name some, such as "
-            "[q_proj, v_proj]"
-        )
-
-
-def packages(config: Config) -> Iterator[str]:
-    """Require the packages that a component imports after the start."""
-    nodes = [*_nodes(config["logger"], "logger"), *_nodes(config.get("cluster"), "cluster")]
-    for path, node in nodes:
-        package = fact(node["_target_"], "needs_package", None)
-        if package and spec_of(package) is None:
-            yield (
-                f"{path}: {node['_target_']} needs the package {package}, which is not installed: "
-                f"pip install {package}, or choose another {path}"
-            )
-
-
-def several_hosts(config: Config) -> Iterator[str]:
-    """Refuse names of devices if the hosts are not known yet."""
-    cluster = config.get("cluster")
-    for key in ("inference.devices", "trainer.devices"):
-        if cluster and spans_hosts(cluster) and (names := value_of(config, key)) is not None:
-            yield (
-                f"{key}={names} names GPUs of this machine, and {cluster['_target_']} starts "
-                "processes on others: leave it null, and hide GPUs from each host by "
-                "CUDA_VISIBLE_DEVICES"
-            )
-
-
 def output_head(config: Config) -> Iterator[str]:
     """Refuse overrides of the model's config beside a head dtype, which is one itself."""
     inference, head_dtype = config["inference"], value_of(config, "model.head_dtype")
-    flags = {plain(str(key)) for key in (inference or {}).get("args", {})}
-    if head_dtype and "hf_overrides" in flags:
+    flags = [str(key).replace("-", "_") for key in (inference or {}).get("args", {})]
+    if head_dtype and any("hf_overrides" in flag for flag in flags):
         yield (
             f"model.head_dtype={head_dtype} and inference.args.hf_overrides exclude each other: "
             "vLLM learns the first by the second. Leave model.head_dtype null, or put the other "
@@ -238,37 +229,31 @@ def model_folders(config: Config) -> Iterator[str]:
 
 def data_files(config: Config) -> Iterator[str]:
     """Require the files that an environment opens only after the start."""
-    for path, node in _nodes(config["env"], "env"):
+    for path, node in nodes(config["env"], "env"):
         for key in fact(node["_target_"], "local_files", ()):
             if isinstance(value := node.get(key), str):
-                yield from _file_problems(f"{path}.{key}", value, "format" in node)
+                yield from _file_problems(f"{path}.{key}", value)
 
 
-def _nodes(value: Any, path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def nodes(value: Any, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield every node in a value, with its dotted path."""
     if isinstance(value, Mapping):
         if "_target_" in value:
             yield path, value
         for key, item in value.items():
-            yield from _nodes(item, f"{path}.{key}")
+            yield from nodes(item, f"{path}.{key}")
     elif isinstance(value, list | tuple):
         for i, item in enumerate(value):
-            yield from _nodes(item, f"{path}.{i}")
+            yield from nodes(item, f"{path}.{i}")
 
 
-def _file_problems(key: str, value: str, has_format: bool) -> Iterator[str]:
+def _file_problems(key: str, value: str) -> Iterator[str]:
     """Yield what is wrong with the name of a data file, or with a pattern of names."""
     file = Path(value).expanduser()
-    node, form = key.rpartition(".")[0], file.suffix.removeprefix(".")
     if file.is_dir():
         yield f"{key}={value} is a folder: name the file in it that holds the rows"
     elif not glob(str(file)):
         yield f"{key}={value}: no such file (looked for in {Path.cwd()})"
-    elif not has_format and form in ("csv", "parquet"):
-        yield (
-            f"{key}={value} holds no JSON lines: use {node}._target_=envs.datasets.Files "
-            f"+{node}.format={form}"
-        )
 
 
 RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
@@ -282,16 +267,10 @@ RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     compilation,
     steps_and_waits,
     time_limit,
-    limits_of_parts,
     rewards,
-    order_weights,
-    adapter,
     transport_problems,
-    packages,
-    several_hosts,
     output_head,
     model_folders,
     data_files,
-    flag_problems,
     run_folder_problems,
 )

@@ -1,5 +1,6 @@
 """The top level of a run's configuration."""
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -29,6 +30,8 @@ RENAMED = {
     "sync.strategy": "sync",
     "sync.transport": "sync",
 }
+_UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
+_DURATION = re.compile("".join(rf"(?:(\d+(?:\.\d+)?){unit})?" for unit in _UNITS))
 
 
 class ConfigError(ValueError):
@@ -173,3 +176,18 @@ def write_settings(path: Path, settings: Mapping[str, Any]) -> None:
     content = {"format": FORMAT, **settings}
     aside.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
     aside.replace(path)
+
+
+def seconds_of(duration: float | str) -> float:
+    """Return a duration such as 3h30m, 90m, 45s, 1d12h or a number, in seconds.
+
+    Raises:
+        ValueError: the text is not a duration, or the duration is not positive.
+
+    """
+    text = str(duration).replace(" ", "")
+    numbers = _DURATION.fullmatch(f"{text}s" if text[-1:].isdigit() else text)
+    pairs = zip(numbers.groups() if numbers else (), _UNITS.values(), strict=False)
+    if not (seconds := sum(float(number) * unit for number, unit in pairs if number)):
+        raise ValueError(f"{duration} is not a time: write 3h30m, 90m, or a number of seconds")
+    return seconds

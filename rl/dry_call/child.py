@@ -5,6 +5,8 @@
         learned = dry_call.learned()         waits for the child; ConfigError
 
 What was learned is kept in the user's cache until one of the files that the child imported changes.
+It is not kept if the environment's first examples could not be read in time, because the child then
+did not check the order.
 """
 
 import hashlib
@@ -101,6 +103,16 @@ class DryCall:
         check_learned(self._whole[number], learned, choices=self._choices[number])
         return learned
 
+    def files(self, number: int = 0) -> list[str]:
+        """Return the source files that the dry call of a configuration imported, but libraries.
+
+        ConfigError as above.
+        """
+        self.learned(number)
+        answer = self._answers[number]
+        assert answer is not None
+        return answer["files"]
+
     def completed(self, run: Run) -> Run:
         """Return the only run of this dry call with what was learned. ConfigError as above."""
         return replace(run, learned=asdict(self.learned()))
@@ -121,9 +133,9 @@ class DryCall:
                 [f"the process that calls your functions once ended with status {status}:\n  {end}"]
             ) from None
         for number, answer in zip(waiting, reply["answers"], strict=True):
-            self._answers[number] = answer
-            if "learned" in answer:
-                _keep(self._configs[number], answer, reply["files"])
+            self._answers[number] = {**answer, "files": reply["files"]}
+            if "learned" in answer and answer["read_env"]:
+                _keep(self._configs[number], answer["learned"], reply["files"])
 
 
 def _asked(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,15 +161,15 @@ def _kept(config: Mapping[str, Any]) -> Answer | None:
         kept = json.loads(_kept_at(config).read_text())
         if all(_identity(file) == then for file, then in kept["files"].items()):
             Learned.from_settings(kept["learned"])
-            return {"learned": kept["learned"]}
+            return {"learned": kept["learned"], "files": list(kept["files"])}
     return None
 
 
-def _keep(config: Mapping[str, Any], answer: Answer, files: Sequence[str]) -> None:
+def _keep(config: Mapping[str, Any], learned: Answer, files: Sequence[str]) -> None:
     """Write an answer to the cache, whole or not at all; without a cache the run goes on."""
     path = _kept_at(config)
     with suppress(OSError):
-        content = {**answer, "files": {file: _identity(file) for file in files}}
+        content = {"learned": learned, "files": {file: _identity(file) for file in files}}
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         aside = path.with_suffix(f".{os.getpid()}")
         aside.write_text(json.dumps(content))

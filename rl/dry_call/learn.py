@@ -35,7 +35,7 @@ def learn(config: Config) -> Learned:
 
     """
     from rl.config.build import build
-    from rl.dry_call import groups, tensors
+    from rl.dry_call import examples, rewards, tensors
 
     report, facts = Report(), dict[str, Any]()
     built = _built(report, config)
@@ -50,18 +50,17 @@ def learn(config: Config) -> Learned:
     facts["divergence_is_linear"] = tensors.check_divergence(report, built["kl.estimator"])
     if "critic.estimator" in built:
         tensors.check_critic(report, built["critic.estimator"], built["critic.loss"])
-    facts |= groups.check_advantage(report, built["advantage"], config["group_size"])
-    facts |= groups.check_aggregation(report, built["aggregation"])
-    facts |= groups.check_truncation(
+    facts |= rewards.check_advantage(report, built["advantage"], config["group_size"])
+    facts |= rewards.check_aggregation(report, built["aggregation"])
+    facts |= rewards.check_truncation(
         report, built["truncation"], built["reward"](), config["max_seq_len"]
     )
     sampler = config["sampler"]
     count = config["batch_size"] // config["group_size"]
-    groups.check_buffer(report, config["buffer"], count, sampler.get("max_staleness") or 0)
-    pools = groups.first_examples(report, config["env"])
-    if pools:
-        groups.check_order(report, config["order"], pools)
-    groups.check_methods(report, unwrapped(build(config["env"])))
+    examples.check_buffer(report, config["buffer"], count, sampler.get("max_staleness") or 0)
+    if pools := examples.first_examples(report, config["env"]):
+        examples.check_order(report, config["order"], pools)
+    examples.check_methods(report, unwrapped(build(config["env"])))
     if report.problems:
         raise ConfigError(report.problems)
     return Learned(**facts)
@@ -109,10 +108,12 @@ def own_files(configs: Sequence[Config]) -> list[str]:
 
 
 def _answer(config: Config) -> dict[str, Any]:
+    from rl.dry_call import examples
+
     # Again every second, because `Report.calling` turns the first TimeoutError into a problem.
     signal.setitimer(signal.ITIMER_REAL, LIMIT_S, 1.0)
     try:
-        return {"learned": asdict(learn(config))}
+        return {"learned": asdict(learn(config)), "read_env": examples.could_read(config["env"])}
     except ConfigError as error:
         return {"problems": error.problems}
     except Exception as error:  # noqa: BLE001 one configuration must not lose the others' answers
@@ -127,7 +128,7 @@ def _too_slow(*_: object) -> None:
 
 def main(configs: Sequence[Config], answer: Path) -> None:
     """Write the answers for these configurations to a file, and the files that they depend on."""
-    from rl.dry_call import groups, tensors  # noqa: F401 torch is imported before the clock starts
+    from rl.dry_call import tensors  # noqa: F401 torch is imported before the clock starts
 
     signal.signal(signal.SIGALRM, _too_slow)
     answers = [_answer(config) for config in configs]

@@ -131,11 +131,7 @@ def check_token_loss(
             f"returned {_described(result)}: return TokenLoss(loss, metrics) of losses/tokens.py"
         )
     values = result.loss
-    if not isinstance(values, Tensor) or values.shape != (NUM_TOKENS,):
-        raise Wrong(
-            f"returned a loss that is {_described(values)} for {NUM_TOKENS} tokens: return one "
-            "number per token, neither summed nor averaged"
-        )
+    _require_shape(values, "a loss that is ", "number per token, neither summed nor averaged")
     if not values.requires_grad:
         raise Wrong(
             "returned a loss without gradient: compute it from tokens.logprobs or "
@@ -157,20 +153,20 @@ def check_metrics(metrics: Any, taken: frozenset[str]) -> None:
             f"returned metrics that are {_described(metrics)}: return a dict, {{}} at least"
         )
     for name, values in metrics.items():
-        if not isinstance(values, Tensor):
-            raise Wrong(
-                f"returned the metric {name!r} as {_described(values)}: return a tensor, one "
-                "number per token or a single one"
-            )
-        if values.numel() != 1 and values.shape != (NUM_TOKENS,):
-            raise Wrong(
-                f"returned the metric {name!r} with the shape {list(values.shape)} for "
-                f"{NUM_TOKENS} tokens: return one number per token, or a single one for all"
-            )
+        if not isinstance(values, Tensor) or values.numel() != 1:
+            _require_shape(values, f"the metric {name!r} as ", "number per token, or one for all")
         if name in taken:
             raise Wrong(
                 f"returned a metric {name!r}, a name that the run uses itself: choose another name"
             )
+
+
+def _require_shape(
+    values: Any, what: str, wanted: str, shape: tuple[int, ...] = (NUM_TOKENS,)
+) -> None:
+    """Raise Wrong unless `values` is a tensor of this shape."""
+    if not isinstance(values, Tensor) or values.shape != shape:
+        raise Wrong(f"returned {what}{_described(values)}: return a tensor with one {wanted}")
 
 
 def _described(value: Any) -> str:
@@ -209,8 +205,7 @@ def check_divergence(report: Report, estimator: Any) -> bool:
     logprobs = torch.linspace(-2.0, -0.2, NUM_TOKENS).requires_grad_()
     with report.calling("kl", estimator, GIVEN):
         values = estimator(logprobs, torch.full((NUM_TOKENS,), -1.0))
-        if not isinstance(values, Tensor) or values.shape != (NUM_TOKENS,):
-            raise Wrong(f"returned {_described(values)}: return one number per token")
+        _require_shape(values, "", "number per token")
         if not values.requires_grad:
             raise Wrong("returned numbers without gradient: do not detach the first argument")
         (gradient,) = torch.autograd.grad(values.sum(), [logprobs])
@@ -223,11 +218,7 @@ def check_critic(report: Report, estimator: Any, loss: Any) -> None:
     rewards, values = torch.tensor([[0.0, 0.0, 1.0], [0.5, 0.0, 0.0]]), torch.full((2, 3), 0.3)
     with report.calling("critic.estimator", estimator, "made-up rewards and values"):
         advantages = estimator(rewards, values)
-        if not isinstance(advantages, Tensor) or advantages.shape != values.shape:
-            raise Wrong(
-                f"returned {_described(advantages)} for values of shape [2, 3]: return one "
-                "advantage for each value"
-            )
+        _require_shape(advantages, "", "advantage for each value, of shape [2, 3]", (2, 3))
     now = torch.linspace(-1.0, 1.0, NUM_TOKENS).requires_grad_()
     with report.calling("critic.loss", loss, "eight made-up values"):
         check_token_loss(loss(now, now.detach() + 0.1, now.detach() - 0.01), [now])

@@ -74,8 +74,6 @@ class VLLMServer:
         "cpu_kv_cache_gib": "> 0",
     }
 
-    starts_vllm: ClassVar[bool] = True  # so `args` are vLLM's flags
-
     replicas: int | None
     listen: Literal["unix", "tcp"]
     startup_timeout: float

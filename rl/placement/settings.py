@@ -5,7 +5,6 @@ from typing import Any
 
 from rl.config.facts import fact
 from rl.config.schema import Run
-from rl.config.vllm_flags import plain
 from rl.placement.placement import Plan
 
 # On a CPU there are no CUDA graphs, and vLLM's default is 128 sequences. On a GPU vLLM's own
@@ -40,4 +39,6 @@ def with_device_flags(
 
 def _flag(key: object) -> str:
     """Return the flag that a key turns on or off."""
-    return plain(str(key)).removeprefix("no_")
+    name = str(key).removeprefix("--").replace("-", "_")
+    # After a dot follows a key of a JSON option, and a plus appends to a list.
+    return name.partition(".")[0].rstrip("+").removeprefix("no_")

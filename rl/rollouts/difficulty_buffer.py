@@ -19,7 +19,6 @@ class DifficultyBuffer(FifoBuffer):
 
     """
 
-    judges_rewards: ClassVar[bool] = True
     RANGES: ClassVar[dict[str, str]] = {
         "min_spread": ">= 0",
         "min_reward_variance": ">= 0",

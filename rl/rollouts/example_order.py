@@ -13,7 +13,7 @@ dispatcher stores these, so an order stores only what it learned.
 
 import random
 from collections.abc import Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from envs.episode import Example
 from envs.protocol import Pool
@@ -123,8 +123,6 @@ class SequentialOrder(ExampleOrder):
 
 class ShuffledOrder(SequentialOrder):
     """Every pool in another order at each pass (conf/order/shuffled)."""
-
-    is_default: ClassVar[bool] = True
 
     def begin(self, pools: Sequence[Pool], seed: int) -> None:
         """Begin before the first group."""

@@ -119,19 +119,3 @@ def phase_of(doing: str) -> str:
 def progress_of(doing: str) -> str:
     """Return the text of a status after the name of its phase."""
     return doing.partition(": ")[2]
-
-
-class Stopwatch:
-    """Measures the phases of a training step, and shows the current one on the screen."""
-
-    def __init__(self, status: Status) -> None:
-        self._status = status
-        self.times: dict[str, float] = {}
-
-    @contextlib.contextmanager
-    def phase(self, name: str, status: str) -> Iterator[None]:
-        """Measure the block as time/<name> and show `status` on the screen."""
-        self._status.set(status)
-        began = time.monotonic()
-        yield
-        self.times[f"time/{name}"] = time.monotonic() - began

@@ -1,11 +1,11 @@
 """The model that a run starts from, which a resumed run must find unchanged, and its references."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
 
 from rl.config.facts import needs_reference
+from rl.config.rules import nodes
 from rl.config.schema import ConfigError, Run, refused
 from rl.model.folder import fingerprint
 from rl.model.pretrained import local_folder
@@ -59,15 +59,6 @@ def fetch_references(run: Run) -> None:
     """Download every reference model that lies on the hub; ConfigError if that fails."""
     if needs_reference(run.plain()):
         with refused():
-            for node in _nodes_with_path(run.reference):
-                local_folder(node["path"], node["revision"], "reference")
-
-
-def _nodes_with_path(value: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the nodes in a value, itself included, that name a model as conf/model/hf.yaml does."""
-    if isinstance(value, Mapping):
-        if value.get("path") and "revision" in value:
-            yield value
-        value = list(value.values())
-    for item in value if isinstance(value, list) else ():
-        yield from _nodes_with_path(item)
+            for _, node in nodes(run.reference):
+                if node.get("path") and "revision" in node:
+                    local_folder(node["path"], node["revision"], "reference")

@@ -44,14 +44,14 @@ from rl.supervisor.base_model import fetch_references, make_cache, model_of
 from rl.supervisor.children import Children
 from rl.supervisor.resolve import Resolved, on_hosts, placed, resolve
 from rl.supervisor.time_limit import TimeLimit
-from rl.supervisor.warm_start import IMITATION, keep_result, warm_start_key, warm_start_run
+from rl.supervisor.warm_start import keep_result, warm_start_key, warm_start_run
 from rl.terminal.screen import Screen, final_summary
 
 CONSTRUCTED = (
     *("model", "adapter", "env", "order", "sampler", "client", "buffer", "optim", "inference"),
     *("cluster", "logger", "evaluation", "record"),
 )
-Compose = Callable[[list[str]], dict[str, Any]]
+Compose = Callable[[str], dict[str, Any]]
 
 
 def supervise(
@@ -69,7 +69,7 @@ def supervise(
         overrides: what the command line changed, as written.
         choices: which file of each group was chosen.
         command: the command line before its overrides, as written.
-        compose: makes a composed configuration out of overrides.
+        compose: returns another configuration of conf/ by its name, without these overrides.
 
     Raises:
         ConfigError: the configuration cannot work; no step was done, and no process is left.
@@ -182,9 +182,11 @@ class _Launch:
         if run.model.warm_start is None:
             return _trainable(source, self.run_folder)
         supervised = RunFolder(self.run_folder.warm_start)
-        first = warm_start_run(run, compose(IMITATION), supervised.path)
-        kept = cache_folder() / "warm" / warm_start_key(first)
-        if not kept.is_dir():
+        first = warm_start_run(run, compose("warm_start"), supervised.path)
+        with DryCall([first.plain()]) as dry_call:
+            kept = cache_folder() / "warm" / warm_start_key(first, dry_call.files())
+            if kept.is_dir():
+                return kept
             make_cache(kept.parent)
             shutil.rmtree(supervised.path, ignore_errors=True)
             model = _trainable(source, supervised)
@@ -194,12 +196,11 @@ class _Launch:
                 "environment"
             )
             # A signal ends the warm start at once, because an unfinished one is useless.
-            with DryCall([first.plain()]) as dry_call:
-                launch = _Launch(supervised, self.reaper, StopRequest(), self.limit, dry_call)
-                launch.execute(placed(first), model, is_main=False)
-            if steps_done(read_metrics(supervised)) < first.max_steps:  # a process was stopped
-                raise RunFailed("the warm start was stopped before its end, so its model is lost")
-            keep_result(supervised, kept)
+            launch = _Launch(supervised, self.reaper, StopRequest(), self.limit, dry_call)
+            launch.execute(placed(first), model, is_main=False)
+        if steps_done(read_metrics(supervised)) < first.max_steps:  # a process was stopped
+            raise RunFailed("the warm start was stopped before its end, so its model is lost")
+        keep_result(supervised, kept)
         return kept
 
     def execute(self, resolved: Resolved, model: Path, *, is_main: bool = True) -> None:

@@ -7,7 +7,7 @@ estimate is the slowest of each so far, plus a quarter.
 import time
 from collections.abc import Sequence
 
-from rl.config.durations import seconds_of
+from rl.config.schema import seconds_of
 from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import MetricsTail, Row, column

@@ -1,33 +1,26 @@
 """Supervised steps on an environment's demonstrations before a run, done once and cached.
 
-The warm start is an ordinary run (loss=sft sampler=demonstrations), so supervised fine-tuning needs
-no second program. The cache folder's name is a hash of everything that the result depends on.
+The warm start is an ordinary run (conf/warm_start.yaml), so supervised fine-tuning needs no second
+program. The cache folder's name is a hash of everything that the result depends on.
 """
 
 import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rl.config.annotations import Node
+from rl.config.resume_rules import leaves
 from rl.config.schema import Run
 from rl.runtime.folder import RunFolder
-from rl.supervisor.sources import module_files, package_files
 
 # The code that learns and makes batches: a change to any of its files may change the result.
-_PACKAGES = ("rl.learner", "rl.model", "rl.sampling", "rl.rollouts", "losses")
-# The groups that say what is learned and how. The warm start takes those of supervised fine-tuning.
-_LEARNING = (
-    *("loss", "reward", "truncation", "advantage", "critic", "aggregation"),
-    *("reference", "kl", "correction", "order", "sampler", "buffer"),
-)
-# The overrides that these groups are composed with. An evaluation would need a policy's sampler.
-IMITATION = ["loss=sft", "sampler=demonstrations", "evaluation=none"]
+_PACKAGES = ("rl/learner", "rl/model", "rl/sampling", "rl/rollouts", "losses")
+_ROOT = Path(__file__).parents[2]
 _LIBRARIES = ("torch", "transformers", "deepspeed", "renderers")
 
 
@@ -48,10 +41,16 @@ class WarmStart:
     corruption_rate: float
 
 
-def warm_start_key(first: Run, read: Callable[[Path], bytes] = Path.read_bytes) -> str:
+def warm_start_key(
+    first: Run, own_files: Iterable[str], read: Callable[[Path], bytes] = Path.read_bytes
+) -> str:
     """Return 16 hex digits that change with anything the supervised run's result depends on.
 
-    `read` returns the content of a source file.
+    Args:
+        first: the supervised run.
+        own_files: the source files that its dry call imported (DryCall.files).
+        read: returns the content of a source file.
+
     """
     content = first.plain()
     irrelevant = ("output_dir", "run_name", "inference", "client", "sync", "logger", "record")
@@ -61,11 +60,11 @@ def warm_start_key(first: Run, read: Callable[[Path], bytes] = Path.read_bytes) 
     # The warm start has its own learning rate and no turn limit, and it ignores rewards.
     content["model"] = _without(first.model.plain(), "learning_rate", "max_tokens")
     content["env"] = _without(first.env, "reward_weights")
-    nodes = [*_nodes(first.env)]
-    modules = [node["_target_"].rpartition(".")[0] for node in nodes]
-    files = [*package_files(_PACKAGES), *module_files(modules, apart_from=("rl", "losses"))]
-    content["sources"] = [hashlib.sha256(read(path)).hexdigest() for path in files]
-    content["files"] = [_file_hash(value) for node in nodes for value in node.values()]
+    sources = {path for name in _PACKAGES for path in (_ROOT / name).rglob("*.py")}
+    # The dry call also imports files of rl that change no weight, such as those of the check.
+    sources |= {Path(file) for file in own_files if not Path(file).is_relative_to(_ROOT / "rl")}
+    content["sources"] = [hashlib.sha256(read(path)).hexdigest() for path in sorted(sources)]
+    content["files"] = [_file_hash(value) for _, value in leaves(content["env"])]
     content["versions"] = [version(name) for name in _LIBRARIES]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -75,16 +74,6 @@ def _without(node: Any, *keys: str) -> Any:
     if isinstance(node, dict):
         return {key: _without(value, *keys) for key, value in node.items() if key not in keys}
     return [_without(item, *keys) for item in node] if isinstance(node, list) else node
-
-
-def _nodes(value: Any) -> Iterator[Node]:
-    """Yield every node in a value, itself included: of a mixture, a data set, a tool."""
-    if isinstance(value, dict):
-        if "_target_" in value:
-            yield value
-        value = list(value.values())
-    for item in value if isinstance(value, list) else ():
-        yield from _nodes(item)
 
 
 def _file_hash(value: Any) -> str:
@@ -101,49 +90,37 @@ def _file_hash(value: Any) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def warm_start_run(run: Run, supervised: dict[str, Any], folder: Path) -> Run:
+def warm_start_run(run: Run, recipe: dict[str, Any], folder: Path) -> Run:
     """Return the supervised run that makes the model `run` starts from.
 
     Args:
-        run: the main run; its model and environment are used.
-        supervised: a configuration composed with loss=sft sampler=demonstrations, whose groups
-            replace those that say what is learned.
+        run: the main run.
+        recipe: conf/warm_start.yaml, composed.
         folder: of the supervised run.
 
     """
-    recipe = WarmStart(**{k: v for k, v in (run.model.warm_start or {}).items() if k != "_target_"})
-    trainer: Node = {"checkpoint_every": 0, "compile": False}  # the run is too short for either
+    settings = run.model.warm_start or {}
+    trainer = {**run.trainer.plain(), "checkpoint_every": 0, "compile": False}  # it is too short
     if run.cluster.spans_hosts:  # the ranks of the main run are on other machines
         trainer |= {"ranks": 1, "num_threads": None}
-    changes: dict[str, Any] = {group: supervised[group] for group in _LEARNING}
-    changes |= {f"trainer.{key}": value for key, value in trainer.items()}
-    return run.changed(
+    return Run.of(
         {
-            **changes,
-            "sampler.corruption_rate": recipe.corruption_rate,
-            # The same seed for all runs, so that compared runs start from the same policy.
-            "seed": 0,
-            "max_steps": recipe.steps,
-            "batch_size": recipe.batch_size,
-            "group_size": 1,
-            "updates_per_batch": 1,
-            "entropy_bonus": 0.0,
-            "model.warm_start": None,
-            "adapter": {"_target_": "rl.model.lora.NoAdapter"},  # the main run adapts whole weights
+            **recipe,
+            "max_time": run.max_time,
+            "max_seq_len": run.max_seq_len,
+            "model": {**run.model, "warm_start": None},
+            "env": run.env,
+            "trainer": trainer,
+            "sampler": {**recipe["sampler"], "corruption_rate": settings["corruption_rate"]},
+            "max_steps": settings["steps"],
+            "batch_size": settings["batch_size"],
             "optim": {
-                **supervised["optim"],
-                "learning_rate": recipe.learning_rate,
-                "schedule": "constant",
-                "warmup_steps": min(5, recipe.steps),
+                **recipe["optim"],
+                "learning_rate": settings["learning_rate"],
+                "warmup_steps": min(5, settings["steps"]),
             },
-            "cluster": {"_target_": "rl.cluster.local.LocalCluster"},  # it takes about a minute
-            "logger": {"_target_": "rl.trainer.loggers.ConsoleLogger"},
-            "evaluation": {"_target_": "rl.evaluation.periodic.NoEvaluation"},
-            "record": {"_target_": "rl.rollouts.sampled_tokens.TokenRecord", "num_groups": 0},
-            "deepspeed": {"zero_optimization": {"stage": 0}},
             "output_dir": str(folder.parent),
             "run_name": folder.name,
-            "resume": False,
         }
     )
 

@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
@@ -17,7 +17,6 @@ from rl.trainer.loggers import Logger, never_fails
 class TensorBoardLogger(Logger):
     """Event files in the run's folder."""
 
-    needs_package: ClassVar[str] = "tensorboard"
     _writer: Any = field(default=None, init=False, repr=False)
 
     @never_fails

@@ -57,7 +57,7 @@ class Endpoint:
 
     def start(self, setting: ReferenceSetting) -> Reference:
         """Compare the tokenizers; other faults of the server show at the first batch."""
-        assert setting.temperature == 1, "refused by rl/config/reference_rules.py"
+        assert setting.temperature == 1, "refused by rl/config/algorithm_rules.py"
         top_k = setting.num_candidates(self.top_k)
         remote = _Remote(self, top_k, setting.vocabulary, setting.policy.ranks)
         remote.require_fit(setting.model, setting.max_seq_len)

@@ -55,12 +55,6 @@ def test_every_choice_of_every_group_can_be_evaluated(choice: str, tmp_path: Pat
     evaluation(choice, *HUB, *needed, output_dir=tmp_path)
 
 
-def test_a_part_of_a_mixture_has_no_longer_than_the_client_waits(tmp_path: Path) -> None:
-    limit = "+env.sampling={arithmetic: {rollout_timeout: 900.0}}"
-    problem = only_problem(*HUB, "env=mixture", limit, output_dir=tmp_path)
-    assert problem.startswith("env.sampling.arithmetic.rollout_timeout=900.0 exceeds sampler.roll")
-
-
 def test_a_remote_model_needs_none_of_ours(tmp_path: Path) -> None:
     remote = evaluation(*REMOTE, output_dir=tmp_path)
     assert remote.model is remote.inference is None

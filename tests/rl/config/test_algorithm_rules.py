@@ -1,77 +1,71 @@
-"""Parts of an algorithm that do not go together are refused in one sentence; neighbours are not."""
+"""Check the sentences of algorithm_rules.py about values, references and the critic.
 
+tests/test_compositions.py checks the sentences about pairs of choices.
+"""
+
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.composing import Changes, changed, check_all, chosen, only_problem
+from rl.config.facts import sees_hint
+from rl.config.schema import ConfigError
+from tests.support.composing import Changes, changed, check_all, chosen, composed, only_problem
 
-LOSSES = {name: {"loss": chosen("loss", name)} for name in ("distill", "reinforce", "ppo_clip")}
 SFT = {
     "loss": chosen("loss", "sft"),
     "sampler": chosen("sampler", "demonstrations"),
     "advantage": chosen("advantage", "none"),
 }
-MAX_RL = {"advantage": chosen("advantage", "max_rl")}
-PENALTY = {"truncation": {**chosen("truncation", "penalty"), "limit": 32}}
-ZERO_REWARD = {"truncation": chosen("truncation", "zero_reward")}
-DIFFICULTY = {"buffer": chosen("buffer", "difficulty")}
-POOLS = {"order": chosen("order", "difficulty")}
-WEIGHTS = ("order.easy_weight", "order.normal_weight", "order.hard_weight")
-NO_REFERENCE = {"reference": chosen("reference", "none")}
-TEACHER = {
-    "reference": {**chosen("reference", "model"), "path": "some/teacher", "dtype": "bfloat16"}
-}
-ENDPOINT = {
-    "reference": {**chosen("reference", "endpoint"), "url": "http://there/v1", "model": "t"}
-}
-DISTILL = {**LOSSES["distill"], **TEACHER}
+MODEL = {**chosen("reference", "model"), "path": "some/teacher", "dtype": "bfloat16"}
+ENDPOINT = {**chosen("reference", "endpoint"), "url": "http://there/v1", "model": "t"}
+INITIAL = chosen("reference", "initial")
+DISTILL = {"loss": chosen("loss", "distill"), "reference": MODEL}
+FORWARD = {"loss": chosen("loss", "forward_kl_topk"), "reference": MODEL}
+REVERSE = {"loss": chosen("loss", "reverse_kl_topk"), "reference": MODEL}
+MIXTURE = composed("env=mixture")["env"]
 KL = {"kl.beta": 0.01}
-K1 = {"kl.estimator": {"_target_": "losses.kl.k1"}, **KL}
-IN_REWARD = {**K1, "kl.place": "reward"}
+IN_REWARD = {**KL, "kl.estimator": {"_target_": "losses.kl.k1"}, "kl.place": "reward"}
+PPO = {
+    "loss": chosen("loss", "ppo_clip"),
+    "advantage": chosen("advantage", "none"),
+    "critic": composed("loss=ppo")["critic"],
+}
+MUON = {**chosen("optim", "adamw"), **chosen("optim", "muon"), "learning_rate": 1e-3}
 TWICE = {"updates_per_batch": 2}
 
 
-def corrected(name: str, **knobs: float) -> Changes:
-    return {"correction": {**chosen("correction", name), **knobs}}
+def several(loss: str = "distill", **teachers: Any) -> Changes:
+    """Return a mixture of reverse-text and arithmetic; `reverse` means the former."""
+    names = {"reverse": "reverse-text"}
+    node = chosen("reference", "per_env")
+    node["teachers"] = {names.get(name, name): teacher for name, teacher in teachers.items()}
+    return {"loss": chosen("loss", loss), "env": MIXTURE, "reference": node}
 
+
+BOTH = several(reverse=MODEL, arithmetic=ENDPOINT)
 
 REFUSED: dict[str, tuple[Changes, str]] = {
-    "a penalty in the reward that the loss does not read": (
-        {**DISTILL, **IN_REWARD},
-        "kl.place=reward pulls by the advantages, and losses.distill.distill reads none: use kl=k3",
-    ),
-    "a teacher that nobody reads": (
-        TEACHER,
-        "nothing reads rl.learner.reference.local.FrozenModel: add kl.beta=0.01, or loss=distill",
-    ),
-    "a server that nobody reads": (ENDPOINT, "add kl.beta=0.01, or loss=distill for a teacher"),
-    "a refresh that nobody reads": (
+    "a refresh that nothing reads": (
         {"reference.refresh_every": 10},
         "nothing reads rl.learner.reference.local.InitialPolicy: add kl.beta=0.01",
+    ),
+    "hints that nothing reads": (
+        {"reference": {**INITIAL, "sees_hint": True}},
+        "nothing reads rl.learner.reference.local.InitialPolicy: add kl.beta=0.01, or",
     ),
     "a refresh of the frozen base": (
         {**KL, "reference.refresh_every": 10, "adapter": chosen("adapter", "lora")},
         "with adapter=lora is the frozen base: set it to 0, or use adapter=none",
     ),
-    "divergence from nothing": (
-        {**KL, **NO_REFERENCE},
-        "kl.beta=0.01 needs a reference and reference=none has none: use reference=initial",
-    ),
-    "no teacher": (
-        {**LOSSES["distill"], **NO_REFERENCE},
-        "losses.distill.distill needs a reference and reference=none has none: use reference=model",
-    ),
-    "its own teacher": (
-        LOSSES["distill"],
-        "reference=initial is the policy itself: use reference=",
-    ),
-    "endpoint at another temperature": (
-        {**LOSSES["distill"], **ENDPOINT, "sampler.temperature": 0.7},
+    "an endpoint at another temperature": (
+        {**DISTILL, "reference": ENDPOINT, "sampler.temperature": 0.7},
         "logprobs at temperature 1 and sampler.temperature=0.7: sample at 1, or load",
     ),
-    "steering nothing": ({"kl.target_kl": 0.1}, "kl.target_kl=0.1 steers kl.beta=0, which stays 0"),
-    "k1 in the loss": (K1, "has a gradient of zero on average: use kl.place=reward, or kl=k3"),
+    "k1 in the loss": (
+        {**IN_REWARD, "kl.place": "loss"},
+        "has a gradient of zero on average: use kl.place=reward, or kl=k3",
+    ),
     "k3 in the reward": (
         {**KL, "kl.place": "reward"},
         "kl.place=reward with losses.kl.k3 is no unbiased penalty: use kl=k1",
@@ -80,165 +74,175 @@ REFUSED: dict[str, tuple[Changes, str]] = {
         {**KL, "kl.place": "reward", "kl.estimator": {"_target_": "losses.kl.k2"}},
         "kl.place=reward with losses.kl.k2 is no unbiased penalty: use kl=k1",
     ),
-    "one penalty, many rewards": (
-        {**IN_REWARD, "reward.normalise_each": True},
-        "reward.normalise_each=true knows only single ones: set one of them back",
+    "hints in demonstrations": (
+        {**FORWARD, **SFT, "loss": FORWARD["loss"], "reference": {**MODEL, "sees_hint": True}},
+        "reference.sees_hint=true needs prompts to put hints into, and "
+        "rl.sampling.demonstrations.DemonstrationSampler samples nothing: leave it out, or",
     ),
-    "reinforce off-policy": (
-        {**LOSSES["reinforce"], **TWICE},
-        "in the first of updates_per_batch=2 only: use updates_per_batch=1 or loss=cispo",
+    "teachers without a mixture": (
+        {**BOTH, "env": composed("env=arithmetic")["env"]},
+        "rl.learner.reference.per_env.PerEnvironment has a teacher for each environment of a "
+        "mixture, and env is a single one: use reference=model, or env=mixture",
     ),
-    "distill off-policy": ({**DISTILL, **TWICE}, "losses.distill.distill assumes that the policy"),
-    "correcting twice": (
-        corrected("tis_token"),
-        "losses.correction.tis_token would count the difference twice: use correction=none or",
+    "an environment without a teacher": (
+        several(reverse=MODEL),
+        "reference.teachers has none for the environment arithmetic: add "
+        "+reference@reference.teachers.arithmetic=model "
+        "reference.teachers.arithmetic.path=<its teacher>",
     ),
-    "correction band": (
-        {**TWICE, **corrected("icepop", low=5.0)},
-        "correction.low=5.0 is not below correction.high=5.0: move one of them",
+    "no teacher": (several(), "none for the environment reverse-text nor for arithmetic"),
+    "a teacher without an environment": (
+        several(reverse=MODEL, arithmetic=MODEL, arithmetics=MODEL),
+        "reference.teachers.arithmetics is no environment of env.envs: did you mean arithmetic?",
     ),
-    "max_rl and the soft limit": (
-        {**MAX_RL, **PENALTY},
-        "max_rl needs rewards >= 0 and rl.rollouts.truncation.penalty lowers them: "
-        "use advantage=group_mean",
+    "different numbers of candidates": (
+        several("forward_kl_topk", reverse=MODEL, arithmetic={**MODEL, "top_k": 4}),
+        "reference.teachers.arithmetic.top_k=4 and reference.teachers.reverse-text.top_k=16 "
+        "differ: one loss compares them, make them the same",
     ),
-    "max_rl and length": (
-        {**MAX_RL, "reward.length_penalty": 0.1},
-        "and reward.length_penalty low",
+    "one teacher at another temperature": (
+        {**BOTH, "sampler.temperature": 0.7},
+        "reference.teachers.arithmetic=endpoint returns logprobs at temperature 1 and "
+        "sampler.temperature=0.7: sample at 1, or load",
     ),
-    "max_rl and divergence": ({**MAX_RL, **IN_REWARD}, "and kl.place=reward lowers them"),
-    "max_rl and what truncation took": (
-        {**MAX_RL, **ZERO_REWARD, "reward.normalise_each": True},
-        "truncation.zero_reward with reward.normalise_each lowers them: use advantage=group_mean",
+    "the policy as one teacher": (
+        several(reverse=MODEL, arithmetic=INITIAL),
+        "reference.teachers.arithmetic=initial is the policy itself",
     ),
-    "buffer bounds": (
-        {**DIFFICULTY, "buffer.min_reward": 0.9, "buffer.max_reward": 0.9},
-        "buffer.min_reward=0.9 is not below buffer.max_reward=0.9: move one of them",
+    "no reference as one teacher": (
+        several(reverse=MODEL, arithmetic=chosen("reference", "none")),
+        "reference.teachers.arithmetic is rl.learner.reference.protocol.NoReference, which returns",
     ),
-    "thresholds of pools": (
-        {**POOLS, "order.easy_threshold": 0.2, "order.hard_threshold": 0.8},
-        "order.hard_threshold=0.8 is not below order.easy_threshold=0.2: move one of them",
+    "one teacher without a folder": (
+        several(reverse=MODEL, arithmetic={**MODEL, "path": "/no/where"}),
+        "reference.teachers.arithmetic.path=/no/where: no such folder",
     ),
-    "one threshold for both pools": (
-        {**POOLS, "order.easy_threshold": 0.5, "order.hard_threshold": 0.5},
-        "order.hard_threshold=0.5 is not below order.easy_threshold=0.5",
+    "a critic whose policy never moves": (
+        {**PPO, "critic.head_start": 20, "max_steps": 20},
+        "critic.head_start=20 leaves the policy none of max_steps=20: lower the one, or raise",
     ),
-    "no pool to draw from": (
-        {**POOLS, **dict.fromkeys(WEIGHTS, 0.0)},
-        "order.easy_weight=0.0, order.normal_weight=0.0, order.hard_weight=0.0 leave no pool of "
-        "examples to draw from: give one a weight",
-    ),
-    "pools of demonstrations": (
-        {**SFT, **POOLS},
-        "DifficultyOrder says which examples the policy plays, and rl.sampling.demonstrations."
-        "DemonstrationSampler gives it text to imitate instead: leave order out, or choose",
-    ),
-    "demonstrations in order": (
-        {**SFT, "order": chosen("order", "sequential")},
-        "SequentialOrder says which examples the policy plays",
-    ),
-    "demonstrations cut off": ({**SFT, **ZERO_REWARD}, "truncation says what to do with sampled"),
-    "long demonstrations": (
-        {**SFT, "reward.length_penalty": 0.1},
-        "reward.length_penalty says what",
-    ),
-    "many rewards of demonstrations": (
-        {**SFT, "reward.normalise_each": True},
-        "reward.normalise_each says what to do with sampled rollouts, and "
-        "rl.sampling.demonstrations.DemonstrationSampler gives none: leave it out",
-    ),
-    "correcting demonstrations": (
-        {**SFT, **TWICE, **corrected("mis")},
-        "correction says what to do",
-    ),
-    "hard demonstrations": ({**SFT, **DIFFICULTY}, "buffer says what to do with sampled rollouts"),
-    "divergence in demonstrations' reward": (
-        {**SFT, **IN_REWARD},
-        "kl.place=reward says what to do",
+    "a critic with pieces of matrices": (
+        {**PPO, "critic.optim": MUON, "deepspeed": {"zero_optimization": {"stage": 2}}},
+        "flattened pieces of them: use deepspeed=zero0, or optim@critic.optim=adamw",
     ),
 }
-
-OUT_OF_RANGE: list[tuple[Changes, str]] = [
-    ({"updates_per_batch": 0}, "updates_per_batch=0, but it must be >= 1"),
-    ({"entropy_bonus": -0.1}, "entropy_bonus=-0.1, but it must be >= 0"),
-    ({"reward.length_penalty": -0.1}, "reward.length_penalty=-0.1, but it must be >= 0"),
-    ({**PENALTY, "truncation.limit": 0}, "truncation.limit=0, but it must be >= 1"),
-    ({**PENALTY, "truncation.start": 1.0}, "truncation.start=1.0, but it must be >= 0 and < 1"),
-    ({**PENALTY, "truncation.weight": -1.0}, "truncation.weight=-1.0, but it must be >= 0"),
-    ({**DIFFICULTY, "buffer.min_spread": -0.1}, "buffer.min_spread=-0.1, but it must be >= 0"),
-    (
-        {**DIFFICULTY, "buffer.min_reward_variance": -0.1},
-        "buffer.min_reward_variance=-0.1, but it must be >= 0",
-    ),
-    *(({**POOLS, key: -0.1}, f"{key}=-0.1, but it must be >= 0") for key in WEIGHTS),
-    ({"kl.beta": -0.01}, "kl.beta=-0.01, but it must be >= 0"),
-    ({**KL, "kl.target_kl": 0.0}, "kl.target_kl=0.0, but it must be > 0"),
-    ({**KL, "reference.refresh_every": -1}, "reference.refresh_every=-1, but it must be >= 0"),
-    ({"reference.refresh_mix": 0.0}, "reference.refresh_mix=0.0, but it must be > 0 and <= 1"),
-    ({"reference.refresh_mix": 1.5}, "reference.refresh_mix=1.5, but it must be > 0 and <= 1"),
-    (
-        {**LOSSES["distill"], **ENDPOINT, "reference.timeout": 0.0},
-        "reference.timeout=0.0, but it must be > 0",
-    ),
-    ({**TWICE, **corrected("tis_token", cap=0.0)}, "correction.cap=0.0, but it must be > 0"),
-    ({**TWICE, **corrected("mis", low=-0.5)}, "correction.low=-0.5, but it must be >= 0"),
-]
 
 ALLOWED: dict[str, Changes] = {
-    "divergence from the initial policy": KL,
-    "refreshed now and then": {**KL, "reference.refresh_every": 10, "reference.refresh_mix": 0.5},
-    "divergence from another model": {**KL, **TEACHER},
-    "no reference where none is read": NO_REFERENCE,
-    "a teacher": DISTILL,
-    "a teacher elsewhere": {**LOSSES["distill"], **ENDPOINT},
+    "a refreshed reference": {**KL, "reference.refresh_every": 10, "reference.refresh_mix": 0.5},
     "a teacher at another temperature": {**DISTILL, "sampler.temperature": 0.7},
     "a steered penalty": {**KL, "kl.target_kl": 0.1},
-    "k1 in the reward": IN_REWARD,
-    "k1 without weight": {**K1, "kl.beta": 0.0},
+    "k1 without weight": {**IN_REWARD, "kl.place": "loss", "kl.beta": 0.0},
     "k2 in the loss": {**KL, "kl.estimator": {"_target_": "losses.kl.k2"}},
-    "several updates": TWICE,
-    "several updates of ppo": {**LOSSES["ppo_clip"], **TWICE},
     "several updates of demonstrations": {**SFT, **TWICE},
-    "several updates, corrected": {**TWICE, **corrected("tis_sequence")},
-    "an entropy bonus": {"entropy_bonus": 0.01},
-    "max_rl and zero rewards": {**MAX_RL, **ZERO_REWARD},
-    "max_rl of many rewards": {**MAX_RL, "reward.normalise_each": True},
-    "shaped rewards": {**PENALTY, "reward.length_penalty": 0.1, "reward.normalise_each": True},
-    "neither too hard nor too easy": {
-        **DIFFICULTY,
-        "buffer.min_reward": 0.1,
-        "buffer.max_reward": 0.9,
-    },
-    "pools, one of them alone": {
-        **POOLS,
-        **dict.fromkeys(WEIGHTS, 0.0),
-        "order.normal_weight": 2.0,
-    },
-    "pools of rewards below zero": {
-        **POOLS,
-        "order.hard_threshold": -2.0,
-        "order.easy_threshold": -1.0,
-    },
-    "pools and a filter": {**POOLS, **DIFFICULTY, "buffer.min_reward_variance": 0.1},
-    "the order of the data": {"order": chosen("order", "sequential")},
-    "cut off, no lesson and no reward": {"truncation": chosen("truncation", "mask_zero")},
     "demonstrations near the initial policy": {**SFT, **KL},
+    "one demonstration for each example": {**SFT, "group_size": 1},
+    "candidates in several updates": {**REVERSE, **TWICE},
+    "candidates of truncated sampling": {**REVERSE, "sampler.top_p": 0.9},
+    "candidates of a server": {**FORWARD, "reference": ENDPOINT},
+    "a teacher with hints": {**DISTILL, "reference": {**MODEL, "sees_hint": True}},
+    "the policy with hints": {**REVERSE, "reference": {**INITIAL, "sees_hint": True}},
+    "a teacher for each": BOTH,
+    "hints for one of them": several(reverse={**INITIAL, "sees_hint": True}, arithmetic=MODEL),
+    "different numbers that nothing reads": several(
+        reverse=MODEL, arithmetic={**MODEL, "top_k": 4}
+    ),
+    "a divergence for each": {**KL, **{k: v for k, v in BOTH.items() if k != "loss"}},
+    "a critic of turns": {
+        **PPO,
+        **{"critic.over": "turns", "critic.loss.clip": 0.2, "updates_per_batch": 4},
+    },
+    "a critic and a penalty in the reward": {**PPO, **IN_REWARD},
+    "a critic with an optimizer of its own": {**PPO, "critic.optim": MUON},
 }
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [*REFUSED.values(), *OUT_OF_RANGE],
-    ids=[*REFUSED, *(said.partition(",")[0] for _, said in OUT_OF_RANGE)],
-)
-def test_parts_that_do_not_go_together_are_refused_in_one_sentence(
-    changes: Changes, said: str, config: dict[str, Any]
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_go_together_is_refused_in_one_sentence(
+    name: str, config: dict[str, Any]
 ) -> None:
+    changes, said = REFUSED[name]
     problem = only_problem(changed(config, changes))
     assert said in problem
     assert "\n" not in problem
 
 
 @pytest.mark.parametrize("name", ALLOWED)
-def test_parts_that_go_together_are_allowed(name: str, config: dict[str, Any]) -> None:
+def test_what_goes_together_is_allowed(name: str, config: dict[str, Any]) -> None:
     check_all(changed(config, ALLOWED[name]))
+
+
+LOSSES = (
+    *("cispo", "ppo_clip", "grpo", "gspo", "masked_is", "dppo", "sapo"),  # they take ratios
+    *("rloo", "reinforce", "distill"),  # they assume that the policy sampled its tokens
+)
+SAMPLING = {
+    "top_k": 20,
+    "min_p": 0.1,
+    "repetition_penalty": 1.1,
+    "presence_penalty": 0.5,
+    "frequency_penalty": -0.5,
+}
+
+
+@pytest.mark.parametrize(
+    ("loss", "key", "value"),
+    [
+        *((loss, "top_p", 0.9) for loss in LOSSES),
+        *(("cispo", key, value) for key, value in SAMPLING.items()),
+    ],
+)
+def test_learning_from_another_distribution_must_be_accepted(
+    loss: str, key: str, value: float, config: dict[str, Any]
+) -> None:
+    changes = {
+        "loss": chosen("loss", loss),
+        "aggregation": chosen("aggregation", "sequence_mean"),
+        f"sampler.{key}": value,
+    }
+    if loss == "distill":
+        changes["reference"] = MODEL
+    with pytest.raises(ConfigError) as caught:
+        check_all(changed(config, changes))
+    (problem,) = caught.value.problems
+    target = chosen("loss", loss)["_target_"]
+    assert problem.startswith(f"sampler.{key}={value} changes what is sampled, so {target} is")
+    assert problem.endswith("accept that with sampler.allow_biased_ratio=true")
+    check_all(changed(config, {**changes, "sampler.allow_biased_ratio": True}))
+
+
+def test_hints_are_seen_by_environment_and_only_where_something_reads_them(
+    config: dict[str, Any],
+) -> None:
+    mixed = changed(config, ALLOWED["hints for one of them"])
+    assert sees_hint(mixed, "reverse-text")
+    assert not sees_hint(mixed, "arithmetic")
+    assert sees_hint(changed(config, ALLOWED["a teacher with hints"]), "any name")
+    assert not sees_hint(config, "arithmetic")
+
+
+def test_teachers_may_be_named_on_the_command_line(tmp_path: Path) -> None:
+    config = composed(
+        "loss=distill",
+        "env=mixture",
+        "reference=per_env",
+        "+reference@reference.teachers.reverse-text=model",
+        "reference.teachers.reverse-text.path=some/teacher",
+        "+reference@reference.teachers.arithmetic=endpoint",
+        "reference.teachers.arithmetic.url=http://there/v1",
+        "reference.teachers.arithmetic.model=t",
+        f"output_dir={tmp_path}",
+    )
+    check_all(config)
+    targets = [node["_target_"] for node in config["reference"]["teachers"].values()]
+    assert [target.rpartition(".")[2] for target in targets] == ["FrozenModel", "Endpoint"]
+
+
+def test_ppo_brings_its_critic_and_the_command_line_wins(tmp_path: Path) -> None:
+    critic = composed("loss=ppo", f"output_dir={tmp_path}", "critic.optim.learning_rate=0.5")
+    assert critic["critic"]["optim"]["learning_rate"] == 0.5
+    assert critic["optim"]["learning_rate"] != 0.5
+    muon = composed("loss=ppo", f"output_dir={tmp_path}", "optim@critic.optim=muon")
+    assert muon["critic"]["optim"]["_target_"] == "rl.learner.optim.Muon"
+    assert muon["optim"]["_target_"] == "rl.learner.optim.AdamW"
+    none = composed("loss=ppo", "critic=none", f"output_dir={tmp_path}")
+    assert none["critic"] == chosen("critic", "none")

@@ -10,7 +10,6 @@ from rl.config.build import build
 from rl.config.check import check
 from rl.config.schema import ConfigError, Run
 from rl.config.signatures import read
-from rl.supervisor.warm_start import IMITATION
 from tests.support.composing import CONF, SWEEPS, composed
 
 DATA = Path(__file__).parents[2] / "support" / "data.jsonl"
@@ -99,7 +98,6 @@ def test_every_sweep_opens_with_its_question_and_composes(path: Path, tmp_path: 
     assert path.read_text().startswith("# ")
     assert path.read_text().splitlines()[0].endswith("?")
     check(composed(f"output_dir={tmp_path}", sweep=path.stem))
-    composed(*IMITATION, f"output_dir={tmp_path}", sweep=path.stem)  # for its warm start
     hydra = yaml.safe_load(path.read_text())["hydra"]
     assert hydra["mode"] == "MULTIRUN"
     for key, values in hydra["sweeper"]["params"].items():

@@ -15,8 +15,8 @@ from rl.config.check import check_learned
 from rl.config.facts import is_imitator
 from rl.config.learned import Learned
 from rl.config.schema import ConfigError
-from rl.dry_call.child import DryCall
-from rl.dry_call.groups import _LOOKED_UP
+from rl.dry_call.child import DryCall, _asked, _kept_at
+from rl.dry_call.examples import _LOOKED_UP
 from rl.dry_call.learn import learn
 from rl.dry_call.tensors import TAKEN
 from tests.support.composing import REPO, changed, chosen, composed
@@ -170,7 +170,7 @@ def test_a_file_may_name_the_fields_that_a_branch_hides(own: Any) -> None:
         ("return TokenLoss(-tokens.logprobs, {'x': 0.5})", "the metric 'x' as float 0.5", 3),
         (
             "return TokenLoss(-tokens.logprobs, {'x': tokens.logprobs[:2]})",
-            "the metric 'x' with the shape [2] for 8 tokens",
+            "the metric 'x' as a Tensor of shape [2]: return a tensor with one number per token",
             3,
         ),
         (
@@ -209,7 +209,7 @@ ONE = "def mine(rewards):\n    return "
             "class mine:\n    def __init__(self, rewards): ...\n",
             "returned a mine for a group of 16",
         ),
-        (ONE + "rewards[:-1]\n", "returned 15 numbers for 16"),
+        (ONE + "rewards[:-1]\n", "returned 15 numbers for a group of 16"),
         (ONE + "['x' for _ in rewards]\n", "returned 'x' in the place of a number"),
         (ONE + "[sum(rewards) for _ in rewards]\n", "TypeError"),  # None
         (ONE + "[1 / (max(r or 0 for r in rewards) - 1) for _ in rewards]\n", "ZeroDivisionError"),
@@ -231,7 +231,11 @@ ONE_TURN = "    return [[0.0] * len(t or ()) for t in rewards][1:]\n"
         ("advantage", "def mine(rewards):\n    [len(t or ()) for t in rewards]\n" + ONE_TURN, ""),
         ("correction", "def mine(a, b, c, d):\n    return a\n", "return Correction(weights,"),
         ("correction", "def mine(a, b, c):\n    return a\n", "takes 3 positional arguments"),
-        ("aggregation", "def mine(lengths, groups):\n    return [1.0]\n", "1 numbers for 4"),
+        (
+            "aggregation",
+            "def mine(lengths, groups):\n    return [1.0]\n",
+            "1 numbers for a group of 4",
+        ),
         ("truncation", "def mine(rollout):\n    return 0.0\n", "return Credit(reward, trains=...)"),
         ("kl.estimator", "def mine(a, b):\n    return (a - b).sum()\n", "one number per token"),
         ("kl.estimator", "def mine(a, b):\n    return (a - b).detach()\n", "without gradient"),
@@ -274,7 +278,7 @@ ONE_TURN = "    return [[0.0] * len(t or ()) for t in rewards][1:]\n"
             "from envs.protocol import Environment\nclass mine(Environment):\n"
             "    def examples(self, split):\n        return []\n"
             "    async def score(self):\n        return {}\n",
-            "takes 0 arguments: take the episode",
+            "has other parameters (too many positional arguments): take the episode",
         ),
         ("logger", "import a_package_of_nobodys\ndef mine(): ...\n", "cannot be imported: Module"),
     ],
@@ -288,11 +292,18 @@ def test_other_functions_and_classes_that_a_run_cannot_use_are_refused(
     assert caught.value.problems[0].startswith(f"{group.partition('.')[0]}: knobs_own")
 
 
-def test_an_environment_without_its_data_or_slow_to_load_it_is_not_refused(own: Any) -> None:
-    text = "import time\nfrom envs.protocol import Environment\nclass mine(Environment):\n"
-    text += "    def examples(self, split):\n        "
-    for body in ("raise ConnectionError('no network')\n", "time.sleep(4)\n"):
-        learn(own("env", text + body))
+EXAMPLES = (
+    "import time\nfrom envs.protocol import Environment\nclass mine(Environment):\n"
+    "    def examples(self, split):\n        "
+)
+
+
+@pytest.mark.parametrize("body", ["raise ConnectionError('no network')\n", "time.sleep(3)\n"])
+def test_an_environment_whose_examples_were_not_read_is_neither_refused_nor_cached(
+    body: str, own: Any, cache: Path
+) -> None:
+    assert starts(own("env", EXAMPLES + body))
+    assert not cache.exists()
 
 
 # What each shipped function does, which a rule or the planner must know.
@@ -309,7 +320,6 @@ FACTS = {
     },
     "correction": {"correction_is_neutral": {"none"}},
     "truncation": {
-        "truncation_is_neutral": {"keep"},
         "truncation_lowers_rewards": {"penalty"},
         "truncation_changes_rewards": {"penalty", "zero_reward", "mask_zero"},
     },
@@ -327,6 +337,22 @@ def test_the_facts_of_the_shipped_functions_are_found_by_calling_them(
         learned = learn(changed(config, {group: options}))
         for fact, choices in FACTS[group].items():
             assert getattr(learned, fact) == (path.stem in choices), f"{fact} of {path.stem}"
+
+
+@pytest.mark.parametrize(
+    ("body", "compares"),
+    [
+        ("[0.0 for r in rewards]", True),
+        ("[r or 0.0 for r in rewards]", False),
+        ("[0.0 if r is None else r * (r - 1) for r in rewards]", False),  # 0 for 1 and 0
+        ("[0.0 if r == 1 else 1.0 for r in rewards]", False),
+        ("[0.0 if r == 0.37 else 1.0 for r in rewards]", False),
+    ],
+)
+def test_an_advantage_compares_if_it_is_0_for_each_of_three_lone_rewards(
+    body: str, compares: bool, own: Any
+) -> None:
+    assert learn(own("advantage", f"{ONE}{body}\n")).advantage_compares == compares
 
 
 def test_only_k1_has_the_same_gradient_whatever_the_reference(config: dict[str, Any]) -> None:
@@ -379,6 +405,21 @@ def test_a_dry_call_is_done_once_until_a_file_that_it_imported_changes(
     assert starts(config)
 
 
+def test_another_target_torch_or_folder_of_modules_needs_another_dry_call(
+    own: Any, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = own("loss", LOSSES, "by_hand")
+    kept = _kept_at(_asked(config))
+    assert _kept_at(_asked({**config, "seed": 5})) == kept
+    assert _kept_at(_asked(changed(config, {"loss._target_": "knobs_own.other"}))) != kept
+    assert _kept_at(_asked(changed(config, {"kl.estimator._target_": "losses.kl.k2"}))) != kept
+    with monkeypatch.context() as patch:
+        patch.setattr("rl.dry_call.child.version", lambda name: f"another {name}")
+        assert _kept_at(_asked(config)) != kept
+    monkeypatch.setenv("PYTHONPATH", "elsewhere")
+    assert _kept_at(_asked(config)) != kept
+
+
 def test_the_child_and_this_process_learn_the_same(own: Any, cache: Path) -> None:
     configs = [own("loss", LOSSES, "by_hand"), composed("loss=gspo")]
     with DryCall(configs) as dry_call:
@@ -423,13 +464,10 @@ PROGRAM = """
 import json, sys
 from rl.config.check import check
 from rl.dry_call.child import DryCall
-from rl.dry_call.groups import _LOOKED_UP
-from rl.supervisor.sources import module_files
 config = json.load(sys.stdin)
 check(config)
 with DryCall([config]) as dry_call:
-    reads = dry_call.learned().loss_reads
-print(json.dumps([reads, [str(path) for path in module_files(["user_loss"], ["losses"])]]))
+    print(json.dumps([dry_call.learned().loss_reads, dry_call.files()]))
 """
 
 

@@ -7,15 +7,32 @@ from pathlib import Path
 import pytest
 
 from rl.config.schema import Run
+from rl.dry_call.child import DryCall
 from rl.runtime.folder import RunFolder
-from rl.supervisor.sources import module_files
 from rl.supervisor.warm_start import keep_result, warm_start_key, warm_start_run
 from tests.support.composing import REPO, composed
 
+OWN = {"_target_": "knobs_env.Own"}
+LATE = """
+from envs.protocol import Environment
+
+class Own(Environment):
+    def examples(self, split):
+        return []
+
+    def demonstrations(self, rng):
+        import knobs_late
+        yield []
+"""
+
 
 def supervised(*overrides: str) -> Run:
-    recipe = composed("loss=sft", "sampler=demonstrations")
+    recipe = composed(primary="warm_start")
     return warm_start_run(Run.of(composed(*overrides)), recipe, Path("somewhere/warm"))
+
+
+def key_of(*overrides: str) -> str:
+    return warm_start_key(supervised(*overrides), [])
 
 
 def test_the_warm_start_uses_the_corruption_rate_of_the_model() -> None:
@@ -36,66 +53,58 @@ def test_supervised_training_alone_uses_uncorrupted_demonstrations() -> None:
     ["model.warm_start.corruption_rate=0.25", "model.warm_start.steps=33", "env.max_length=4"],
 )
 def test_a_change_to_the_warm_start_changes_its_key(change: str) -> None:
-    assert warm_start_key(supervised(change)) != warm_start_key(supervised())
+    assert key_of(change) != key_of()
 
 
 @pytest.mark.parametrize("text", ["Be brief. " * 30, "~Be brief."])
 def test_a_system_prompt_that_cannot_be_a_path_changes_the_key(text: str) -> None:
-    assert warm_start_key(supervised(f"env.system_prompt='{text}'")) != warm_start_key(supervised())
+    assert key_of(f"env.system_prompt='{text}'") != key_of()
 
 
 @pytest.mark.parametrize("same", ["seed=5", "optim.learning_rate=0.1", "loss=grpo", "record=all"])
 def test_keys_that_only_the_main_run_uses_do_not_change_the_key(same: str) -> None:
-    assert warm_start_key(supervised(same)) == warm_start_key(supervised())
+    assert key_of(same) == key_of()
 
 
-class Sources:
-    """The source files that the key is made of, one of them changed."""
-
-    def __init__(self) -> None:
-        self.read: set[str] = set()
-        self.changed = ""
-
-    def __call__(self, path: Path) -> bytes:
-        name = str(path.relative_to(REPO))
-        self.read.add(name)
-        return path.read_bytes() + b"# changed" * (name == self.changed)
-
-
-def test_a_change_to_any_source_file_of_the_result_changes_the_key() -> None:
-    sources = Sources()
+def test_a_change_to_a_file_that_learns_or_that_the_dry_call_imported_changes_the_key() -> None:
     first = supervised("env=wiki-search", "model=tiny")
-    keys = {warm_start_key(first, sources)}
+    with DryCall([first.plain()]) as dry_call:
+        own_files = dry_call.files()
+    read: dict[str, bytes] = {}
+
+    def key(changed: str = "") -> str:
+        def content(path: Path) -> bytes:
+            name = str(path.relative_to(REPO))
+            read[name] = path.read_bytes() + b"# changed" * (name == changed)
+            return read[name]
+
+        return warm_start_key(first, own_files, content)
+
+    keys = {key()}
     packages = ("rl/learner", "rl/model", "rl/sampling", "rl/rollouts", "losses")
-    made_of = {
+    of_the_result = {
         *(str(f.relative_to(REPO)) for folder in packages for f in (REPO / folder).glob("*.py")),
         *(f"envs/wiki/{name}.py" for name in ("environment", "corpus", "facts", "retrieval")),
         *("envs/protocol.py", "envs/tools.py"),
     }
-    assert made_of <= sources.read
-    for number, name in enumerate(sorted(sources.read), 2):
-        sources.changed = name
-        keys.add(warm_start_key(first, sources))
+    assert of_the_result <= read.keys()
+    others = ("rl/supervisor", "lab", "rl/runtime", "rl/weights", "envs/arithmetic")
+    assert not [name for name in read if name.startswith(others)]
+    for number, name in enumerate(sorted(read), 2):
+        keys.add(key(name))
         assert len(keys) == number, f"{name} changes nothing"
 
 
-def test_other_source_files_and_environments_do_not_count() -> None:
-    sources = Sources()
-    warm_start_key(supervised(), sources)
-    assert "envs/reverse_text.py" in sources.read
-    strangers = ("rl/supervisor", "lab", "rl/runtime", "rl/weights", "envs/arithmetic")
-    assert not [name for name in sources.read if name.startswith((*strangers, "envs/wiki"))]
-
-
-def test_the_imports_of_a_users_environment_count_as_its_files(modules: Path) -> None:
-    (modules / "knobs_env.py").write_text("import knobs_tools, numpy, rl.runtime.folder\n")
-    (modules / "knobs_tools.py").write_text("from knobs_pack.inner import x\n")
-    (modules / "knobs_pack").mkdir()
-    (modules / "knobs_pack" / "__init__.py").touch()
-    (modules / "knobs_pack" / "inner.py").write_text("from . import other\n")
-    (modules / "knobs_pack" / "other.py").touch()
-    names = [path.name for path in module_files(["knobs_env"], apart_from=["rl"])]
-    assert names == ["knobs_env.py", "__init__.py", "inner.py", "other.py", "knobs_tools.py"]
+def test_a_module_that_an_expert_imports_when_it_is_called_is_one_of_its_files(
+    modules: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(modules))
+    monkeypatch.setenv("OFFBYONE_CACHE", str(modules / "cache"))
+    (modules / "knobs_late.py").touch()
+    (modules / "knobs_env.py").write_text(LATE)
+    with DryCall([{**composed(), "env": OWN}]) as dry_call:
+        names = {Path(file).name for file in dry_call.files()}
+    assert {"knobs_env.py", "knobs_late.py"} <= names
 
 
 def finished(folder: Path) -> RunFolder:

@@ -1,0 +1,163 @@
+"""Dry calls of the classes that handle examples and groups: environment, order, buffer.
+
+Imports no torch.
+"""
+
+import inspect
+import json
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+from envs.episode import Example
+from envs.protocol import Pool
+from rl.config.build import build
+from rl.dry_call.report import Report, Wrong
+from rl.dry_call.rewards import made_up_rollout
+from rl.records import Credit, Group
+from rl.rollouts.buffer import FifoBuffer
+from rl.rollouts.example_order import ExampleOrder
+
+ENV_S = 2.0
+_MOST_EXAMPLES = 16  # of a pool, for the order
+_ROUNDS = 3
+# Problems and pools by environment, for a sweep; None: its examples could not be read in time.
+_LOOKED_UP: dict[str, tuple[list[str], list[Pool] | None]] = {}
+
+
+def check_buffer(report: Report, node: Any, count: int, max_staleness: int) -> None:
+    """Add groups and draw batches for a few rounds, saving and loading the state in between."""
+    made = build(node)
+    with report.calling("buffer", made, "made-up groups", unknown=KeyError):
+        buffer, waiting, index = made(), set[int](), 0
+        _require_methods(buffer, FifoBuffer, ("add", "draw", "state", "load"))
+        for step in range(_ROUNDS):
+            for _ in range(2 * count if step == 0 else count):
+                group = _made_up_group(index, step)
+                if buffer.add(group):
+                    waiting.add(index)
+                index += 1
+            drawn = buffer.draw(step, count, max(max_staleness, 1), ())
+            if drawn is not None:
+                indices = [group.index for group in drawn]
+                if len(indices) != count or not waiting.issuperset(indices):
+                    raise Wrong(
+                        f"drew {len(indices)} groups, some of them not waiting or not {count}"
+                    )
+                if len(set(indices)) != count:
+                    raise Wrong(f"drew a group twice: {sorted(indices)}; return each group once")
+                waiting.difference_update(indices)
+        another = made()
+        another.load(_as_saved(buffer.state()))
+        another.load({})
+
+
+def _made_up_group(index: int, version: int, example: Example | None = None) -> Group:
+    example = example or Example(index, "made up", [{"role": "user", "content": "made up"}])
+    rollouts = tuple(made_up_rollout(reward, 2, 3) for reward in (0.0, 1.0, 0.5, None))
+    credits = tuple(Credit(r.reward, (r.reward or 0.0,), True) for r in rollouts)
+    return Group(index, example, version, rollouts, credits)
+
+
+def _require_methods(made: object, base: type, methods: Sequence[str]) -> None:
+    """Raise Wrong if a method is missing, some of which are called only after a resume."""
+    if missing := [name for name in methods if not callable(getattr(made, name, None))]:
+        names = " and no ".join(f"{name}()" for name in missing)
+        raise Wrong(f"has no {names}: derive it from {base.__module__}.{base.__qualname__}")
+
+
+def _as_saved(state: Any) -> Any:
+    """Return the state after it was in a checkpoint."""
+    try:
+        return json.loads(json.dumps(state))
+    except (TypeError, ValueError) as error:
+        raise Wrong(
+            f"has a state() that a checkpoint cannot keep ({error}): return plain values, with "
+            "text as keys"
+        ) from error
+
+
+def check_order(report: Report, node: Any, pools: list[Pool]) -> None:
+    """Take examples for a few rounds, tell the order of the groups, and save and load it."""
+    made = build(node)
+    firsts = [range(min(len(pool.examples), _MOST_EXAMPLES)) for pool in pools]
+    pools = [
+        replace(pool, examples=[pool.examples[i] for i in first])
+        for pool, first in zip(pools, firsts, strict=True)
+    ]
+    with report.calling("order", made, "the first examples of the environment"):
+        order, another = made(), made()
+        methods = ("begin", "next", "example", "observe", "state", "load", "metrics")
+        _require_methods(order, ExampleOrder, methods)
+        for one in (order, another):
+            one.begin(pools, 0)
+        for index in range(2 * _ROUNDS):
+            place = order.next(index)
+            order.observe(place, _made_up_group(index, 0, order.example(place)))
+        order.metrics()
+        another.load(_as_saved(order.state()))
+        another.example(another.next(2 * _ROUNDS))
+
+
+def first_examples(report: Report, node: Any) -> list[Pool]:
+    """Return the environment's training examples, none if they take longer than two seconds.
+
+    Data that cannot be reached says so when the rollouts start: `OSError` is not a problem here.
+    """
+    key = repr(node)
+    if key not in _LOOKED_UP:
+        _LOOKED_UP[key] = _look_up(node)
+    problems, pools = _LOOKED_UP[key]
+    report.problems += problems
+    return [pool for pool in pools or () if len(pool.examples)]
+
+
+def could_read(node: Any) -> bool:
+    """Return whether `first_examples` has read the examples of an environment."""
+    return _LOOKED_UP[repr(node)][1] is not None
+
+
+def _look_up(node: Any) -> tuple[list[str], list[Pool] | None]:
+    """Return what is wrong with the examples, and the pools; None if they could not be read."""
+    made, trial = build(node), Report()
+    found: list[list[Pool] | None] = [None]
+
+    def look() -> None:
+        with trial.calling("env", made, unknown=OSError):
+            try:
+                env = made()
+                pools = env.pools("train")
+                for pool in pools:
+                    if len(pool.examples) and not isinstance(pool.examples[0], Example):
+                        kind = type(pool.examples[0]).__name__
+                        raise Wrong(f"has examples that are a {kind}: return envs.episode.Example")
+                found[0] = pools
+            except ValueError as error:  # a signal handler, which only the main thread may set
+                if "main thread" not in str(error):
+                    raise
+                found[0] = []
+                return
+        # The files of a warm start include those that an expert imports when it is called.
+        with suppress(Exception):
+            next(env.demonstrations(Random(0)), None)
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    thread.join(ENV_S)
+    return trial.problems, found[0]
+
+
+def check_methods(report: Report, env: type) -> None:
+    """Compare the parameters of `score` and `reply`, which are not called, with the protocol's."""
+    for name, given in (("score", ["the episode"]), ("reply", ["the episode", "the message"])):
+        method = inspect.getattr_static(env, name, None)
+        if not inspect.isfunction(method):
+            continue
+        with report.calling("env", method):
+            try:
+                inspect.signature(method).bind(None, *given)
+            except TypeError as error:
+                raise Wrong(f"has other parameters ({error}): take {' and '.join(given)}") from None
