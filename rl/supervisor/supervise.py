@@ -89,6 +89,9 @@ def supervise(
     construct(run, CONSTRUCTED)  # only a constructor sees what its signature does not tell
     is_complete = run_folder.num_saved_steps() >= run.max_steps and training_is_done(run_folder)
     if run.resume and is_complete:
+        # A start that was killed after the last step has not deleted its sockets and keys.
+        with locked(run_folder):
+            run_folder.private.clear()
         say(f"already at max_steps={run.max_steps} of {run_folder}: raise max_steps to go on")
         say(final_summary(run_folder))
         return _mean_reward(run_folder)
