@@ -53,6 +53,14 @@ def json_line(record: dict[str, Any]) -> str:
         return json.dumps(plain(record)) + "\n"
 
 
+def append_line(path: Path, record: dict[str, Any]) -> dict[str, Any]:
+    """Append a record to a file of JSON lines; return the record as a reader will see it."""
+    line = json_line(record)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(line)
+    return json.loads(line)
+
+
 def plain(value: Any, depth: int = 0) -> Any:
     """Return the value as JSON can represent it.
 

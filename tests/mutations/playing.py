@@ -469,21 +469,6 @@ PLAYING = (
         "if length >",
         "envs/sandbox/test_sandbox.py",
     ),
-    # prompts
-    mutation(
-        "journal: keeps a failure at its end",
-        "lab/prompts/journal.py",
-        "while records and failed(records[-1]):",
-        "while False:",
-        "lab/prompts/test_journal.py",
-    ),
-    mutation(
-        "journal: a question always gets its first answer",
-        "lab/prompts/journal.py",
-        "return answers.popleft() if answers else None",
-        "return answers[0] if answers else None",
-        "lab/prompts/test_journal.py",
-    ),
     # viewer
     mutation(
         "viewer index: reads half a line",

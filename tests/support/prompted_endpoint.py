@@ -7,7 +7,7 @@ prompt says "backwards" (only a short word if it also says "short"), and else re
 import json
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -20,20 +20,15 @@ class PromptedEndpoint:
 
     Attributes:
         proposals: answers of the teacher in order; the last one is repeated.
-        hold_at: number of the policy's request, from 1, that blocks all answers; 0: none.
 
     """
 
     proposals: Sequence[str] = ("```\nWrite the word backwards.\n```",)
-    hold_at: int = 0
     key: str = ""  # the required key; "": none
-    port: int = 0  # 0: a free port
     url: str = ""
     policy_asked: list[tuple[str, str]] = field(default_factory=list)  # system prompt, word
     teacher_asked: list[str] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
-    held: threading.Event = field(default_factory=threading.Event)
-    released: threading.Event = field(default_factory=threading.Event)
 
     def answer(self, body: dict) -> tuple[int, str]:
         """Return the status and content of a completion."""
@@ -45,10 +40,6 @@ class PromptedEndpoint:
                 return 200, self.proposals[index]
             system, word = messages.get("system", ""), messages["user"].removeprefix("reverse: ")
             self.policy_asked.append((system, word))
-            is_held = self.hold_at and len(self.policy_asked) >= self.hold_at
-        if is_held:
-            self.held.set()
-            self.released.wait(60)
         obeys = "backwards" in system and (len(word) <= SHORT or "short" not in system)
         return 200, word[::-1] if obeys else word
 
@@ -74,9 +65,8 @@ class PromptedEndpoint:
                 data = json.dumps(body).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(data)))
-                with suppress(OSError):  # the client was killed
-                    self.end_headers()
-                    self.wfile.write(data)
+                self.end_headers()
+                self.wfile.write(data)
 
             def log_message(self, format, *args):
                 pass
@@ -84,13 +74,12 @@ class PromptedEndpoint:
         class Server(ThreadingHTTPServer):
             request_queue_size = 128  # a search connects many times at once
 
-        with Server(("127.0.0.1", self.port), Handler) as server:
+        with Server(("127.0.0.1", 0), Handler) as server:
             self.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
             threading.Thread(target=server.serve_forever, daemon=True).start()
             try:
                 yield self
             finally:
-                self.released.set()
                 server.shutdown()
 
     @property
