@@ -17,6 +17,7 @@ from lab.report.comparison import Comparison, NoBaseline, NothingToCompare, comp
 from lab.report.conclusion import conclusion
 from lab.report.sources import read_sources
 from lab.report.summary import as_record, as_table
+from lab.runs import folders_and_options
 
 USAGE = """python report.py FOLDER [FOLDER ...] [key=value ...]
 
@@ -33,54 +34,41 @@ KEYS = ("baseline", "judged", "out")
 OK, NO_PAGE, BAD_ARGUMENTS = 0, 1, 2
 
 
-class BadArguments(ValueError):
-    """The command line is wrong; the message is for the user."""
-
-
 def main(arguments: list[str]) -> int:
     """Write the report that the arguments ask for; return the exit status."""
     if not arguments or {"-h", "--help"} & set(arguments):
         print(USAGE)  # noqa: T201
         return OK if arguments else BAD_ARGUMENTS
     try:
-        paths, options = _parsed(arguments)
+        paths, options = folders_and_options(arguments, KEYS)
+        if not paths:
+            raise ValueError("name the folder of a sweep or of a run (outputs/...)")
         page, judged = _page_of(paths, options), options.get("judged", "1")
         if not judged.isdecimal() or int(judged) < 1:
             problem = f"judged={judged}: give the number of evaluations to average, 1 or more"
-            raise BadArguments(problem)
+            raise ValueError(problem)
+    except ValueError as problem:
+        return _refused(problem)
+    try:
         written = report(paths, page, baseline=options.get("baseline"), num_judged=int(judged))
-    except (BadArguments, NoBaseline) as problem:
-        print(f"no report: {problem}", file=sys.stderr)  # noqa: T201
-        return BAD_ARGUMENTS
+    except NoBaseline as problem:
+        return _refused(problem)
     return OK if written else NO_PAGE
 
 
-def _parsed(arguments: list[str]) -> tuple[list[Path], dict[str, str]]:
-    """Return folders and options."""
-    options: dict[str, str] = {}
-    paths = []
-    for argument in arguments:
-        key, _, value = argument.partition("=")
-        # The name of a folder may contain "=".
-        if not value or Path(argument).exists():
-            paths.append(Path(argument))
-        elif key in KEYS:
-            options[key] = value
-        else:
-            raise BadArguments(f"{argument}: the keys are {', '.join(KEYS)}")
-    if not paths:
-        raise BadArguments("name the folder of a sweep or of a run (outputs/...)")
-    return paths, options
+def _refused(problem: ValueError) -> int:
+    print(f"no report: {problem}", file=sys.stderr)  # noqa: T201
+    return BAD_ARGUMENTS
 
 
 def _page_of(paths: list[Path], options: dict[str, str]) -> Path:
     page = Path(options.get("out") or paths[0] / "report.html")
     if page.suffix != ".html":
-        raise BadArguments(f"out={page}: name a page that ends in .html")
+        raise ValueError(f"out={page}: name a page that ends in .html")
     if page.stem in TAKEN:
-        raise BadArguments(f"out={page}: {page.stem}.json is another file's name: choose another")
+        raise ValueError(f"out={page}: {page.stem}.json is another file's name: choose another")
     if "out" not in options and not paths[0].is_dir():
-        raise BadArguments(f"{paths[0]} does not exist")
+        raise ValueError(f"{paths[0]} does not exist")
     return page
 
 

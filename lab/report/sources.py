@@ -1,16 +1,13 @@
 """Find and read the runs of a report: those of a sweep's folder, or run folders themselves."""
 
-import json
 import shlex
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lab.report.run import Run, read_run
-from rl.runtime.folder import RunFolder
-from rl.runtime.start_record import read_overrides
+from lab.runs import runs_at
 from rl.runtime.sweep_folder import SweepFolder
 
 
@@ -30,47 +27,24 @@ def read_sources(paths: Sequence[Path], num_judged: int = 1) -> Sources:
     notes: list[str] = []
     sweeps: list[dict[str, Any]] = []
     for path in paths:
-        found: Iterator[tuple[RunFolder | None, Sequence[str], str | None]]
-        if SweepFolder(path).jobs.is_dir():
-            found = _jobs(path, notes)
-            sweeps.append(SweepFolder(path).read_info())
-        else:
-            found = ((run, read_overrides(run), None) for run in _runs_at(path, notes))
-        for folder, overrides, error in found:
-            key = folder.path.resolve() if folder else len(runs)
+        sweep, found = SweepFolder(path), runs_at(path)
+        if sweep.jobs.is_dir():
+            sweeps.append(sweep.read_info())
+            broken = len(list(sweep.jobs.glob("*.json"))) - len(found)
+            notes += [f"{broken} records in {sweep.jobs} cannot be read."] if broken else []
+        elif not found:
+            what = "holds neither a sweep (jobs/) nor a run" if path.is_dir() else "does not exist"
+            notes.append(f"{path} {what}.")
+        for run in found:
+            key = run.folder.path.resolve() if run.folder else len(runs)
             if key not in runs:
-                runs[key] = read_run(folder, overrides, error, num_judged)
+                runs[key] = read_run(run.folder, run.overrides, run.error, num_judged)
     return Sources(
         list(runs.values()),
         next((str(sweep["question"]) for sweep in sweeps if sweep.get("question")), ""),
         next((_without_dir(sweep["command"]) for sweep in sweeps if sweep.get("command")), ""),
         notes,
     )
-
-
-def _runs_at(path: Path, notes: list[str]) -> list[RunFolder]:
-    """Return the run in a folder, else the runs right inside it."""
-    if RunFolder(path).is_run:
-        return [RunFolder(path.absolute())]
-    children = sorted(path.iterdir()) if path.is_dir() else []
-    if runs := [RunFolder(c.absolute()) for c in children if c.is_dir() and RunFolder(c).is_run]:
-        return runs
-    what = "holds neither a sweep (jobs/) nor a run" if path.is_dir() else "does not exist"
-    notes.append(f"{path} {what}.")
-    return []
-
-
-def _jobs(sweep: Path, notes: list[str]) -> Iterator[tuple[RunFolder | None, list[str], Any]]:
-    """Yield folder, overrides and error of each job."""
-    for path in sorted(SweepFolder(sweep).jobs.glob("*.json")):
-        job: Any = None
-        with suppress(OSError, ValueError):
-            job = json.loads(path.read_text())
-        if not isinstance(job, dict) or not isinstance(job.get("overrides"), list):
-            notes.append(f"{path} is no record of a job: it is left out.")
-            continue
-        folder = RunFolder(Path(str(job["folder"]))) if job.get("folder") else None
-        yield folder, [str(override) for override in job["overrides"]], job.get("error")
 
 
 def _without_dir(command: str) -> str:

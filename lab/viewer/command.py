@@ -13,7 +13,8 @@ from urllib.parse import urlencode
 
 from rich.console import Console
 
-from lab.viewer.runs import NoRun, runs_in, runs_of
+from lab.runs import folders_and_options, runs_at
+from rl.runtime.folder import RunFolder
 
 if TYPE_CHECKING:
     from lab.viewer.index import RunIndex
@@ -51,17 +52,7 @@ def parsed(words: Sequence[str]) -> Arguments:
         ValueError: a word is wrong; the message is for the user.
 
     """
-    folders: list[Path] = []
-    options: dict[str, str] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if equals and name in KEYS:
-            options[name] = value
-        elif equals and not Path(word).exists():
-            known = ", ".join(f"{key}=" for key in KEYS)
-            raise ValueError(f"{word}: there is no {name}=, only {known}")
-        else:
-            folders.append(Path(word))
+    folders, options = folders_and_options(words, KEYS)
     port = options.get("port", "0")
     if not port.isdigit() or int(port) >= 2**16:
         raise ValueError(f"port={port} is not a port: give a number from 1024 to 65535")
@@ -80,7 +71,7 @@ def main(words: Sequence[str]) -> int:
         return 0
     try:
         _view(parsed(words), console)
-    except (NoRun, ValueError) as error:
+    except ValueError as error:
         console.print(str(error), markup=False, style="red")
         return 2
     except KeyboardInterrupt:
@@ -89,7 +80,10 @@ def main(words: Sequence[str]) -> int:
 
 
 def _runs_here() -> str:
-    runs = runs_in(Path("outputs"))
+    folder = Path("outputs")
+    below = folder.iterdir() if folder.is_dir() else ()
+    runs = [path for path in below if RunFolder(path).is_run]
+    runs.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     if not runs:
         return "There are no runs in outputs/ yet: python train.py makes one."
     listed = [f"    python view.py {run}" for run in runs[:20]]
@@ -97,8 +91,22 @@ def _runs_here() -> str:
     return "\n".join(["Runs, the latest first:", "", *listed, *more])
 
 
+def _runs_of(folders: Sequence[Path]) -> dict[str, RunFolder]:
+    """Return the runs of all folders under unique names. ValueError if a folder has none."""
+    runs: dict[Path, RunFolder] = {}
+    for folder in folders:
+        found = [run.folder for run in runs_at(folder) if run.folder and run.folder.is_run]
+        if not found:
+            what = "holds no run" if folder.is_dir() else "does not exist"
+            raise ValueError(f"{folder} {what}: python view.py lists the runs in outputs/")
+        runs |= {run.path.resolve(): run for run in found}
+    names = [path.name for path in runs]
+    names = names if len(set(names)) == len(names) else [str(path) for path in runs]
+    return dict(zip(names, map(RunFolder, runs), strict=True))
+
+
 def _view(arguments: Arguments, console: Console) -> None:
-    runs = runs_of(arguments.folders)
+    runs = _runs_of(arguments.folders)
     from lab.viewer.index import RunIndex  # late, because it takes a second to import
 
     indexes = {name: RunIndex(run) for name, run in runs.items()}

@@ -36,21 +36,17 @@ def test_without_words_it_says_how_it_is_used_and_what_there_is(run, capsys, mon
     assert "There are no runs in outputs/ yet" in said(capsys)[1]
 
 
-def test_a_folder_that_is_no_run_is_named_with_those_that_are(run, capsys, tmp_path):
+def test_a_folder_without_a_run_is_refused(run, capsys, tmp_path):
     empty = run.parent / "empty"
     empty.mkdir()
     status, text = said(capsys, str(empty))
-    assert status == 2
-    assert text.startswith(f"{empty} is an empty folder: a run has config.yaml and rollouts/ in it")
-    assert text.endswith("outputs holds first")
-    (empty / "notes.txt").write_text("")
-    assert "is not the folder of a run" in said(capsys, str(empty))[1]
-    assert "there is no such folder" in said(capsys, str(tmp_path / "gone"))[1]
+    assert (status, text) == (2, f"{empty} holds no run: python view.py lists the runs in outputs/")
+    assert "gone does not exist" in said(capsys, str(tmp_path / "gone"))[1]
 
 
 def test_wrong_words_are_refused_in_a_sentence(run, tmp_path):
     for words, sentence in {
-        ("colour=6",): "there is no colour=, only port=, export=, where=",
+        ("colour=6",): "colour=6: the keys are port, export, where",
         ("port=many",): "port=many is not a port",
         (f"export={tmp_path}/no/page.html",): "there is no folder",
     }.items():
