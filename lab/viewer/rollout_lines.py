@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import msgspec
 import xxhash
 
+from envs.messages import opening_of, text_of
+
 _LONGEST_TITLE = 300  # characters of a question in the list
 _EXACT_BITS = 53  # a browser rounds larger integers
 
@@ -124,8 +126,8 @@ def without_surrogates(line: bytes) -> bytes:
 
 
 def _row(line: RolloutLine, file: SourceFile, start: int, size: int, places: Counter[int]) -> Row:
-    texts = [message_text(message) for message in line.messages]
-    opening = _opening(line.messages, texts)
+    texts = [text_of(message) for message in line.messages]
+    opening = opening_of(line.messages)
     group = line.group
     if group is None:  # an evaluation: two examples may ask the same question
         group = _question(line.env, [str(line.example), *opening])
@@ -159,21 +161,6 @@ def _row(line: RolloutLine, file: SourceFile, start: int, size: int, places: Cou
     )
 
 
-def _opening(messages: list[Any], texts: list[str]) -> list[str]:
-    """Return the texts before the first answer, without system messages.
-
-    A question stays the same under another system prompt.
-    """
-    opening = []
-    for message, text in zip(messages, texts, strict=True):
-        role = message.get("role") if isinstance(message, dict) else None
-        if role == "assistant":
-            break
-        if role != "system":
-            opening.append(text)
-    return opening
-
-
 def _question(env: str, opening: list[str]) -> int:
     """Return a number that is the same for the same question, in any step and any run."""
     digest = xxhash.xxh3_64_intdigest("\0".join([env, *opening]).encode("utf-8", "replace"))
@@ -183,25 +170,3 @@ def _question(env: str, opening: list[str]) -> int:
 def _title(opening: list[str]) -> str:
     text = " ".join(opening[-1].split()) if opening else ""
     return text if len(text) <= _LONGEST_TITLE else text[: _LONGEST_TITLE - 1] + "…"
-
-
-def message_text(message: Any) -> str:
-    """Return the text of a message of any shape: thoughts, content, and tool calls."""
-    if not isinstance(message, dict):
-        return _text(message)
-    content = message.get("content")
-    if len(message) == 2 and isinstance(content, str):  # fast path: most messages
-        return content
-    parts = [message.get("reasoning_content"), content]
-    calls = message.get("tool_calls")
-    for call in calls if isinstance(calls, list) else []:
-        function = call.get("function") if isinstance(call, dict) else call
-        if isinstance(function, dict):
-            parts += [function.get("name"), function.get("arguments")]
-        else:
-            parts.append(function)
-    return "\n".join(_text(part) for part in parts if part)
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

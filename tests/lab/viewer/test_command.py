@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from lab.viewer.command import main, parsed
-from tests.support.viewed_run import Viewed
+from tests.support.viewed_run import copy_run
 
 REPO = Path(__file__).parents[3]
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    return Viewed(steps=2).write(tmp_path / "outputs" / "first")
+    return copy_run(tmp_path / "outputs" / "first", steps=2)
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
@@ -55,7 +55,7 @@ def test_wrong_words_are_refused_in_a_sentence(run, tmp_path):
 
 
 def test_a_folder_of_runs_and_a_sweep_are_all_their_runs(run, capsys, tmp_path):
-    Viewed(steps=1, seed=1).write(run.parent / "second")
+    copy_run(run.parent / "second", steps=1)
     page = tmp_path / "page.html"
     assert main([str(run.parent), f"export={page}"]) == 0
     text = page.read_text()

@@ -12,12 +12,12 @@ from rl.runtime.files import json_line
 from rl.runtime.folder import RunFolder
 from rl.runtime.lock import locked
 from rl.runtime.token_files import Lines, write_lines
-from tests.support.viewed_run import Viewed
+from tests.support.viewed_run import copy_run
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    return Viewed().write(tmp_path / "run")
+    return copy_run(tmp_path / "run")
 
 
 def indexed(run: Path) -> RunIndex:
@@ -74,7 +74,7 @@ def test_new_lines_are_added_and_an_incomplete_line_is_read_later(run: Path):
 
 
 def test_a_token_record_may_be_written_after_its_rollouts(tmp_path: Path):
-    run = Viewed(evaluations=()).write(tmp_path / "run")
+    run = copy_run(tmp_path / "run", evaluated=False)
     aside = {path: path.read_bytes() for path in (run / "tokens").glob("step_000002.trainer*")}
     for path in aside:
         path.unlink()
@@ -130,7 +130,9 @@ def test_a_broken_line_is_reported_and_the_others_are_read(run: Path):
 
 
 def test_an_incomplete_line_is_a_problem_only_when_the_run_has_ended(tmp_path: Path, monkeypatch):
-    run = Viewed(going=True).write(tmp_path / "run")
+    run = copy_run(tmp_path / "run")
+    with (run / "rollouts" / "step_000002.jsonl").open("a") as file:
+        file.write('{"group": 99, "example": 1, "env": "wi')
 
     def sleep(_: float) -> None:
         raise AssertionError("a page asks every second, and waits for the answer")
@@ -166,7 +168,7 @@ def test_messages_of_any_shape_are_read(tmp_path: Path):
 
 
 def test_a_question_is_the_same_in_every_version_and_run_whatever_the_system_says(tmp_path: Path):
-    runs = [Viewed(seed=seed).write(tmp_path / str(seed)) for seed in range(2)]
+    runs = [copy_run(tmp_path / name) for name in ("a", "b")]
     path = runs[1] / "evaluations" / "version_000002.jsonl"
     path.write_text(path.read_text().replace("Be brief.", "Take your time."))
     asked = [
@@ -215,7 +217,7 @@ def test_examples_that_ask_the_same_are_groups_of_their_own_in_an_evaluation(tmp
 
 
 def test_a_step_that_trained_on_nothing_is_not_a_broken_record(tmp_path: Path):
-    run = RunFolder(Viewed(steps=1, evaluations=()).write(tmp_path / "run"))
+    run = RunFolder(copy_run(tmp_path / "run", steps=1, evaluated=False))
     for path in run.tokens.glob("step_000000.trainer*"):
         write_lines(path, Lines([], [], [], {}))
     index = indexed(run.path)
