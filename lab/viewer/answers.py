@@ -68,7 +68,7 @@ def _rounded(value: float | None) -> float | None:
 def facts(index: RunIndex) -> dict[str, Any]:
     """Return the run's name, whether it is going on, and what could not be read."""
     going = is_locked(index.run_folder)
-    broken = sorted(index.broken, key=lambda line: (line.path, line.number))
+    broken = [line for path in sorted(index.broken) for line in index.broken[path]]
     problems = [
         f"{_short(line.path)} line {line.number} is not a rollout: {line.why}"
         for line in broken[:_MOST_BROKEN]
@@ -76,7 +76,7 @@ def facts(index: RunIndex) -> dict[str, Any]:
     if len(broken) > _MOST_BROKEN:
         problems.append(f"and {len(broken) - _MOST_BROKEN} more lines like that")
     if not going:  # a run that is going on may be writing the line
-        half = [file.path for file in index.files.values() if file.complete < file.size]
+        half = sorted(index.incomplete)
         problems += [f"{_short(path)} ends with an incomplete line" for path in half]
     if index.records_problem:
         problems.append(index.records_problem)

@@ -153,7 +153,12 @@ def _serve(indexes: "Mapping[str, RunIndex]", arguments: Arguments, console: Con
         answers.where(next(iter(indexes.values())), arguments.where)  # raises if it is wrong
         fragment = "#" + urlencode({"where": arguments.where})
     key = secrets.token_urlsafe(12)
-    listener = loopback(arguments.port)
+    try:
+        # It listens at once, so that a browser that connects early waits for the server.
+        listener = socket.create_server(("127.0.0.1", arguments.port))
+    except OSError as error:
+        problem = f"port={arguments.port} is not available ({error.strerror}): choose another"
+        raise ValueError(problem) from error
     address = f"http://127.0.0.1:{listener.getsockname()[1]}/{key}/{fragment}"
     config = uvicorn.Config(
         application(list(indexes.values()), list(indexes), key),
@@ -165,17 +170,3 @@ def _serve(indexes: "Mapping[str, RunIndex]", arguments: Arguments, console: Con
     console.print(address, markup=False)
     console.print("Ctrl-C ends it. The page follows the run.", style="dim")
     uvicorn.Server(config).run(sockets=[listener])
-
-
-def loopback(port: int) -> socket.socket:
-    """Return a socket that listens on the loopback interface, 0 for any free port."""
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(("127.0.0.1", port))
-        listener.listen()  # now, so that a browser that connects at once waits for the server
-    except OSError as error:
-        listener.close()
-        problem = f"port={port} is not available ({error.strerror}): choose another"
-        raise ValueError(problem) from error
-    return listener

@@ -1,12 +1,11 @@
 """Lines of rollout files as rows of the index.
 
-bytes of complete lines -> RolloutLine -> a row: numbers to filter by, text to search
+lines of a file -> RolloutLine -> a row: numbers to filter by, text to search
 """
 
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,16 +21,13 @@ _EXACT_BITS = 53  # a browser rounds larger integers
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file of rollouts, and how much of it the index has read."""
+    """A file of rollouts as it was at some time."""
 
     path: Path
     source: str  # training, evaluation
     step: int  # or version
     modified: int
     size: int
-    complete: int = 0  # bytes of the lines that were read
-    lines: int = 0
-    tail: bytes = b""  # the last bytes of those lines
 
 
 class Row(NamedTuple):
@@ -91,23 +87,21 @@ class BrokenLine:
     why: str
 
 
-def rows_of(content: bytes, file: SourceFile, places: Counter[int]) -> Iterator[Row | BrokenLine]:
-    """Yield a row for each line of `content`.
-
-    Args:
-        content: complete lines of the file, after those that were read before.
-        file: the file, as it was read before.
-        places: how many rollouts of each group the file had so far; this function adds to it.
-
-    """
-    offset = file.complete
-    for number, line in enumerate(content.splitlines(keepends=True), file.lines + 1):
+def rows_of(file: SourceFile) -> tuple[list[Row], list[BrokenLine], bool]:
+    """Return the rows of a file, its broken lines, and whether its last line is complete."""
+    content = file.path.read_bytes()
+    complete = content[: content.rfind(b"\n") + 1]
+    rows: list[Row] = []
+    broken: list[BrokenLine] = []
+    offset, places = 0, Counter[int]()  # rollouts of each group so far
+    for number, line in enumerate(complete.splitlines(keepends=True), 1):
         try:
-            yield _row(_decoded(line), file, offset, len(line), places)
+            rows.append(_row(_decoded(line), file, offset, len(line), places))
         except (ValueError, RecursionError) as error:
             if line.strip():
-                yield BrokenLine(file.path, number, str(error))
+                broken.append(BrokenLine(file.path, number, str(error)))
         offset += len(line)
+    return rows, broken, len(complete) == len(content)
 
 
 def _decoded(line: bytes) -> RolloutLine:

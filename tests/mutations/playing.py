@@ -472,15 +472,15 @@ PLAYING = (
     # viewer
     mutation(
         "viewer index: reads half a line",
-        "lab/viewer/index.py",
-        'end = content.rfind(b"\\n") + 1',
-        "end = len(content)",
+        "lab/viewer/rollout_lines.py",
+        'complete = content[: content.rfind(b"\\n") + 1]',
+        "complete = content",
         "lab/viewer/test_index.py",
     ),
     mutation(
         "viewer index: a rewritten file is not noticed",
         "lab/viewer/index.py",
-        "if content[start - len(tail) : start] != tail:",
+        "if rows[: len(before)] != before:",
         "if False:",
         "lab/viewer/test_index.py",
     ),

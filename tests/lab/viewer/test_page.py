@@ -318,6 +318,7 @@ def test_a_run_that_goes_on_grows_without_a_jump(browser, tmp_path):
         expect(page.locator(".find .empty")).to_contain_text("This run was not evaluated")
         page.click("[data-source=training]")
         page.locator("#list").evaluate("list => list.scrollTop = 700")
+        expect(questions(page).first.locator(".place")).not_to_contain_text("step 0")
         before = page.locator("#list").evaluate("list => list.scrollTop")
         seen = questions(page).nth(10).inner_text()
         (run / "rollouts" / "step_000010.jsonl").write_text('{"group": 77, "env": "wi')
