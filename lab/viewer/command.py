@@ -1,6 +1,6 @@
 """The command line of view.py: which runs to show, in the browser or as one file.
 
-python view.py outputs/run [outputs/other ...] [port=8000] [export=page.html [where="step=1"]]
+python view.py outputs/run [outputs/other ...] [step=1] [port=8000] [export=page.html]
 """
 
 import secrets
@@ -25,14 +25,14 @@ Show what a run said, and what training did with every token:
     python view.py outputs/run                        in the browser, also while it trains
     python view.py outputs/one outputs/other          the same question in several runs
     python view.py outputs/sweeps/a-sweep             all of its runs
-    python view.py outputs/run where="step = 120"     only these rollouts
-    python view.py outputs/run export=page.html where="step = 120"    one file to mail
+    python view.py outputs/run step=120               only these rollouts
+    python view.py outputs/run step=120 export=page.html      one file to mail
 
-    port=8000    the port; without it a free one is chosen
-    where=...    SQL over step, source, env, reward, advantage, length, turns, staleness, push,
-                 stop, used, error: where="source = 'evaluation' AND reward < 0.5"
+    port=8000                the port; without it a free one is chosen
+    step=  source=  env=     a step or an evaluated version; training or evaluation; a name
 """
-KEYS = ("port", "export", "where")
+FILTERS = ("step", "source", "env")
+KEYS = ("port", "export", *FILTERS)
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Arguments:
     folders: list[Path]
     port: int  # 0: any
     export: Path | None
-    where: str | None
+    filters: dict[str, str]
 
 
 def parsed(words: Sequence[str]) -> Arguments:
@@ -59,7 +59,8 @@ def parsed(words: Sequence[str]) -> Arguments:
     export = Path(options["export"]) if "export" in options else None
     if export is not None and not export.absolute().parent.is_dir():
         raise ValueError(f"export={export}: there is no folder {export.parent}")
-    return Arguments(folders, int(port), export, options.get("where"))
+    filters = {name: options[name] for name in FILTERS if name in options}
+    return Arguments(folders, int(port), export, filters)
 
 
 def main(words: Sequence[str]) -> int:
@@ -118,22 +119,21 @@ def _view(arguments: Arguments, console: Console) -> None:
                 )
             )
     if arguments.export is not None:
-        _export(arguments.export, arguments.where, indexes, console)
+        _export(arguments.export, arguments.filters, indexes, console)
     else:
         _serve(indexes, arguments, console)
 
 
 def _export(
-    path: Path, where: str | None, indexes: "Mapping[str, RunIndex]", console: Console
+    path: Path, filters: dict[str, str], indexes: "Mapping[str, RunIndex]", console: Console
 ) -> None:
     from lab.viewer import answers
     from lab.viewer.export import Chosen, page
 
     chosen = [
-        Chosen(index, name, answers.where(index, where or "true"))
-        for name, index in indexes.items()
+        Chosen(index, name, answers.matching(index, filters)) for name, index in indexes.items()
     ]
-    note = f"where {where}" if where else ""
+    note = " ".join(f"{name}={value}" for name, value in filters.items())
     text = page([one for one in chosen if one.numbers] or chosen, note)
     try:
         path.write_text(text, encoding="utf-8")
@@ -145,13 +145,9 @@ def _export(
 def _serve(indexes: "Mapping[str, RunIndex]", arguments: Arguments, console: Console) -> None:
     import uvicorn
 
-    from lab.viewer import answers
     from lab.viewer.server import application
 
-    fragment = ""
-    if arguments.where is not None:
-        answers.where(next(iter(indexes.values())), arguments.where)  # raises if it is wrong
-        fragment = "#" + urlencode({"where": arguments.where})
+    fragment = f"#{urlencode(arguments.filters)}" if arguments.filters else ""
     key = secrets.token_urlsafe(12)
     try:
         # It listens at once, so that a browser that connects early waits for the server.

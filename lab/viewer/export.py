@@ -46,12 +46,12 @@ def page(chosen: Sequence[Chosen], note: str = "") -> str:
     numbers = [whole_groups(one.index, one.numbers) for one in chosen]
     total = sum(map(len, numbers))
     if not total:
-        raise ValueError("no rollout meets this condition, so there is nothing to export")
+        raise ValueError("no rollout passes the filters, so there is nothing to export")
     if total > MOST_ROLLOUTS:
         first = chosen[0].index.rows[0]
         raise ValueError(
             f"{total:,} rollouts are too many for one file (at most {MOST_ROLLOUTS:,}): choose "
-            f"some, such as where=\"source = '{first.source}' AND step = {first.step}\""
+            f"some, such as source={first.source} step={first.step}"
         )
     runs = [_run(one, which) for one, which in zip(chosen, numbers, strict=True)]
     content = msgspec.json.encode({"runs": runs, "note": note or f"{total:,} rollouts, exported"})

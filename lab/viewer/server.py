@@ -1,6 +1,6 @@
 """The page and its requests, on the loopback interface, behind a key in the address.
 
-    /<key>/  page    runs  table  rollouts  tokens  search  where  export    JSON, one file to mail
+    /<key>/  page    runs  table  rollouts  tokens  search  export    JSON, one file to mail
 
 Every user of this machine can reach the port, so every path begins with the key. The content
 security policy lets the page load nothing from elsewhere and run only its own modules.
@@ -56,7 +56,6 @@ def application(indexes: Sequence[RunIndex], names: Sequence[str], key: str) -> 
         "rollouts": rollouts,
         "tokens": lambda index, query: answers.tokens(index, int(query["n"])),
         "search": lambda index, query: answers.search(index, query["q"]),
-        "where": lambda index, query: answers.where(index, query["q"]),
     }
 
     def answered(answer: Callable[[RunIndex, Any], Any]) -> Callable[[Request], Response]:
