@@ -41,11 +41,6 @@ _LONGEST_EXPECTED = 500  # characters of the right answer in rollouts.jsonl
 def evaluate(config: dict[str, Any], *, overrides: list[str], choices: dict[str, str]) -> float:
     """Do a whole evaluation and return the mean reward.
 
-    Args:
-        config: resolved configuration.
-        overrides: the overrides of the command line, as written.
-        choices: the chosen file of each group.
-
     Raises:
         ConfigError: the configuration cannot work; nothing was started.
         RunFailed: the evaluation ended early; the message is for the user.

@@ -6,9 +6,9 @@ outputs/<run_name>/  system_prompt.txt  results.jsonl  pareto_frontier.jsonl  me
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import yaml
@@ -27,7 +27,7 @@ from lab.evaluation.served import (
 from lab.prompts.closing_lines import closing_lines
 from lab.prompts.lesson import check_columns
 from lab.prompts.outputs import PROMPT, Candidates, write_outputs
-from lab.prompts.prompt_player import PromptPlayer, Record, Task, is_unscored, starting_prompt
+from lab.prompts.prompt_player import PromptPlayer, Task, starting_prompt
 from lab.prompts.settings import PromptOptimization, checked
 from lab.prompts.teacher import Reflection, Teacher
 from rl.config.build import build
@@ -56,11 +56,7 @@ def optimize_prompt(
 ) -> float:
     """Do a whole search and return the validation score of the best prompt.
 
-    Args:
-        config: resolved configuration.
-        overrides: the overrides of the command line, as written.
-        choices: the chosen file of each group.
-        command: the command line before its overrides, as written.
+    `command` is the command line before its `overrides`.
 
     Raises:
         ConfigError: the configuration cannot work; nothing was started.
@@ -82,24 +78,20 @@ def optimize_prompt(
         record_start(
             run_folder, settings, overrides=overrides, choices=choices, command=list(command)
         )
-        with _with_resume_command(run_folder, console), as_run_failures():
-            whole = ServedSearch(settings, run_folder, env, reflection, teacher_folder, console)
-            candidates, ended_by = whole.search(start, train, validation, num_played)
-    lines = closing_lines(candidates, ended_by, whole.failures, run_folder, overrides, choices)
+        served = ServedSearch(settings, run_folder, env, reflection, teacher_folder, console)
+        again = f"to search on from the best prompt so far:  {resume_command(run_folder)}"
+        try:
+            with as_run_failures():
+                result = served.search(start, train, validation, num_played)
+        except RunFailed as error:
+            raise RunFailed(f"{error}\n{again}") from error
+        except KeyboardInterrupt:
+            console.print(again, markup=False, highlight=False, soft_wrap=True)
+            raise
+    candidates = result[0]
+    lines = closing_lines(*result, run_folder, overrides, choices)
     console.print(lines, soft_wrap=True)  # whole lines, because users copy the commands
     return candidates.means[candidates.best]
-
-
-@contextmanager
-def _with_resume_command(run_folder: RunFolder, console: Console) -> Iterator[None]:
-    line = f"to search on from the best prompt so far:  {resume_command(run_folder)}"
-    try:
-        yield
-    except RunFailed as error:
-        raise RunFailed(f"{error}\n{line}") from error
-    except KeyboardInterrupt:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-        raise
 
 
 def _num_played(run_folder: RunFolder) -> int:
@@ -136,12 +128,7 @@ def _examples(
 
 
 def _teacher_folder(reflection: Reflection, run_folder: RunFolder) -> RunFolder:
-    """Return the folder of the teacher's vLLM; with reflection.path its model is recorded there.
-
-    Raises:
-        ValueError: the model does not exist, or its positions are too few.
-
-    """
+    """Return the folder of the teacher's vLLM; with reflection.path its model is recorded there."""
     folder = RunFolder(run_folder.path / "teacher")
     if reflection.path is not None:
         local = local_folder(reflection.path, reflection.revision, "reflection")
@@ -151,7 +138,7 @@ def _teacher_folder(reflection: Reflection, run_folder: RunFolder) -> RunFolder:
     return folder
 
 
-@dataclass
+@dataclass(frozen=True)
 class ServedSearch:
     """A search with its servers and chats."""
 
@@ -161,12 +148,11 @@ class ServedSearch:
     reflection: Reflection
     teacher_folder: RunFolder
     console: Console
-    failures: Counter[str] = field(default_factory=Counter)  # unscored rollouts by cause
 
     def search(
         self, start: str, train: list[Task], validation: list[Task], num_played: int
-    ) -> tuple[Candidates, str]:
-        """Return the candidates, and why the search ended."""
+    ) -> tuple[Candidates, str, Counter[str]]:
+        """Return the candidates, why the search ended, and the causes of unscored rollouts."""
         from lab.prompts.search import Search  # late: importing GEPA takes 0.25 s
 
         settings, folder = self.settings, self.run_folder.path
@@ -179,41 +165,31 @@ class ServedSearch:
             stack.callback(lambda: runner.run(chats.__aexit__(None, None, None)))
             bar = Progress(self.console, settings.max_calls, "calls", done=num_played)
             progress = stack.enter_context(bar)
+            sampler = build(settings.sampler)()
+            seed = settings.seed if sampler.seeded else None
+            player = Player(sampler, self.env, policy, seed=seed)
             reflections = folder / "reflections.jsonl"
             search = Search(
                 settings,
-                self._player(policy, runner, progress),
+                PromptPlayer(player, runner, self.run_folder.evaluated, progress),
                 Teacher(teaching, runner, reflections, self.reflection.timeout),
-                progress,
                 lambda candidates: write_outputs(folder, candidates, validation, summary),
                 self.run_folder.log_of("gepa"),
             )
             candidates = search.run(start, train, validation)
         write_outputs(folder, candidates, validation, summary | {"ended_by": search.ended_by})
-        return candidates, search.ended_by
-
-    def _player(self, chat: Chat, runner: asyncio.Runner, progress: Progress) -> PromptPlayer:
-        sampler = build(self.settings.sampler)()
-        seed = self.settings.seed if sampler.seeded else None
-
-        def count(record: Record) -> None:
-            progress.advance(1)
-            if is_unscored(record):
-                self.failures[record["error"]] += 1
-
-        player = Player(sampler, self.env, chat, seed=seed)
-        path = self.run_folder.evaluated
-        return PromptPlayer(player, runner, path, self.console.print, count, progress.done)
+        return candidates, search.ended_by, search.player.failures
 
     def _serve(self, stack: ExitStack) -> None:
         """Start a vLLM for each model that this program serves."""
         settings, reflection = self.settings, self.reflection
         if settings.model is not None:
             prepare_model(settings, self.run_folder)
-            self._say("starting vLLM (logs/inference.log)")
+            self.console.print("starting vLLM (logs/inference.log)", highlight=False)
             stack.enter_context(serving_policy(settings, self.run_folder))
         if reflection.path is not None:
-            self._say("starting the teacher's vLLM (teacher/logs/inference.log)")
+            log = "teacher/logs/inference.log"
+            self.console.print(f"starting the teacher's vLLM ({log})", highlight=False)
             server: VLLMServer = build(settings.inference or {})()
             teacher = ServedPolicy(
                 dtype=reflection.dtype, max_seq_len=reflection.max_seq_len, seed=settings.seed
@@ -246,6 +222,3 @@ class ServedSearch:
                     yield policy, teaching
             else:
                 yield policy, policy.asking(reflection.sampler)
-
-    def _say(self, text: str) -> None:
-        self.console.print(text, highlight=False)

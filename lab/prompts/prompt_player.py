@@ -2,8 +2,9 @@
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from rl.records import Rollout
 from rl.runtime.files import append_line
 from rl.sampling.player import Player
 from rl.sampling.watchdog import Watchdog
+from rl.terminal.progress import Progress
 
 Record = dict[str, Any]
 
@@ -47,11 +49,6 @@ def digest(prompt: str) -> str:
     return hashlib.sha256(prompt.encode()).hexdigest()[:16]
 
 
-def is_unscored(record: Record) -> bool:
-    """Return True for a rollout without a reward, because the environment or the server failed."""
-    return record["reward"] is None
-
-
 @dataclass
 class PromptPlayer:
     """Plays one rollout for each example.
@@ -59,40 +56,41 @@ class PromptPlayer:
     Attributes:
         runner: its event loop runs the whole search.
         path: the file of rollouts; each line is written when its rollout ends.
-        on_record: called with each rollout.
-        num_played: rollouts of the whole search, those of earlier starts included.
+        progress: counts all rollouts of the search, those of earlier starts included.
+        failures: unscored rollouts by cause.
 
     """
 
     player: Player
     runner: asyncio.Runner
     path: Path
-    say: Callable[[str], None]
-    on_record: Callable[[Record], None]
-    num_played: int
+    progress: Progress
+    failures: Counter[str] = field(default_factory=Counter)
 
     def play(self, tasks: Sequence[Task], prompt: str) -> list[Attempt]:
         """Return one attempt for each task, in order."""
         for task in tasks:
             self._env_of(task.example).system_prompt = prompt
         records: dict[int, Record] = {}
+        first = self.progress.done
 
         async def play_group(index: int, example: Example, group_size: int) -> tuple[Rollout, ...]:
             # A seed follows from a rollout's number.
-            rollouts = await self.player.play_group(self.num_played + index, example, group_size)
+            rollouts = await self.player.play_group(first + index, example, group_size)
             line = evaluated_line(Played(example, rollouts), rollouts[0])
             key = {"prompt": digest(prompt), "split": tasks[index].split}
-            records[index] = append_line(self.path, {**key, **line})
-            self.on_record(records[index])
+            records[index] = record = append_line(self.path, {**key, **line})
+            self.progress.advance(1)
+            if record["reward"] is None:
+                self.failures[record["error"]] += 1
             return rollouts
 
         async def play_all() -> None:
             most = self.player.sampler.max_concurrent
-            with Watchdog(self.say) as self.player.watchdog:
+            with Watchdog(self.progress.console.print) as self.player.watchdog:
                 await play(play_group, [task.example for task in tasks], 1, max_concurrent=most)
 
         self.runner.run(play_all())
-        self.num_played += len(tasks)
         return [
             Attempt(task.example, len(self._opened(task.example)), records[i])
             for i, task in enumerate(tasks)

@@ -25,7 +25,6 @@ from lab.prompts.settings import PromptOptimization
 from lab.prompts.teacher import Teacher
 from rl.evaluation.summary import average
 from rl.runtime.failure import RunFailed
-from rl.terminal.progress import Progress
 
 COMPONENT = "system_prompt"  # a candidate of GEPA maps names to texts; this is the only name
 Texts = dict[str, str]
@@ -44,7 +43,6 @@ class Search:
     settings: PromptOptimization
     player: PromptPlayer
     teacher: Teacher
-    progress: Progress
     keep: Callable[[Candidates], None]
     log_path: Path
     ended_by: str = ""
@@ -98,7 +96,7 @@ class Search:
             self.ended_by = f"every validation example has perfect_score={settings.perfect_score:g}"
         elif settings.num_rounds is not None and rounds >= settings.num_rounds:
             self.ended_by = f"num_rounds={settings.num_rounds}"
-        elif self.player.num_played + self._round_calls > settings.max_calls:
+        elif self.player.progress.done + self._round_calls > settings.max_calls:
             self.ended_by = f"max_calls={settings.max_calls} is too low for another round"
         else:
             return False
@@ -109,7 +107,7 @@ class Search:
         if self._scores:
             best = f"best {max(self._scores):.3f} (start {self._scores[0]:.3f})"
             text = f"{best}, {len(self._scores)} candidates, round {event['iteration']}"
-            self.progress.advance(text=text)
+            self.player.progress.advance(text=text)
 
     def on_valset_evaluated(self, event: Mapping[str, Any]) -> None:
         """Print the validation score of a new candidate."""
@@ -117,8 +115,8 @@ class Search:
         name = f"candidate {len(self._scores)}" if self._scores else "start"
         better = ", the best so far" if self._scores and score > max(self._scores) else ""
         self._scores.append(score)
-        calls = f"({self.progress.done} calls)"
-        self.progress.advance(note=f"{name}: validation score {score:.3f}{better} {calls}")
+        calls = f"({self.player.progress.done} calls)"
+        self.player.progress.advance(note=f"{name}: validation score {score:.3f}{better} {calls}")
 
     def on_iteration_end(self, event: Mapping[str, Any]) -> None:
         """Save the candidates after a round."""
@@ -134,7 +132,7 @@ class Search:
                 for prompt, scores in zip(prompts, result.val_subscores, strict=True)
             ],
             discovered=list(result.discovery_eval_counts),
-            num_calls=self.player.num_played,
+            num_calls=self.player.progress.done,
         )
 
     def evaluate(

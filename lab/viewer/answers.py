@@ -113,7 +113,7 @@ def tokens(index: RunIndex, number: int) -> dict[str, Any]:
     if row.source == "evaluation":
         return {"rows": [], "why": "evaluations are not trained on, so they have no token record"}
     options = _loss_options(index)
-    return tokens_of(index.run_folder, row.step, row.id, used=row.used, knobs=options)
+    return tokens_of(index.run_folder, row.step, row.id, used=row.used, options=options)
 
 
 def _loss_options(index: RunIndex) -> dict[str, Any]:

@@ -20,8 +20,8 @@ PROMPTING = (
     mutation(
         "search: the last round may exceed the budget",
         "lab/prompts/search.py",
-        "self.player.num_played + self._round_calls > settings.max_calls",
-        "self.player.num_played > settings.max_calls",
+        "self.player.progress.done + self._round_calls > settings.max_calls",
+        "self.player.progress.done > settings.max_calls",
         "lab/prompts/test_optimize.py::test_the_budget_is_never_exceeded_whatever_it_is",
     ),
     mutation(

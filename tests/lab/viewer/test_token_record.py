@@ -21,7 +21,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 
 def read(run: RunFolder, identity: str, step: int = 0, *, used: bool = True):
-    return tokens_of(run, step, identity, used=used, knobs={"clip_low": 0.2})
+    return tokens_of(run, step, identity, used=used, options={"clip_low": 0.2})
 
 
 @pytest.mark.parametrize(
