@@ -89,3 +89,35 @@ def plain_json(value: Any, levels: int = _MAX_DEPTH) -> Any:
 def well_formed(text: str) -> str:
     """Return the text without lone surrogates, which tokenizers, files and sockets refuse."""
     return _SURROGATES.sub("\ufffd", text)
+
+
+def opening_of(messages: list[Any]) -> list[str]:
+    """Return the texts before the first answer, without system messages.
+
+    A question stays the same under another system prompt.
+    """
+    opening = []
+    for message in messages:
+        role = message.get("role") if isinstance(message, dict) else None
+        if role == "assistant":
+            break
+        if role != "system":
+            opening.append(text_of(message))
+    return opening
+
+
+def text_of(message: Any) -> str:
+    """Return the text of a message of any shape: thoughts, content, and tool calls."""
+    if not isinstance(message, dict):
+        return _as_text(message)
+    parts = [message.get("reasoning_content"), message.get("content")]
+    calls = message.get("tool_calls")
+    for call in calls if isinstance(calls, list) else []:
+        function = call.get("function") if isinstance(call, dict) else call
+        named = isinstance(function, dict)
+        parts += [function.get("name"), function.get("arguments")] if named else [function]
+    return "\n".join(_as_text(part) for part in parts if part)
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,20 +1,17 @@
 """The places and the memory of a run, on this machine or on others; nothing is started."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-
-from huggingface_hub import hf_hub_download
 
 from rl.config.build import build
 from rl.config.check import still_chosen
 from rl.config.nodes import ModelNode
 from rl.config.schema import refused
 from rl.dry_call.child import DryCall
-from rl.model.pretrained import hub_problem, reason_of
-from rl.model.shape import GIB, Shape, shape, shape_of
+from rl.model.pretrained import local_folder
+from rl.model.shape import GIB, Shape, shape_of
 from rl.runtime.devices import Host
 from rl.supervisor.resolve import resolve
 
@@ -71,20 +68,4 @@ def _sizes(model: ModelNode) -> Shape | None:
     if model.path is None:
         with TemporaryDirectory() as folder:
             return shape_of(build(model)().prepare(Path(folder, "model")))
-    if (local := Path(model.path).expanduser()).exists():
-        return shape_of(local)
-    out_of_reach = hub_problem()
-    try:
-        file = hf_hub_download(
-            model.path,
-            "config.json",
-            revision=model.get("revision"),
-            local_files_only=out_of_reach is not None,
-        )
-    except (OSError, ValueError) as error:  # no network, no such model, or a gated one
-        reason = reason_of(error, out_of_reach)
-        raise ValueError(
-            f"cannot get the sizes of {model.path} from the hub ({reason}): "
-            "check the name, go online, or use model.path=<local folder>"
-        ) from error
-    return shape(json.loads(Path(file).read_text(encoding="utf-8")))
+    return shape_of(local_folder(model.path, model.get("revision"), "model", config_only=True))

@@ -40,10 +40,11 @@ MAY_IMPORT = {
     "rl.supervisor": "rl.config rl.dry_call rl.runtime rl.terminal rl.cluster rl.model "
     "rl.placement rl.inference envs",
     "lab.plan": "rl.config rl.dry_call rl.runtime rl.model rl.placement rl.supervisor",
-    "lab.report": "rl.runtime rl.terminal envs",
-    "lab.viewer": "rl.runtime",
+    "lab.runs": "rl.runtime",
+    "lab.report": "rl.runtime rl.terminal lab.runs envs",
+    "lab.viewer": "rl.runtime lab.runs envs",
     "lab.evaluation": "rl.records rl.config rl.runtime rl.placement rl.inference rl.sampling "
-    "rl.evaluation lab.viewer envs",
+    "rl.evaluation rl.terminal lab.viewer envs",
     "lab.prompts": "rl.records rl.config rl.runtime rl.model rl.placement rl.inference rl.sampling "
     "rl.evaluation rl.terminal lab.evaluation envs",
     "lab.sweeps": "rl.config rl.runtime rl.terminal",

@@ -1,4 +1,4 @@
-"""The start of a sweep: check every job, open its folder, show its screen."""
+"""The start of a sweep: check every job, open its folder, print the changes of its jobs."""
 
 import atexit
 import os
@@ -21,9 +21,8 @@ from omegaconf import DictConfig, open_dict, read_write
 from lab.cli.hydra_errors import explain
 from lab.cli.launch import BAD_CONFIG, command_of, composed, stop
 from lab.sweeps.job import is_done
-from lab.sweeps.overview import what_is_left, what_will_be_done
+from lab.sweeps.overview import printing_changes, what_is_left, what_will_be_done
 from lab.sweeps.process import this_process
-from lab.sweeps.screen import SweepScreen
 from lab.sweeps.slots import Slot, slots_of
 from rl.config.check import check, still_chosen
 from rl.config.resume_rules import changes
@@ -132,7 +131,7 @@ def jobs_of(config: DictConfig) -> list[list[str]]:
 
 
 class SweepStart(Callback):
-    """Hydra callback that opens or continues a sweep's folder and shows jobs that run at once."""
+    """Hydra callback that opens or continues a sweep's folder and reports parallel jobs."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:  # noqa: ARG002
         """Record the jobs and their slots, and print the command that continues the sweep."""
@@ -158,7 +157,7 @@ class SweepStart(Callback):
         _OPEN.callback(lambda: _say(what_is_left(sweep, again)))
         if slots:
             _prepare_for_parallel_jobs(slots)
-            _OPEN.enter_context(SweepScreen(sweep))
+            _OPEN.enter_context(printing_changes(sweep))
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:  # noqa: ARG002
         """Restore the terminal and print what is left to do."""

@@ -25,7 +25,7 @@ from lab.evaluation.served import (
     serving_policy,
 )
 from lab.evaluation.settings import Evaluation, checked, evaluation_folder_problems
-from lab.evaluation.table import Progress, measured, report
+from lab.evaluation.table import measured, report
 from rl.config.build import build
 from rl.evaluation.play import choose, evaluated_line, play
 from rl.evaluation.summary import Played, Summary, summarise
@@ -33,17 +33,13 @@ from rl.runtime.files import json_line, plain
 from rl.runtime.folder import RunFolder
 from rl.sampling.player import Player
 from rl.sampling.watchdog import Watchdog
+from rl.terminal.progress import Progress
 
 _LONGEST_EXPECTED = 500  # characters of the right answer in rollouts.jsonl
 
 
 def evaluate(config: dict[str, Any], *, overrides: list[str], choices: dict[str, str]) -> float:
     """Do a whole evaluation and return the mean reward.
-
-    Args:
-        config: resolved configuration.
-        overrides: the overrides of the command line, as written.
-        choices: the chosen file of each group.
 
     Raises:
         ConfigError: the configuration cannot work; nothing was started.
@@ -78,18 +74,23 @@ async def _play(
     sampler = build(evaluation.sampler)()
     setting = chat_setting(evaluation, run_folder, env)
     async with build(evaluation.client)().connect(setting) as chat:
-        rollouts_per_example = evaluation.rollouts_per_example
-        with (
-            Watchdog(console.print) as watchdog,
-            Progress(console, len(examples), rollouts_per_example) as progress,
-        ):
+        rollouts_per_example, total, num_scored = evaluation.rollouts_per_example, 0.0, 0
+        bar = Progress(console, len(examples) * rollouts_per_example, "rollouts")
+        with Watchdog(console.print) as watchdog, bar as progress:
+
+            def count(played: Played) -> None:
+                nonlocal total, num_scored
+                total, num_scored = total + sum(played.rewards), num_scored + len(played.rewards)
+                mean = f"{total / num_scored:.3f}" if num_scored else "-"
+                progress.advance(len(played.rollouts), f"mean reward {mean}")
+
             seed = evaluation.seed if sampler.seeded else None
             return await play(
                 Player(sampler, env, chat, watchdog, seed=seed).play_group,
                 examples,
                 rollouts_per_example,
                 max_concurrent=sampler.max_concurrent,
-                done=progress.add,
+                done=count,
             )
 
 

@@ -1,45 +1,14 @@
-"""An evaluation on the terminal: its progress and its result."""
+"""The result of an evaluation on the terminal."""
 
 from pathlib import Path
-from typing import Self
 
-from rich.console import Console, Group, RenderableType
-from rich.progress import Progress as RichProgress
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rl.evaluation.summary import Played, Summary, advice
+from rl.evaluation.summary import Summary, advice
 
-_LINES = 10  # of progress in a log file
 _LONGEST_CAUSE = 160  # characters
-
-
-class Progress:
-    """A context manager that shows a bar on a terminal and prints ten lines to a log file."""
-
-    def __init__(self, console: Console, num_examples: int, rollouts_per_example: int) -> None:
-        self._console, self._all = console, num_examples * rollouts_per_example
-        self._played, self._total, self._scored, self._printed = 0, 0.0, 0, 0
-        self._bar = RichProgress(console=console, disable=not console.is_terminal)
-        self._task = self._bar.add_task("rollouts", total=self._all)
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def add(self, played: Played) -> None:
-        """Count the rollouts of one example."""
-        self._played += len(played.rollouts)
-        self._total += sum(played.rewards)
-        self._scored += len(played.rewards)
-        text = f"mean reward {self._total / self._scored:.3f}" if self._scored else "none scored"
-        self._bar.update(self._task, completed=self._played, description=text)
-        if not self._console.is_terminal and self._played * _LINES // self._all > self._printed:
-            self._printed = self._played * _LINES // self._all
-            self._console.print(f"{self._played} of {self._all} rollouts, {text}", highlight=False)
 
 
 def report(summary: Summary, threshold: float, folder: Path) -> RenderableType:

@@ -6,9 +6,9 @@ outputs/<run_name>/  system_prompt.txt  results.jsonl  pareto_frontier.jsonl  me
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import yaml
@@ -24,13 +24,10 @@ from lab.evaluation.served import (
     record_start,
     serving_policy,
 )
-from lab.prompts import prompt_player, teacher
 from lab.prompts.closing_lines import closing_lines
-from lab.prompts.journal import Journal, Record
 from lab.prompts.lesson import check_columns
-from lab.prompts.outputs import Candidates, write_outputs
-from lab.prompts.progress import Progress
-from lab.prompts.prompt_player import PromptPlayer, Task, is_unscored, starting_prompt
+from lab.prompts.outputs import PROMPT, Candidates, write_outputs
+from lab.prompts.prompt_player import PromptPlayer, Task, starting_prompt
 from lab.prompts.settings import PromptOptimization, checked
 from lab.prompts.teacher import Reflection, Teacher
 from rl.config.build import build
@@ -47,6 +44,7 @@ from rl.runtime.start_record import resume_command
 from rl.sampling.chat import Chat
 from rl.sampling.player import Player
 from rl.sampling.renderer_chat import RendererClient
+from rl.terminal.progress import Progress
 
 
 def optimize_prompt(
@@ -58,11 +56,7 @@ def optimize_prompt(
 ) -> float:
     """Do a whole search and return the validation score of the best prompt.
 
-    Args:
-        config: resolved configuration.
-        overrides: the overrides of the command line, as written.
-        choices: the chosen file of each group.
-        command: the command line before its overrides, as written.
+    `command` is the command line before its `overrides`.
 
     Raises:
         ConfigError: the configuration cannot work; nothing was started.
@@ -74,34 +68,44 @@ def optimize_prompt(
     env: Environment = build(settings.env)()
     with locked_run_folder(settings, run_folder_problems) as run_folder:
         with refused():
-            train, validation = _examples(settings, env)
+            num_played = _num_played(run_folder)
+            train, validation = _examples(settings, env, num_played)
             start = starting_prompt(env, [task.example for task in (*train, *validation)])
+            best = run_folder.path / PROMPT  # of an earlier start
+            start = best.read_text(encoding="utf-8")[:-1] if best.is_file() else start
             reflection: Reflection = build(settings.reflection)()
             teacher_folder = _teacher_folder(reflection, run_folder)
         record_start(
             run_folder, settings, overrides=overrides, choices=choices, command=list(command)
         )
-        with _with_resume_command(run_folder, console), as_run_failures():
-            whole = ServedSearch(settings, run_folder, env, reflection, teacher_folder, console)
-            candidates, ended_by = whole.search(start, train, validation)
-    lines = closing_lines(candidates, ended_by, whole.failures, run_folder, overrides, choices)
+        served = ServedSearch(settings, run_folder, env, reflection, teacher_folder, console)
+        again = f"to search on from the best prompt so far:  {resume_command(run_folder)}"
+        try:
+            with as_run_failures():
+                result = served.search(start, train, validation, num_played)
+        except RunFailed as error:
+            raise RunFailed(f"{error}\n{again}") from error
+        except KeyboardInterrupt:
+            console.print(again, markup=False, highlight=False, soft_wrap=True)
+            raise
+    candidates = result[0]
+    lines = closing_lines(*result, run_folder, overrides, choices)
     console.print(lines, soft_wrap=True)  # whole lines, because users copy the commands
     return candidates.means[candidates.best]
 
 
-@contextmanager
-def _with_resume_command(run_folder: RunFolder, console: Console) -> Iterator[None]:
-    line = f"all rollouts and reflections so far are saved; resume  {resume_command(run_folder)}"
-    try:
-        yield
-    except RunFailed as error:
-        raise RunFailed(f"{error}\n{line}") from error
-    except KeyboardInterrupt:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-        raise
+def _num_played(run_folder: RunFolder) -> int:
+    """Return the number of rollouts that earlier starts of this search have played."""
+    path = run_folder.evaluated
+    content = path.read_bytes() if path.is_file() else b""
+    if content and not content.endswith(b"\n"):  # a killed search may leave half a line
+        path.write_bytes(content + b"\n")
+    return len(content.splitlines())
 
 
-def _examples(settings: PromptOptimization, env: Environment) -> tuple[list[Task], list[Task]]:
+def _examples(
+    settings: PromptOptimization, env: Environment, num_played: int
+) -> tuple[list[Task], list[Task]]:
     """Return the examples of the mini-batches and those that rank the candidates.
 
     Raises:
@@ -112,23 +116,19 @@ def _examples(settings: PromptOptimization, env: Environment) -> tuple[list[Task
     validation = [Task("eval", example) for example in choose(env, "eval", settings.num_val)]
     check_columns(settings.state_columns, [task.example for task in (*train, *validation)])
     one_round = 2 * settings.minibatch_size + len(validation)
-    if settings.max_calls < len(validation) + one_round:
+    least = num_played + len(validation) + one_round
+    if settings.max_calls < least:
+        earlier = f"{num_played} rollouts were played before, " if num_played else ""
         raise ValueError(
-            f"max_calls={settings.max_calls} is too low for one round: the start takes "
+            f"max_calls={settings.max_calls} is too low for one round: {earlier}the start takes "
             f"{len(validation)} rollouts (num_val) and a round up to {one_round} (2 * "
-            f"minibatch_size + num_val): use at least {len(validation) + one_round}, or lower "
-            "num_val"
+            f"minibatch_size + num_val): use at least {least}, or lower num_val"
         )
     return train, validation
 
 
 def _teacher_folder(reflection: Reflection, run_folder: RunFolder) -> RunFolder:
-    """Return the folder of the teacher's vLLM; with reflection.path its model is recorded there.
-
-    Raises:
-        ValueError: the model does not exist, or its positions are too few.
-
-    """
+    """Return the folder of the teacher's vLLM; with reflection.path its model is recorded there."""
     folder = RunFolder(run_folder.path / "teacher")
     if reflection.path is not None:
         local = local_folder(reflection.path, reflection.revision, "reflection")
@@ -138,7 +138,7 @@ def _teacher_folder(reflection: Reflection, run_folder: RunFolder) -> RunFolder:
     return folder
 
 
-@dataclass
+@dataclass(frozen=True)
 class ServedSearch:
     """A search with its servers and chats."""
 
@@ -148,12 +148,11 @@ class ServedSearch:
     reflection: Reflection
     teacher_folder: RunFolder
     console: Console
-    failures: Counter[str] = field(default_factory=Counter)  # unscored rollouts by cause
 
     def search(
-        self, start: str, train: list[Task], validation: list[Task]
-    ) -> tuple[Candidates, str]:
-        """Return the candidates, and why the search ended."""
+        self, start: str, train: list[Task], validation: list[Task], num_played: int
+    ) -> tuple[Candidates, str, Counter[str]]:
+        """Return the candidates, why the search ended, and the causes of unscored rollouts."""
         from lab.prompts.search import Search  # late: importing GEPA takes 0.25 s
 
         settings, folder = self.settings, self.run_folder.path
@@ -164,44 +163,33 @@ class ServedSearch:
             chats = self._chats()
             policy, teaching = runner.run(chats.__aenter__())
             stack.callback(lambda: runner.run(chats.__aexit__(None, None, None)))
-            progress = stack.enter_context(Progress(self.console, settings.max_calls))
-            reflections = Journal(folder / "reflections.jsonl", teacher.QUESTION)
+            bar = Progress(self.console, settings.max_calls, "calls", done=num_played)
+            progress = stack.enter_context(bar)
+            sampler = build(settings.sampler)()
+            seed = settings.seed if sampler.seeded else None
+            player = Player(sampler, self.env, policy, seed=seed)
+            reflections = folder / "reflections.jsonl"
             search = Search(
                 settings,
-                self._player(policy, runner, progress),
+                PromptPlayer(player, runner, self.run_folder.evaluated, progress),
                 Teacher(teaching, runner, reflections, self.reflection.timeout),
-                progress,
                 lambda candidates: write_outputs(folder, candidates, validation, summary),
                 self.run_folder.log_of("gepa"),
             )
             candidates = search.run(start, train, validation)
         write_outputs(folder, candidates, validation, summary | {"ended_by": search.ended_by})
-        return candidates, search.ended_by
-
-    def _player(self, chat: Chat, runner: asyncio.Runner, progress: Progress) -> PromptPlayer:
-        journal = Journal(self.run_folder.evaluated, prompt_player.QUESTION, failed=is_unscored)
-        if journal.num_kept:
-            self._say(f"{journal.num_kept} rollouts were played before and are not played again")
-        sampler = build(self.settings.sampler)()
-        seed = self.settings.seed if sampler.seeded else None
-
-        def count(record: Record) -> None:
-            progress.call()
-            if is_unscored(record):
-                self.failures[record["error"]] += 1
-
-        player = Player(sampler, self.env, chat, seed=seed)
-        return PromptPlayer(player, runner, journal, self.console.print, count)
+        return candidates, search.ended_by, search.player.failures
 
     def _serve(self, stack: ExitStack) -> None:
         """Start a vLLM for each model that this program serves."""
         settings, reflection = self.settings, self.reflection
         if settings.model is not None:
             prepare_model(settings, self.run_folder)
-            self._say("starting vLLM (logs/inference.log)")
+            self.console.print("starting vLLM (logs/inference.log)", highlight=False)
             stack.enter_context(serving_policy(settings, self.run_folder))
         if reflection.path is not None:
-            self._say("starting the teacher's vLLM (teacher/logs/inference.log)")
+            log = "teacher/logs/inference.log"
+            self.console.print(f"starting the teacher's vLLM ({log})", highlight=False)
             server: VLLMServer = build(settings.inference or {})()
             teacher = ServedPolicy(
                 dtype=reflection.dtype, max_seq_len=reflection.max_seq_len, seed=settings.seed
@@ -234,6 +222,3 @@ class ServedSearch:
                     yield policy, teaching
             else:
                 yield policy, policy.asking(reflection.sampler)
-
-    def _say(self, text: str) -> None:
-        self.console.print(text, highlight=False)

@@ -28,7 +28,7 @@ class Candidates:
     parents: list[list[int]]  # [C]
     scores: list[list[float | None]]  # [C][V] None: unscored
     discovered: list[int]  # [C] number of rollouts before
-    num_calls: int
+    num_calls: int  # rollouts of all starts of the search
 
     @property
     def means(self) -> list[float]:

@@ -1,21 +1,25 @@
-"""Plays examples under a system prompt, and keeps the rollouts in a journal."""
+"""Plays examples under a system prompt, and writes each rollout into rollouts.jsonl."""
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from envs.episode import Example, Split
 from envs.messages import Message
 from envs.protocol import Environment
-from lab.prompts.journal import Journal, Record
 from rl.evaluation.play import evaluated_line, play
 from rl.evaluation.summary import Played
 from rl.records import Rollout
+from rl.runtime.files import append_line
 from rl.sampling.player import Player
 from rl.sampling.watchdog import Watchdog
+from rl.terminal.progress import Progress
 
-QUESTION = ("prompt", "split", "env", "example")  # the key of a rollout
+Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -45,53 +49,48 @@ def digest(prompt: str) -> str:
     return hashlib.sha256(prompt.encode()).hexdigest()[:16]
 
 
-def is_unscored(record: Record) -> bool:
-    """Return True for a rollout without a reward, because the environment or the server failed."""
-    return record["reward"] is None
-
-
 @dataclass
 class PromptPlayer:
-    """Plays one rollout for each example, or reads it from the journal.
+    """Plays one rollout for each example.
 
     Attributes:
         runner: its event loop runs the whole search.
-        on_record: called with each rollout, played or read.
+        path: the file of rollouts; each line is written when its rollout ends.
+        progress: counts all rollouts of the search, those of earlier starts included.
+        failures: unscored rollouts by cause.
 
     """
 
     player: Player
     runner: asyncio.Runner
-    journal: Journal
-    say: Callable[[str], None]
-    on_record: Callable[[Record], None]
-    _count: int = field(default=0, init=False)  # rollouts asked for so far
+    path: Path
+    progress: Progress
+    failures: Counter[str] = field(default_factory=Counter)
 
     def play(self, tasks: Sequence[Task], prompt: str) -> list[Attempt]:
         """Return one attempt for each task, in order."""
         for task in tasks:
             self._env_of(task.example).system_prompt = prompt
-        questions = [_question(task, prompt) for task in tasks]
         records: dict[int, Record] = {}
+        first = self.progress.done
 
         async def play_group(index: int, example: Example, group_size: int) -> tuple[Rollout, ...]:
-            rollouts: tuple[Rollout, ...] = ()
-            record = self.journal.take(questions[index])
-            if record is None:  # a seed follows from a rollout's number
-                rollouts = await self.player.play_group(self._count + index, example, group_size)
-                line = evaluated_line(Played(example, rollouts), rollouts[0])
-                record = self.journal.add({**questions[index], **line})
-            records[index] = record
-            self.on_record(record)
+            # A seed follows from a rollout's number.
+            rollouts = await self.player.play_group(first + index, example, group_size)
+            line = evaluated_line(Played(example, rollouts), rollouts[0])
+            key = {"prompt": digest(prompt), "split": tasks[index].split}
+            records[index] = record = append_line(self.path, {**key, **line})
+            self.progress.advance(1)
+            if record["reward"] is None:
+                self.failures[record["error"]] += 1
             return rollouts
 
         async def play_all() -> None:
             most = self.player.sampler.max_concurrent
-            with Watchdog(self.say) as self.player.watchdog:
+            with Watchdog(self.progress.console.print) as self.player.watchdog:
                 await play(play_group, [task.example for task in tasks], 1, max_concurrent=most)
 
         self.runner.run(play_all())
-        self._count += len(tasks)
         return [
             Attempt(task.example, len(self._opened(task.example)), records[i])
             for i, task in enumerate(tasks)
@@ -102,12 +101,6 @@ class PromptPlayer:
 
     def _env_of(self, example: Example) -> Environment:
         return self.player.env.environment_of(example)
-
-
-def _question(task: Task, prompt: str) -> Record:
-    example = task.example
-    values = (digest(prompt), task.split, example.env, example.id)
-    return dict(zip(QUESTION, values, strict=True))
 
 
 def starting_prompt(env: Environment, examples: Sequence[Example]) -> str:

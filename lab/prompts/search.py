@@ -20,7 +20,6 @@ from gepa.proposer.base import CandidateProposal
 
 from lab.prompts.lesson import lesson
 from lab.prompts.outputs import Candidates
-from lab.prompts.progress import Progress
 from lab.prompts.prompt_player import Attempt, PromptPlayer, Task
 from lab.prompts.settings import PromptOptimization
 from lab.prompts.teacher import Teacher
@@ -44,11 +43,11 @@ class Search:
     settings: PromptOptimization
     player: PromptPlayer
     teacher: Teacher
-    progress: Progress
     keep: Callable[[Candidates], None]
     log_path: Path
     ended_by: str = ""
     _failure: Exception | None = None  # an exception that GEPA would ignore
+    _scores: list[float] = field(default_factory=list)  # of the candidates
     _unscored: set[tuple[str, int]] = field(default_factory=set)  # prompt, place in validation
     propose_new_texts: ProposalFn | None = None  # None: GEPA asks the teacher
 
@@ -97,7 +96,7 @@ class Search:
             self.ended_by = f"every validation example has perfect_score={settings.perfect_score:g}"
         elif settings.num_rounds is not None and rounds >= settings.num_rounds:
             self.ended_by = f"num_rounds={settings.num_rounds}"
-        elif gepa_state.total_num_evals + self._round_calls > settings.max_calls:
+        elif self.player.progress.done + self._round_calls > settings.max_calls:
             self.ended_by = f"max_calls={settings.max_calls} is too low for another round"
         else:
             return False
@@ -105,11 +104,19 @@ class Search:
 
     def on_iteration_start(self, event: Mapping[str, Any]) -> None:
         """Show the number of the round that GEPA starts, from 1."""
-        self.progress.round(event["iteration"])
+        if self._scores:
+            best = f"best {max(self._scores):.3f} (start {self._scores[0]:.3f})"
+            text = f"{best}, {len(self._scores)} candidates, round {event['iteration']}"
+            self.player.progress.advance(text=text)
 
     def on_valset_evaluated(self, event: Mapping[str, Any]) -> None:
-        """Show the validation score of a new candidate."""
-        self.progress.candidate(event["average_score"])
+        """Print the validation score of a new candidate."""
+        score = event["average_score"]
+        name = f"candidate {len(self._scores)}" if self._scores else "start"
+        better = ", the best so far" if self._scores and score > max(self._scores) else ""
+        self._scores.append(score)
+        calls = f"({self.player.progress.done} calls)"
+        self.player.progress.advance(note=f"{name}: validation score {score:.3f}{better} {calls}")
 
     def on_iteration_end(self, event: Mapping[str, Any]) -> None:
         """Save the candidates after a round."""
@@ -125,7 +132,7 @@ class Search:
                 for prompt, scores in zip(prompts, result.val_subscores, strict=True)
             ],
             discovered=list(result.discovery_eval_counts),
-            num_calls=result.total_metric_calls or 0,
+            num_calls=self.player.progress.done,
         )
 
     def evaluate(

@@ -1,4 +1,4 @@
-"""The teacher: a model that reads rollouts and writes a better prompt. A journal has its answers.
+"""The teacher: a model that reads rollouts and writes a better prompt.
 
 `reflection` of conf/optimize_prompt.yaml says which model:
 
@@ -11,17 +11,17 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Literal, NoReturn
 
 from envs.chat_endpoint import ChatEndpoint
-from lab.prompts.journal import Journal
 from rl.inference.completion import Completion, GenerationError
 from rl.runtime.failure import RunFailed
+from rl.runtime.files import append_line
 from rl.sampling.chat import Chat, Prompt
 from rl.sampling.messages_chat import MessagesChat
 from rl.sampling.sampler import PolicySampler
 
-QUESTION = ("asked",)
 PLACEHOLDERS = ("<curr_param>", "<side_info>")
 _MOST_EMPTY = 4  # answers in a row without a prompt
 
@@ -133,7 +133,7 @@ class Teacher:
 
     chat: Chat
     runner: asyncio.Runner
-    journal: Journal
+    path: Path  # of every question and its answer
     timeout: float
     failure: RunFailed | None = None
     _num_empty: int = field(default=0, init=False)
@@ -143,9 +143,7 @@ class Teacher:
         question = str(prompt)  # GEPA passes a list only for images
         if self.failure is not None:
             raise self.failure
-        record = self.journal.take({"asked": question})
-        if record is None:
-            record = self.journal.add({"asked": question, **self._ask(question)})
+        record = append_line(self.path, {"asked": question, **self._ask(question)})
         said = record["said"].rpartition("</think>")[2].strip()
         if said and not record["cut_off"]:
             self._num_empty = 0

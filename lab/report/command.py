@@ -12,10 +12,11 @@ from rich.console import Console
 from rich.text import Text
 
 from lab.report.arms import Arm, arms_of
-from lab.report.comparison import Comparison, NoBaseline, NothingToCompare, compare
+from lab.report.comparison import Comparison, NothingToCompare, compare
 from lab.report.conclusion import conclusion
 from lab.report.numbers import arm_records, as_json, as_table
 from lab.report.sources import read_sources
+from lab.runs import folders_and_options
 
 USAGE = """python report.py FOLDER [FOLDER ...] [key=value ...]
 
@@ -31,50 +32,35 @@ TAKEN = ("sweep", "summary", "versions")  # .json files of sweeps and runs
 OK, NO_PAGE, BAD_ARGUMENTS = 0, 1, 2
 
 
-class BadArguments(ValueError):
-    """The command line is wrong; the message is for the user."""
-
-
 def main(arguments: list[str]) -> int:
     """Write the report that the arguments ask for; return the exit status."""
     if not arguments or {"-h", "--help"} & set(arguments):
         print(USAGE)  # noqa: T201
         return OK if arguments else BAD_ARGUMENTS
     try:
-        paths, options = _parsed(arguments)
-        page, judged = Path(options["out"]), options["judged"]
+        paths, options = folders_and_options(arguments, ("baseline", "judged", "out"))
+        if not paths:
+            raise ValueError("name the folder of a sweep or of a run (outputs/...)")
+        page, judged = (
+            Path(options.get("out") or paths[0] / "report.html"),
+            options.get("judged", "1"),
+        )
         if page.suffix != ".html":
-            raise BadArguments(f"out={page}: name a page that ends in .html")
+            raise ValueError(f"out={page}: name a page that ends in .html")
         if page.stem in TAKEN:
-            raise BadArguments(f"out={page}: {page.stem}.json is another file's name")
+            raise ValueError(f"out={page}: {page.stem}.json is another file's name: choose another")
+        if "out" not in options and not paths[0].is_dir():
+            raise ValueError(f"{paths[0]} does not exist")
         if not judged.isdecimal() or int(judged) < 1:
-            problem = f"judged={judged}: give the number of evaluations to average, 1 or more"
-            raise BadArguments(problem)
-        written = report(paths, page, baseline=options["baseline"], num_judged=int(judged))
-    except (BadArguments, NoBaseline) as problem:
+            raise ValueError(
+                f"judged={judged}: give the number of evaluations to average, 1 or more"
+            )
+        baseline = options.get("baseline", "")
+        written = report(paths, page, baseline=baseline, num_judged=int(judged))
+    except ValueError as problem:
         print(f"no report: {problem}", file=sys.stderr)  # noqa: T201
         return BAD_ARGUMENTS
     return OK if written else NO_PAGE
-
-
-def _parsed(arguments: list[str]) -> tuple[list[Path], dict[str, str]]:
-    """Return folders and options."""
-    options = {"baseline": "", "judged": "1", "out": ""}
-    paths = []
-    for argument in arguments:
-        key, _, value = argument.partition("=")
-        # The name of a folder may contain "=".
-        if not value or Path(argument).exists():
-            paths.append(Path(argument))
-        elif key in options:
-            options[key] = value
-        else:
-            raise BadArguments(f"{argument}: the keys are {', '.join(options)}")
-    if not paths:
-        raise BadArguments("name the folder of a sweep or of a run (outputs/...)")
-    if not options["out"] and not paths[0].is_dir():
-        raise BadArguments(f"{paths[0]} does not exist")
-    return paths, {**options, "out": options["out"] or str(paths[0] / "report.html")}
 
 
 def report(paths: Sequence[Path], page: Path, *, baseline: str = "", num_judged: int = 1) -> bool:

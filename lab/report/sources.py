@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.report.run import Run, read_run
-from rl.runtime.folder import RunFolder
-from rl.runtime.start_record import read_overrides
+from lab.runs import runs_at
 from rl.runtime.sweep_folder import SweepFolder
 
 
@@ -27,27 +26,15 @@ def read_sources(paths: Sequence[Path], num_judged: int = 1) -> Sources:
     notes: list[str] = []
     texts = {"question": "", "command": ""}
     for path in paths:
-        sweep = SweepFolder(path)
+        sweep, found = SweepFolder(path), runs_at(path)
         if sweep.jobs.is_dir():
-            records = sweep.records()
-            if num_broken := len(list(sweep.jobs.glob("*.json"))) - len(records):
-                notes.append(f"{num_broken} files in {sweep.jobs} are no record of a job.")
-            found = [(job.folder, job.overrides, job.error) for job in records.values()]
+            if num_broken := len(list(sweep.jobs.glob("*.json"))) - len(found):
+                notes.append(f"{num_broken} files in {sweep.jobs} cannot be read.")
             texts = {key: text or sweep.read_info().get(key, "") for key, text in texts.items()}
-        else:
-            found = [(run.path, read_overrides(run), None) for run in _runs_at(path)]
-            if not found:
-                notes.append(f"{path} holds neither a sweep (jobs/) nor a run.")
-        for place, overrides, error in found:
-            folder = RunFolder(Path(place)) if place else None
-            key = folder.path.resolve() if folder else len(runs)
+        elif not found:
+            notes.append(f"{path} holds neither a sweep (jobs/) nor a run.")
+        for run in found:
+            key = run.folder.path.resolve() if run.folder else len(runs)
             if key not in runs:
-                runs[key] = read_run(folder, overrides, error, num_judged)
+                runs[key] = read_run(run.folder, run.overrides, run.error, num_judged)
     return Sources(list(runs.values()), notes=notes, **texts)
-
-
-def _runs_at(path: Path) -> list[RunFolder]:
-    """Return the run in a folder, else the runs right inside it."""
-    inside = sorted(path.iterdir()) if path.is_dir() else []
-    found = [RunFolder(one.absolute()) for one in (path, *inside) if RunFolder(one).is_run]
-    return found[:1] if RunFolder(path).is_run else found

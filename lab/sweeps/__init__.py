@@ -1,1 +1,1 @@
-"""Sweeps: resumable jobs, cores and GPUs for jobs that run at the same time, and their screen."""
+"""Sweeps: resumable jobs, cores and GPUs for parallel jobs, and their progress in lines."""

@@ -1,7 +1,7 @@
 """One job of a sweep: skip it if it is done, else start or resume its run, and record the result.
 
 the sweep's own process                      processes of a launcher, where there are any
-SweepStart: folder, jobs, slots, screen ---> run_job: record, slot, log, the run itself
+SweepStart: folder, jobs, slots, lines  ---> run_job: record, slot, log, the run itself
 
 A job is identified by its overrides, not by its number, so that a killed sweep finds its finished
 jobs again in another order, with more seeds, or with another launcher.

@@ -1,17 +1,26 @@
-"""The state of a sweep in words: at its start, before each job, and at its end."""
+"""The state of a sweep as lines of text: at its start, when a job's state changes, and at its end.
 
+A job of a sequence prints its line before its run starts. Parallel jobs write to their own logs, so
+a thread of the sweep's process prints their lines.
+"""
+
+import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
+from threading import Event, Thread
 
 from rl.runtime.folder import RunFolder
 from rl.runtime.sweep_folder import DONE, FAILED, RUNNING, WAITING, JobRecord, SweepFolder, labels
 from rl.runtime.text import relative_path
 from rl.terminal.panel import duration
 
-STATES = (DONE, RUNNING, WAITING, FAILED)
+_TICK_S = 0.5
+_COUNTS_EVERY_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -20,6 +29,7 @@ class Jobs:
 
     records: dict[int, JobRecord]
     started: float  # unix seconds at which the sweep was started last
+    num_slots: int = 1  # jobs that run at the same time
 
     @cached_property
     def labels(self) -> dict[int, str]:
@@ -39,13 +49,31 @@ class Jobs:
         return sum((record.ended or 0.0) < self.started for record in waiting)
 
     @property
-    def seconds_per_job(self) -> float | None:
-        """The mean time of the jobs that are done, None if there is none."""
+    def seconds_left(self) -> float | None:
+        """Estimate the remaining seconds; None until a job is done."""
         done = [record for record in self.records.values() if record.state == DONE]
         times = [
             record.ended - record.started for record in done if record.ended and record.started
         ]
-        return fmean(times) if times else None
+        left = self.num_to_come + self.counts[RUNNING]
+        return fmean(times) * left / self.num_slots if times else None
+
+    def progress(self) -> str:
+        """Return the counts and the remaining time: 2 done, 1 failed, about 3 m 10 s left."""
+        states = (DONE, RUNNING, WAITING, FAILED)
+        parts = [f"{self.counts[state]} {state}" for state in states if self.counts[state]]
+        left = self.seconds_left
+        return ", ".join(parts + ([f"about {duration(left)} left"] if left else []))
+
+    def line_of(self, number: int, log: Path | None = None) -> str:
+        """Return the state of one job and the progress of all; `log` is named if it has failed."""
+        record, position = self.records[number], list(self.records).index(number) + 1
+        line = f"{record.state} job {position} of {len(self.records)}: {self.labels[number]}"
+        if record.ended and record.state in (FAILED, WAITING):
+            line += f", {record.error}" + (f" ({relative_path(log)})" if log else "")
+        elif record.state == DONE and record.result is not None:
+            line += f", result {record.result:.3f}"
+        return f"{line}; {self.progress()}"
 
 
 def read_jobs(sweep: SweepFolder) -> Jobs:
@@ -53,7 +81,7 @@ def read_jobs(sweep: SweepFolder) -> Jobs:
     records, info = sweep.records(), sweep.read_info()
     numbers = info.get("jobs")
     kept = {n: record for n, record in records.items() if not numbers or n in numbers}
-    return Jobs(kept, info.get("started") or 0.0)
+    return Jobs(kept, info.get("started") or 0.0, len(info.get("slots") or [None]))
 
 
 def what_will_be_done(sweep: SweepFolder, command: str) -> str:
@@ -82,15 +110,39 @@ def at_once(slots: list[dict[str, list[str]]]) -> str:
 
 
 def announce(sweep: SweepFolder, number: int) -> None:
-    """Print which job starts, and how far the others are. For jobs that run one after another."""
-    jobs = read_jobs(sweep)
-    position = list(jobs.records).index(number) + 1
-    parts = [f"job {position} of {len(jobs.records)}: {jobs.labels[number]}"]
-    parts += [f"{jobs.counts[state]} {state}" for state in (DONE, FAILED) if jobs.counts[state]]
-    if each := jobs.seconds_per_job:
-        left = jobs.num_to_come + jobs.counts[RUNNING]
-        parts.append(f"about {duration(each * left)} left")
-    print("\n" + ", ".join(parts), flush=True)  # noqa: T201
+    """Print which job starts, and the progress of all. For jobs that run one after another."""
+    print(f"\n{read_jobs(sweep).line_of(number)}", flush=True)  # noqa: T201
+
+
+@contextmanager
+def printing_changes(sweep: SweepFolder) -> Iterator[None]:
+    """Print a line when a job's state changes, and the progress once a minute, during the block."""
+    end, states = Event(), {n: record.state for n, record in read_jobs(sweep).records.items()}
+    thread = Thread(target=_print_changes, args=(sweep, states, end), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
+
+
+def _print_changes(sweep: SweepFolder, states: dict[int, str], end: Event) -> None:
+    counted, is_over = time.monotonic(), False
+    with suppress(OSError):  # a closed terminal must not end the sweep
+        while not is_over:
+            is_over = end.wait(_TICK_S)  # the last changes are printed after the end
+            jobs = read_jobs(sweep)
+            lines = []
+            for number, record in jobs.records.items():
+                if record.state != states.get(number, WAITING):
+                    lines.append(jobs.line_of(number, sweep.log_of(number)))
+                states[number] = record.state
+            if time.monotonic() - counted >= _COUNTS_EVERY_S:
+                counted = time.monotonic()
+                lines.append(jobs.progress())
+            for line in lines:
+                print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)  # noqa: T201
 
 
 def what_is_left(sweep: SweepFolder, command: str) -> str:

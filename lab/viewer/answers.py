@@ -6,12 +6,10 @@ conversations and tokens when the user opens a rollout.
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import duckdb
-import pyarrow as pa
 import yaml
 
 from lab.viewer.index import RunIndex
@@ -24,12 +22,7 @@ COLUMNS = (
     *("step", "source", "group_id", "place", "env", "reward", "advantage", "length", "turns"),
     *("staleness", "push", "stop", "used", "error", "question"),
 )
-_SQL_COLUMNS = (*COLUMNS, "id", "example", "title", "text")
-_KINDS = {"reward": pa.float64(), "advantage": pa.float64(), "push": pa.float64()}
-_KINDS |= {"staleness": pa.int64()}  # columns that may have no value in any row
-_NO_FILES: dict[str, Any] = {
-    "enable_external_access": "false"
-}  # a condition must not read or write files
+_MEASURED = ("reward", "advantage", "push")  # columns of numbers that are not whole
 _MOST_BROKEN = 5  # lines that are named
 _DIGITS = 5  # after the decimal point: more than a histogram or a label shows
 
@@ -44,7 +37,7 @@ def table(index: RunIndex, start: int = 0, generation: int = 0) -> dict[str, Any
             "generation": index.generation,
             "start": start,
             "columns": {
-                name: [_rounded(x) for x in values] if name in _KINDS else values
+                name: [_rounded(x) for x in values] if name in _MEASURED else values
                 for name, values in _columns(index, rows, COLUMNS).items()
             },
             "titles": {str(row.question): row.title for row in rows},
@@ -68,7 +61,7 @@ def _rounded(value: float | None) -> float | None:
 def facts(index: RunIndex) -> dict[str, Any]:
     """Return the run's name, whether it is going on, and what could not be read."""
     going = is_locked(index.run_folder)
-    broken = sorted(index.broken, key=lambda line: (line.path, line.number))
+    broken = [line for path in sorted(index.broken) for line in index.broken[path]]
     problems = [
         f"{_short(line.path)} line {line.number} is not a rollout: {line.why}"
         for line in broken[:_MOST_BROKEN]
@@ -76,7 +69,7 @@ def facts(index: RunIndex) -> dict[str, Any]:
     if len(broken) > _MOST_BROKEN:
         problems.append(f"and {len(broken) - _MOST_BROKEN} more lines like that")
     if not going:  # a run that is going on may be writing the line
-        half = [file.path for file in index.files.values() if file.complete < file.size]
+        half = sorted(index.incomplete)
         problems += [f"{_short(path)} ends with an incomplete line" for path in half]
     if index.records_problem:
         problems.append(index.records_problem)
@@ -120,7 +113,7 @@ def tokens(index: RunIndex, number: int) -> dict[str, Any]:
     if row.source == "evaluation":
         return {"rows": [], "why": "evaluations are not trained on, so they have no token record"}
     options = _loss_options(index)
-    return tokens_of(index.run_folder, row.step, row.id, used=row.used, knobs=options)
+    return tokens_of(index.run_folder, row.step, row.id, used=row.used, options=options)
 
 
 def _loss_options(index: RunIndex) -> dict[str, Any]:
@@ -137,27 +130,10 @@ def search(index: RunIndex, text: str) -> list[int]:
     return [n for n, row in enumerate(index.rows) if text.lower() in row.text]
 
 
-def where(index: RunIndex, condition: str) -> list[int]:
-    """Return the numbers of the rollouts that meet an SQL condition over the table's columns.
-
-    Raises:
-        ValueError: it is not a condition.
-
-    """
-    with index.lock:
-        named = [name for name in _SQL_COLUMNS if name in condition]
-        columns = _columns(index, index.rows, named)
-        numbers = range(len(index.rows))
-    arrays = {name: pa.array(values, _KINDS.get(name)) for name, values in columns.items()}
-    try:
-        with duckdb.connect(":memory:", config=_NO_FILES) as db:
-            db.register("viewed", pa.table({"n": numbers, **arrays}))
-            found = db.execute(f"SELECT n FROM viewed WHERE ({condition}) ORDER BY n").fetchall()
-            return [n for (n,) in found]
-    except duckdb.Error as error:
-        known = ", ".join(c for c in COLUMNS if c != "question")
-        reason = str(error).splitlines()[0]
-        raise ValueError(
-            f"where={condition!r} is not a condition ({reason}): write it as SQL over {known}, "
-            'such as where="step = 120 AND reward > 0.5"'
-        ) from error
+def matching(index: RunIndex, wanted: Mapping[str, str]) -> list[int]:
+    """Return the numbers of the rollouts whose columns have these values, written as text."""
+    return [
+        n
+        for n, row in enumerate(index.rows)
+        if all(str(getattr(row, name)) == value for name, value in wanted.items())
+    ]

@@ -1,6 +1,6 @@
 """The command line of view.py: which runs to show, in the browser or as one file.
 
-python view.py outputs/run [outputs/other ...] [port=8000] [export=page.html [where="step=1"]]
+python view.py outputs/run [outputs/other ...] [step=1] [port=8000] [export=page.html]
 """
 
 import secrets
@@ -13,7 +13,8 @@ from urllib.parse import urlencode
 
 from rich.console import Console
 
-from lab.viewer.runs import NoRun, runs_in, runs_of
+from lab.runs import folders_and_options, runs_at
+from rl.runtime.folder import RunFolder
 
 if TYPE_CHECKING:
     from lab.viewer.index import RunIndex
@@ -24,14 +25,14 @@ Show what a run said, and what training did with every token:
     python view.py outputs/run                        in the browser, also while it trains
     python view.py outputs/one outputs/other          the same question in several runs
     python view.py outputs/sweeps/a-sweep             all of its runs
-    python view.py outputs/run where="step = 120"     only these rollouts
-    python view.py outputs/run export=page.html where="step = 120"    one file to mail
+    python view.py outputs/run step=120               only these rollouts
+    python view.py outputs/run step=120 export=page.html      one file to mail
 
-    port=8000    the port; without it a free one is chosen
-    where=...    SQL over step, source, env, reward, advantage, length, turns, staleness, push,
-                 stop, used, error: where="source = 'evaluation' AND reward < 0.5"
+    port=8000                the port; without it a free one is chosen
+    step=  source=  env=     a step or an evaluated version; training or evaluation; a name
 """
-KEYS = ("port", "export", "where")
+FILTERS = ("step", "source", "env")
+KEYS = ("port", "export", *FILTERS)
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Arguments:
     folders: list[Path]
     port: int  # 0: any
     export: Path | None
-    where: str | None
+    filters: dict[str, str]
 
 
 def parsed(words: Sequence[str]) -> Arguments:
@@ -51,24 +52,15 @@ def parsed(words: Sequence[str]) -> Arguments:
         ValueError: a word is wrong; the message is for the user.
 
     """
-    folders: list[Path] = []
-    options: dict[str, str] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if equals and name in KEYS:
-            options[name] = value
-        elif equals and not Path(word).exists():
-            known = ", ".join(f"{key}=" for key in KEYS)
-            raise ValueError(f"{word}: there is no {name}=, only {known}")
-        else:
-            folders.append(Path(word))
+    folders, options = folders_and_options(words, KEYS)
     port = options.get("port", "0")
     if not port.isdigit() or int(port) >= 2**16:
         raise ValueError(f"port={port} is not a port: give a number from 1024 to 65535")
     export = Path(options["export"]) if "export" in options else None
     if export is not None and not export.absolute().parent.is_dir():
         raise ValueError(f"export={export}: there is no folder {export.parent}")
-    return Arguments(folders, int(port), export, options.get("where"))
+    filters = {name: options[name] for name in FILTERS if name in options}
+    return Arguments(folders, int(port), export, filters)
 
 
 def main(words: Sequence[str]) -> int:
@@ -80,7 +72,7 @@ def main(words: Sequence[str]) -> int:
         return 0
     try:
         _view(parsed(words), console)
-    except (NoRun, ValueError) as error:
+    except ValueError as error:
         console.print(str(error), markup=False, style="red")
         return 2
     except KeyboardInterrupt:
@@ -89,7 +81,10 @@ def main(words: Sequence[str]) -> int:
 
 
 def _runs_here() -> str:
-    runs = runs_in(Path("outputs"))
+    folder = Path("outputs")
+    below = folder.iterdir() if folder.is_dir() else ()
+    runs = [path for path in below if RunFolder(path).is_run]
+    runs.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     if not runs:
         return "There are no runs in outputs/ yet: python train.py makes one."
     listed = [f"    python view.py {run}" for run in runs[:20]]
@@ -97,8 +92,22 @@ def _runs_here() -> str:
     return "\n".join(["Runs, the latest first:", "", *listed, *more])
 
 
+def _runs_of(folders: Sequence[Path]) -> dict[str, RunFolder]:
+    """Return the runs of all folders under unique names. ValueError if a folder has none."""
+    runs: dict[Path, RunFolder] = {}
+    for folder in folders:
+        found = [run.folder for run in runs_at(folder) if run.folder and run.folder.is_run]
+        if not found:
+            what = "holds no run" if folder.is_dir() else "does not exist"
+            raise ValueError(f"{folder} {what}: python view.py lists the runs in outputs/")
+        runs |= {run.path.resolve(): run for run in found}
+    names = [path.name for path in runs]
+    names = names if len(set(names)) == len(names) else [str(path) for path in runs]
+    return dict(zip(names, map(RunFolder, runs), strict=True))
+
+
 def _view(arguments: Arguments, console: Console) -> None:
-    runs = runs_of(arguments.folders)
+    runs = _runs_of(arguments.folders)
     from lab.viewer.index import RunIndex  # late, because it takes a second to import
 
     indexes = {name: RunIndex(run) for name, run in runs.items()}
@@ -110,22 +119,21 @@ def _view(arguments: Arguments, console: Console) -> None:
                 )
             )
     if arguments.export is not None:
-        _export(arguments.export, arguments.where, indexes, console)
+        _export(arguments.export, arguments.filters, indexes, console)
     else:
         _serve(indexes, arguments, console)
 
 
 def _export(
-    path: Path, where: str | None, indexes: "Mapping[str, RunIndex]", console: Console
+    path: Path, filters: dict[str, str], indexes: "Mapping[str, RunIndex]", console: Console
 ) -> None:
     from lab.viewer import answers
     from lab.viewer.export import Chosen, page
 
     chosen = [
-        Chosen(index, name, answers.where(index, where or "true"))
-        for name, index in indexes.items()
+        Chosen(index, name, answers.matching(index, filters)) for name, index in indexes.items()
     ]
-    note = f"where {where}" if where else ""
+    note = " ".join(f"{name}={value}" for name, value in filters.items())
     text = page([one for one in chosen if one.numbers] or chosen, note)
     try:
         path.write_text(text, encoding="utf-8")
@@ -137,15 +145,16 @@ def _export(
 def _serve(indexes: "Mapping[str, RunIndex]", arguments: Arguments, console: Console) -> None:
     import uvicorn
 
-    from lab.viewer import answers
     from lab.viewer.server import application
 
-    fragment = ""
-    if arguments.where is not None:
-        answers.where(next(iter(indexes.values())), arguments.where)  # raises if it is wrong
-        fragment = "#" + urlencode({"where": arguments.where})
+    fragment = f"#{urlencode(arguments.filters)}" if arguments.filters else ""
     key = secrets.token_urlsafe(12)
-    listener = loopback(arguments.port)
+    try:
+        # It listens at once, so that a browser that connects early waits for the server.
+        listener = socket.create_server(("127.0.0.1", arguments.port))
+    except OSError as error:
+        problem = f"port={arguments.port} is not available ({error.strerror}): choose another"
+        raise ValueError(problem) from error
     address = f"http://127.0.0.1:{listener.getsockname()[1]}/{key}/{fragment}"
     config = uvicorn.Config(
         application(list(indexes.values()), list(indexes), key),
@@ -157,17 +166,3 @@ def _serve(indexes: "Mapping[str, RunIndex]", arguments: Arguments, console: Con
     console.print(address, markup=False)
     console.print("Ctrl-C ends it. The page follows the run.", style="dim")
     uvicorn.Server(config).run(sockets=[listener])
-
-
-def loopback(port: int) -> socket.socket:
-    """Return a socket that listens on the loopback interface, 0 for any free port."""
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(("127.0.0.1", port))
-        listener.listen()  # now, so that a browser that connects at once waits for the server
-    except OSError as error:
-        listener.close()
-        problem = f"port={port} is not available ({error.strerror}): choose another"
-        raise ValueError(problem) from error
-    return listener

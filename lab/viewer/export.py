@@ -22,8 +22,7 @@ from rl.runtime.folder import RunFolder
 
 STATIC = Path(__file__).parent / "static"
 MOST_ROLLOUTS = 8000  # with all their tokens about 25 MB, which mail still accepts
-_IMPORT = re.compile(r'^import .*? from "\./(\w+)\.js";\n', re.MULTILINE)
-_EXPORT = re.compile(r"^export (?:async )?(?:const|class|function) (\w+)", re.MULTILINE)
+_MODULE = re.compile(r"^import .*\n|^export ", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -47,17 +46,17 @@ def page(chosen: Sequence[Chosen], note: str = "") -> str:
     numbers = [whole_groups(one.index, one.numbers) for one in chosen]
     total = sum(map(len, numbers))
     if not total:
-        raise ValueError("no rollout meets this condition, so there is nothing to export")
+        raise ValueError("no rollout passes the filters, so there is nothing to export")
     if total > MOST_ROLLOUTS:
         first = chosen[0].index.rows[0]
         raise ValueError(
             f"{total:,} rollouts are too many for one file (at most {MOST_ROLLOUTS:,}): choose "
-            f"some, such as where=\"source = '{first.source}' AND step = {first.step}\""
+            f"some, such as source={first.source} step={first.step}"
         )
     runs = [_run(one, which) for one, which in zip(chosen, numbers, strict=True)]
     content = msgspec.json.encode({"runs": runs, "note": note or f"{total:,} rollouts, exported"})
     packed = base64.b64encode(gzip.compress(content, mtime=0)).decode()
-    script = bundle("main")
+    script = _bundle()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = (
         f"default-src 'none'; script-src 'sha256-{digest}'; "
@@ -121,27 +120,7 @@ def _run(chosen: Chosen, numbers: list[int]) -> dict[str, Any]:
     }
 
 
-def bundle(name: str) -> str:
-    """Return a module and all modules that it imports as one script."""
-    parts: dict[str, str] = {}
-
-    def add(module: str) -> None:
-        if module not in parts:
-            text = (STATIC / f"{module}.js").read_text(encoding="utf-8")
-            for needed in _IMPORT.findall(text):
-                add(needed)
-            parts[module] = _enclosed(_IMPORT.sub("", text))
-
-    add(name)
-    return "\n".join(parts.values())
-
-
-def _enclosed(module: str) -> str:
-    """Return a module as a function scope from which only the exported names are visible."""
-    names = ", ".join(_EXPORT.findall(module))
-    inside = _EXPORT.sub(lambda match: match[0].removeprefix("export "), module)
-    return (
-        f"const {{ {names} }} = (() => {{\n{inside}return {{ {names} }};\n}})();"
-        if names
-        else inside
-    )
+def _bundle() -> str:
+    """Return all modules of the page as one script; no two may declare the same name."""
+    paths = sorted(STATIC.glob("*.js"), key=lambda path: (path.stem == "main", path.name))
+    return "\n".join(_MODULE.sub("", path.read_text(encoding="utf-8")) for path in paths)

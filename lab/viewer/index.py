@@ -2,17 +2,14 @@
 
     rollouts/*.jsonl  evaluations/*.jsonl  tokens/*.parquet  ->  RunIndex
 
-`refresh` reads only what is new: the complete lines that were added to a file. Rows are numbered
-from 0 and keep their number, so a page asks for the rows after the last one it has. If a file was
-rewritten (a resumed run repeats steps), everything is read again under another generation, and a
-page starts over.
+`refresh` reads only the files that have changed. Rows are numbered from 0 and keep their number, so
+a page asks for the rows after the last one it has. If a file was rewritten (a resumed run repeats
+steps), everything is read again under another generation, and a page starts over.
 """
 
 import threading
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,8 +17,6 @@ import pyarrow as pa
 from lab.viewer.pushes import pushes_of
 from lab.viewer.rollout_lines import BrokenLine, Row, SourceFile, rows_of
 from rl.runtime.folder import RunFolder, step_of
-
-_TAIL = 64  # bytes that distinguish a file that grew from a file that was rewritten
 
 
 class _Rewritten(Exception):
@@ -42,7 +37,8 @@ class RunIndex:
         self.generation += 1
         self.rows: list[Row] = []
         self.files: dict[Path, SourceFile] = {}
-        self.broken: list[BrokenLine] = []
+        self.broken: dict[Path, list[BrokenLine]] = {}
+        self.incomplete: set[Path] = set()  # files that end in half a line
         self.scales: dict[int, float | None] = {}  # by step: the |gradient| of a strong token
         self._pushes: dict[int, dict[str, float]] = {}  # by step and rollout
         self._records: dict[Path, int] = {}  # modification time of each file
@@ -66,35 +62,26 @@ class RunIndex:
         present = source_files(self.run_folder)
         if self.files.keys() - {file.path for file in present}:
             raise _Rewritten
-        changed = [file for file in present if not self._is_read(file)]
+        changed = [file for file in present if self.files.get(file.path) != file]
         total, read = sum(file.size for file in changed), 0
         for file in changed:
-            self._read_lines(file)
+            self._read(file)
             read += file.size
             if progress is not None:
                 progress(read, total)
 
-    def _is_read(self, file: SourceFile) -> bool:
-        known = self.files.get(file.path)
-        return known is not None and (known.modified, known.size) == (file.modified, file.size)
-
-    def _read_lines(self, file: SourceFile) -> None:
-        """Add the complete lines after those that were read before."""
-        content = file.path.read_bytes()
-        known = self.files.get(file.path, file)
-        start, tail = known.complete, known.tail
-        if content[start - len(tail) : start] != tail:
+    def _read(self, file: SourceFile) -> None:
+        """Add the rows after those that were read before."""
+        rows, broken, is_complete = rows_of(file)
+        before = (
+            [row for row in self.rows if row.path == file.path] if file.path in self.files else []
+        )
+        if rows[: len(before)] != before:
             raise _Rewritten
-        end = content.rfind(b"\n") + 1
-        lines = known.lines + content.count(b"\n", start, end)
-        tail = content[max(0, end - _TAIL) : end]
-        before = [row.group_id for row in self.rows if row.path == file.path] if start else []
-        for row in rows_of(content[start:end], known, Counter(before)):
-            if isinstance(row, BrokenLine):
-                self.broken.append(row)
-            else:
-                self.rows.append(row)
-        self.files[file.path] = replace(file, complete=end, lines=lines, tail=tail)
+        self.rows += rows[len(before) :]
+        self.broken[file.path] = broken
+        self.incomplete = (self.incomplete - {file.path}) | (set() if is_complete else {file.path})
+        self.files[file.path] = file
 
     def _refresh_records(self) -> None:
         """Add up what the ranks recorded of each rollout."""

@@ -1,12 +1,11 @@
 """Lines of rollout files as rows of the index.
 
-bytes of complete lines -> RolloutLine -> a row: numbers to filter by, text to search
+lines of a file -> RolloutLine -> a row: numbers to filter by, text to search
 """
 
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,22 +13,21 @@ from typing import Any, NamedTuple
 import msgspec
 import xxhash
 
+from envs.messages import opening_of, text_of
+
 _LONGEST_TITLE = 300  # characters of a question in the list
 _EXACT_BITS = 53  # a browser rounds larger integers
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file of rollouts, and how much of it the index has read."""
+    """A file of rollouts as it was at some time."""
 
     path: Path
     source: str  # training, evaluation
     step: int  # or version
     modified: int
     size: int
-    complete: int = 0  # bytes of the lines that were read
-    lines: int = 0
-    tail: bytes = b""  # the last bytes of those lines
 
 
 class Row(NamedTuple):
@@ -89,23 +87,21 @@ class BrokenLine:
     why: str
 
 
-def rows_of(content: bytes, file: SourceFile, places: Counter[int]) -> Iterator[Row | BrokenLine]:
-    """Yield a row for each line of `content`.
-
-    Args:
-        content: complete lines of the file, after those that were read before.
-        file: the file, as it was read before.
-        places: how many rollouts of each group the file had so far; this function adds to it.
-
-    """
-    offset = file.complete
-    for number, line in enumerate(content.splitlines(keepends=True), file.lines + 1):
+def rows_of(file: SourceFile) -> tuple[list[Row], list[BrokenLine], bool]:
+    """Return the rows of a file, its broken lines, and whether its last line is complete."""
+    content = file.path.read_bytes()
+    complete = content[: content.rfind(b"\n") + 1]
+    rows: list[Row] = []
+    broken: list[BrokenLine] = []
+    offset, places = 0, Counter[int]()  # rollouts of each group so far
+    for number, line in enumerate(complete.splitlines(keepends=True), 1):
         try:
-            yield _row(_decoded(line), file, offset, len(line), places)
+            rows.append(_row(_decoded(line), file, offset, len(line), places))
         except (ValueError, RecursionError) as error:
             if line.strip():
-                yield BrokenLine(file.path, number, str(error))
+                broken.append(BrokenLine(file.path, number, str(error)))
         offset += len(line)
+    return rows, broken, len(complete) == len(content)
 
 
 def _decoded(line: bytes) -> RolloutLine:
@@ -124,8 +120,8 @@ def without_surrogates(line: bytes) -> bytes:
 
 
 def _row(line: RolloutLine, file: SourceFile, start: int, size: int, places: Counter[int]) -> Row:
-    texts = [message_text(message) for message in line.messages]
-    opening = _opening(line.messages, texts)
+    texts = [text_of(message) for message in line.messages]
+    opening = opening_of(line.messages)
     group = line.group
     if group is None:  # an evaluation: two examples may ask the same question
         group = _question(line.env, [str(line.example), *opening])
@@ -159,21 +155,6 @@ def _row(line: RolloutLine, file: SourceFile, start: int, size: int, places: Cou
     )
 
 
-def _opening(messages: list[Any], texts: list[str]) -> list[str]:
-    """Return the texts before the first answer, without system messages.
-
-    A question stays the same under another system prompt.
-    """
-    opening = []
-    for message, text in zip(messages, texts, strict=True):
-        role = message.get("role") if isinstance(message, dict) else None
-        if role == "assistant":
-            break
-        if role != "system":
-            opening.append(text)
-    return opening
-
-
 def _question(env: str, opening: list[str]) -> int:
     """Return a number that is the same for the same question, in any step and any run."""
     digest = xxhash.xxh3_64_intdigest("\0".join([env, *opening]).encode("utf-8", "replace"))
@@ -183,25 +164,3 @@ def _question(env: str, opening: list[str]) -> int:
 def _title(opening: list[str]) -> str:
     text = " ".join(opening[-1].split()) if opening else ""
     return text if len(text) <= _LONGEST_TITLE else text[: _LONGEST_TITLE - 1] + "…"
-
-
-def message_text(message: Any) -> str:
-    """Return the text of a message of any shape: thoughts, content, and tool calls."""
-    if not isinstance(message, dict):
-        return _text(message)
-    content = message.get("content")
-    if len(message) == 2 and isinstance(content, str):  # fast path: most messages
-        return content
-    parts = [message.get("reasoning_content"), content]
-    calls = message.get("tool_calls")
-    for call in calls if isinstance(calls, list) else []:
-        function = call.get("function") if isinstance(call, dict) else call
-        if isinstance(function, dict):
-            parts += [function.get("name"), function.get("arguments")]
-        else:
-            parts.append(function)
-    return "\n".join(_text(part) for part in parts if part)
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,6 +1,6 @@
 """The page and its requests, on the loopback interface, behind a key in the address.
 
-    /<key>/  page    runs  table  rollouts  tokens  search  where  export    JSON, one file to mail
+    /<key>/  page    runs  table  rollouts  tokens  search  export    JSON, one file to mail
 
 Every user of this machine can reach the port, so every path begins with the key. The content
 security policy lets the page load nothing from elsewhere and run only its own modules.
@@ -13,23 +13,23 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lab.viewer import answers
 from lab.viewer.export import STATIC, Chosen, page
 from lab.viewer.index import RunIndex
 
 _HEADERS = {
-    b"content-security-policy": b"default-src 'none'; script-src 'self'; style-src 'self'; "
-    b"connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
-    b"frame-ancestors 'none'",
-    b"x-content-type-options": b"nosniff",
-    b"referrer-policy": b"no-referrer",
-    b"cache-control": b"no-store",
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
 }
 _WRONG_KEY = "This is not the address that view.py printed: its key is missing or wrong."
 
@@ -56,7 +56,6 @@ def application(indexes: Sequence[RunIndex], names: Sequence[str], key: str) -> 
         "rollouts": rollouts,
         "tokens": lambda index, query: answers.tokens(index, int(query["n"])),
         "search": lambda index, query: answers.search(index, query["q"]),
-        "where": lambda index, query: answers.where(index, query["q"]),
     }
 
     def answered(answer: Callable[[RunIndex, Any], Any]) -> Callable[[Request], Response]:
@@ -91,7 +90,8 @@ def application(indexes: Sequence[RunIndex], names: Sequence[str], key: str) -> 
     ]
     wrong = Route("/{path:path}", lambda _: PlainTextResponse(_WRONG_KEY, status_code=404))
     return Starlette(
-        routes=[Mount(f"/{key}", routes=routes), wrong], middleware=[Middleware(_WithHeaders)]
+        routes=[Mount(f"/{key}", routes=routes), wrong],
+        middleware=[Middleware(BaseHTTPMiddleware, dispatch=_with_headers)],
     )
 
 
@@ -99,16 +99,8 @@ def _json(answer: object) -> Response:
     return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
-class _WithHeaders:
-    """Adds _HEADERS to every response."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *_HEADERS.items()]
-            await send(message)
-
-        await self._app(scope, receive, with_headers)
+async def _with_headers(request: Request, answer: RequestResponseEndpoint) -> Response:
+    """Add _HEADERS to a response."""
+    response = await answer(request)
+    response.headers.update(_HEADERS)
+    return response

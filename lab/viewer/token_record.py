@@ -7,6 +7,7 @@ the other columns.
 """
 
 import math
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -27,17 +28,11 @@ REJECTED = "the rollout was rejected or dropped, so it was not trained on"
 
 
 def tokens_of(
-    run_folder: RunFolder, step: int, identity: str, *, used: bool, knobs: dict[str, Any]
+    run_folder: RunFolder, step: int, identity: str, *, used: bool, options: dict[str, Any]
 ) -> dict[str, Any]:
     """Return {rows, why} for JSON: `why` says what is missing, "" if nothing is.
 
-    Args:
-        run_folder: the run.
-        step: the rollout's step.
-        identity: the rollout's id.
-        used: whether it was trained on.
-        knobs: the numeric options of the loss, which a reason quotes.
-
+    `identity` is the rollout's id, and `options` are the numeric options of the loss.
     """
     if not identity or not run_folder.tokens_of(step, "rollouts").is_file():
         return {"rows": [], "why": NO_RECORD}
@@ -53,7 +48,7 @@ def tokens_of(
     elif not any(row.trained for row in recorded):
         why = NOT_TRAINED
     tokenizer, problem = _tokenizer(run_folder)
-    rows = [_row(row, tokenizer, used, knobs) for row in recorded]
+    rows = [_row(row, tokenizer, used, options) for row in recorded]
     return {"rows": rows, "why": "; ".join(filter(None, [why, problem]))}
 
 
@@ -61,7 +56,7 @@ def _row(
     recorded: RecordedRow,
     tokenizer: tokenizers.Tokenizer | None,
     used: bool,
-    knobs: dict[str, Any],
+    options: dict[str, Any],
 ) -> dict[str, Any]:
     """Return a row by column: one value per token, None where a column has no value."""
     given, trained = recorded.sampled, recorded.trained
@@ -74,19 +69,21 @@ def _row(
         limited = np.clip(change, -_MAX_LOG_RATIO, _MAX_LOG_RATIO)
         numbers |= {"ratio": np.exp(limited), "mismatch": before - given["mu"]}
 
+    added = tokenizer.get_added_tokens_decoder() if tokenizer else {}
+
     def reason(i: int) -> str | None:
         if not mask[i]:
             return None
         if not recorded.trained:
             return None if used else REJECTED
         flagged = [name for name, values in metrics.items() if values[i]]
-        return no_gradient({name: float(x[i]) for name, x in numbers.items()}, flagged, knobs)
+        return no_gradient({name: float(x[i]) for name, x in numbers.items()}, flagged, options)
 
     return {
         "row": recorded.row,
         "ids": ids,
         "pieces": pieces(tokenizer, ids),
-        "special": _special(tokenizer, ids),
+        "special": [number in added for number in ids],
         "mask": mask.tolist(),
         "turns": given["turns"].tolist(),
         "version": [v if v >= 0 else None for v in given["version"].tolist()],
@@ -105,14 +102,10 @@ def _listed(values: np.ndarray, mask: np.ndarray) -> list[float | None]:
     ]
 
 
-def no_gradient(token: dict[str, Any], flagged: list[str], knobs: dict[str, Any]) -> str | None:
+def no_gradient(token: dict[str, Any], flagged: list[str], options: dict[str, Any]) -> str | None:
     """Return why a token has no gradient; None if it has one or the record lacks it.
 
-    Args:
-        token: its numbers by name.
-        flagged: names of the loss's metrics that are not 0 for it.
-        knobs: the numeric options of the loss.
-
+    `flagged` are the loss's metrics that are not 0 for it; `options` are the loss's numbers.
     """
     grad = token.get("grad")
     if grad is None or not math.isfinite(grad) or grad != 0:
@@ -129,7 +122,7 @@ def no_gradient(token: dict[str, Any], flagged: list[str], knobs: dict[str, Any]
     clips = [name for name in flagged if "clip" in name or "mask" in name or "drop" in name]
     if clips and ratio is not None and advantage is not None:
         sign = ">" if advantage > 0 else "<"
-        bounds = ", ".join(f"{k}={v:g}" for k, v in knobs.items() if "clip" in k)
+        bounds = ", ".join(f"{k}={v:g}" for k, v in options.items() if "clip" in k)
         why = f"ratio {ratio:.2f} and A {sign} 0: clipped ({', '.join(clips)}"
         return f"{why}; loss: {bounds})" if bounds else f"{why})"
     return "the objective does not change with its probability"
@@ -150,21 +143,13 @@ def pieces(tokenizer: tokenizers.Tokenizer | None, ids: list[int]) -> list[str]:
     return shown
 
 
-def _special(tokenizer: tokenizers.Tokenizer | None, ids: list[int]) -> list[bool]:
-    if tokenizer is None:
-        return [False] * len(ids)
-    added = tokenizer.get_added_tokens_decoder()
-    return [number in added for number in ids]
-
-
 def _tokenizer(run_folder: RunFolder) -> tuple[tokenizers.Tokenizer | None, str]:
-    try:
+    """Return the tokenizer of a run, or why there is none."""
+    with suppress(OSError):  # the run has no model.txt
         path = run_folder.model() / "tokenizer.json"
-    except OSError:
-        path = run_folder.path / "model.txt"
-    if not path.is_file() or path.name != "tokenizer.json":
-        return None, f"ids instead of text, because the run's tokenizer is missing ({path})"
-    return _loaded(path), ""
+        if path.is_file():
+            return _loaded(path), ""
+    return None, "ids instead of text, because the run's tokenizer is missing"
 
 
 @lru_cache(maxsize=8)

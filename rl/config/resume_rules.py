@@ -5,9 +5,9 @@ half, the second half would be another experiment, so the resume is refused.
 """
 
 import os
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +33,14 @@ MAY_CHANGE = (
     "evaluation",
     "record",
     *("sampler.rollout_timeout", "sampler.max_concurrent", "sampler.max_retries"),
-    *("client.max_retries", "env.max_concurrent", "env.tool_timeout"),
+    *("env.sampling.*.rollout_timeout", "client.max_retries", "env.max_concurrent"),
+    *("env.tool_timeout", "env.envs.*.max_concurrent", "env.envs.*.tool_timeout"),
     *("reference.url", "reference.timeout", "reference.max_retries"),
+    *(f"reference.teachers.*.{key}" for key in ("url", "timeout", "max_retries")),
     *("max_calls", "num_rounds"),  # of a search for a prompt, as is `reflection`
     *(f"reflection.{key}" for key in ("base_url", "api_key_variable", "timeout", "max_retries")),
 )
 LEARNED = ("trainer.max_grad_norm",)  # although `trainer` may change
-# The same holds for each teacher, and for each environment of a mixture.
-_ONE_OF_SEVERAL = re.compile(r"^(reference)\.teachers\.[^.]+|^(env)\.envs\.[^.]+")
 
 
 def run_folder_problems(config: Config) -> Iterator[str]:
@@ -112,8 +112,7 @@ def changes(config: Config, saved: Path) -> Iterator[str]:
 
 
 def _may_change(key: str) -> bool:
-    key = re.sub(r"^env\.sampling\.[^.]+", "sampler", _ONE_OF_SEVERAL.sub(r"\1\2", key))
-    return key not in LEARNED and any(f"{key}.".startswith(f"{free}.") for free in MAY_CHANGE)
+    return key not in LEARNED and any(fnmatchcase(f"{key}.", f"{free}.*") for free in MAY_CHANGE)
 
 
 def _place(value: Any) -> Any:

@@ -60,13 +60,14 @@ def check_length(local: Path, max_seq_len: int, group: str) -> None:
         raise ValueError(problem)
 
 
-def local_folder(path: str, revision: str | None, group: str) -> Path:
+def local_folder(path: str, revision: str | None, group: str, *, config_only: bool = False) -> Path:
     """Return the local folder of a model, downloaded from the hub if necessary.
 
     Args:
         path: a local folder, or a name on the hub.
         revision: on the hub; None for the newest.
         group: the config group that names the model, for errors.
+        config_only: download only config.json, and check no file.
 
     Raises:
         ValueError: there is no such model, or files are missing.
@@ -75,19 +76,25 @@ def local_folder(path: str, revision: str | None, group: str) -> Path:
     local = Path(path).expanduser()
     is_hub_name = HUB_NAME.fullmatch(path) and path[0] not in ".~"
     if not local.exists() and is_hub_name:
-        local = _download(path, revision, group)
-    _check(local, path, group)
+        local = _download(path, revision, group, ["config.json"] if config_only else ALLOW)
+    if not local.is_dir():
+        raise ValueError(
+            f"{group}.path={path}: no such folder; give a folder with config.json, "
+            "tokenizer.json and *.safetensors, or a name on the hub (organisation/model)"
+        )
+    if not config_only:
+        _check(local)
     return local.absolute()
 
 
-def _download(path: str, revision: str | None, group: str) -> Path:
+def _download(path: str, revision: str | None, group: str, patterns: list[str]) -> Path:
     name = path if revision is None else f"{path} at revision {revision}"
     out_of_reach = hub_problem()
     try:
         snapshot = snapshot_download(
             path,
             revision=revision,
-            allow_patterns=ALLOW,
+            allow_patterns=patterns,
             ignore_patterns=IGNORE,
             local_files_only=out_of_reach is not None,
         )
@@ -110,12 +117,7 @@ def _download(path: str, revision: str | None, group: str) -> Path:
     return Path(str(snapshot))
 
 
-def _check(folder: Path, path: str, group: str) -> None:
-    if not folder.is_dir():
-        raise ValueError(
-            f"{group}.path={path}: no such folder; give a folder with config.json, "
-            "tokenizer.json and *.safetensors, or a name on the hub (organisation/model)"
-        )
+def _check(folder: Path) -> None:
     for name, remedy in (
         ("config.json", "save the model there with save_pretrained(folder)"),
         ("tokenizer.json", "save the tokenizer there, in its fast form, likewise"),

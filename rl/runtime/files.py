@@ -53,6 +53,37 @@ def json_line(record: dict[str, Any]) -> str:
         return json.dumps(plain(record)) + "\n"
 
 
+def append_line(path: Path, record: dict[str, Any]) -> dict[str, Any]:
+    """Append a record to a file of JSON lines; return the record as a reader will see it."""
+    line = json_line(record)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(line)
+    return json.loads(line)
+
+
+class LineTail:
+    """Reads the complete lines of a file as it grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0  # bytes read so far, always the end of a line
+
+    def read(self) -> list[bytes]:
+        """Return the complete lines since the last call; all lines if the file has shrunk."""
+        try:
+            with self._path.open("rb") as file:
+                if os.fstat(file.fileno()).st_size < self._offset:
+                    self._offset = 0
+                file.seek(self._offset)
+                content = file.read()
+        except FileNotFoundError:
+            return []
+        # The last line may be incomplete: the next call reads it.
+        complete = content[: content.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        return complete.splitlines()
+
+
 def plain(value: Any, depth: int = 0) -> Any:
     """Return the value as JSON can represent it.
 

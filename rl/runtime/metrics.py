@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from rl.runtime.files import LineTail
 from rl.runtime.folder import RunFolder
 
 _ROW = msgspec.json.Decoder(dict[str, int | float | None])
@@ -69,23 +70,11 @@ class MetricsTail:
     """Reads metrics.jsonl as it grows."""
 
     def __init__(self, run_folder: RunFolder) -> None:
-        self._path = run_folder.metrics
-        self._offset = 0  # bytes read so far, always the end of a line
+        self._tail = LineTail(run_folder.metrics)
 
     def read(self) -> list[Row]:
-        """Return the complete lines since the last call; all lines if the file has shrunk."""
-        try:
-            with self._path.open("rb") as file:
-                if os.fstat(file.fileno()).st_size < self._offset:
-                    self._offset = 0
-                file.seek(self._offset)
-                content = file.read()
-        except FileNotFoundError:
-            return []
-        # The last line may be incomplete: the next call reads it.
-        complete = content[: content.rfind(b"\n") + 1]
-        self._offset += len(complete)
-        return [row for line in complete.splitlines() if (row := _parsed(line)) is not None]
+        """Return the readable lines since the last call."""
+        return [row for line in self._tail.read() if (row := _parsed(line)) is not None]
 
 
 def read_metrics(run_folder: RunFolder) -> list[Row]:

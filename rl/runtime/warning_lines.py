@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from rl.runtime.files import LineTail
 from rl.runtime.folder import RunFolder
 from rl.runtime.text import strip_escapes
 
@@ -53,15 +54,13 @@ class WarningTail:
 
     def __init__(self, run_folder: RunFolder) -> None:
         self._run_folder = run_folder
-        self._num_read: dict[str, int] = {}
+        self._tails: dict[str, LineTail] = {}  # by process
 
     def read(self) -> list[str]:
         """Return the complete lines since the last call, as `process: warning`."""
         new = []
         for path in sorted(self._run_folder.warnings.glob("*.log")):
-            with suppress(OSError):
-                lines = path.read_text(errors="replace").split("\n")[:-1]
-                start = self._num_read.get(path.stem, 0)
-                new += [f"{path.stem}: {strip_escapes(line)}" for line in lines[start:]]
-                self._num_read[path.stem] = len(lines)
+            tail = self._tails.setdefault(path.stem, LineTail(path))
+            lines = [line.decode(errors="replace") for line in tail.read()]
+            new += [f"{path.stem}: {strip_escapes(line)}" for line in lines]
         return new

@@ -88,9 +88,7 @@ def supervise(
     construct(run, CONSTRUCTED)  # a constructor may refuse values that its signature allows
     is_complete = run_folder.num_saved_steps() >= run.max_steps and training_is_done(run_folder)
     if run.resume and is_complete:
-        say(f"already at max_steps={run.max_steps} of {run_folder}: raise max_steps to go on")
-        say(final_summary(run_folder))
-        return _mean_reward(run_folder)
+        return _repeated_result(run, run_folder)
     lock = locked(run_folder, undone_by=ConfigError)
     dry_call = DryCall([run.plain()], [names])
     with stopped_by_signals() as stop, lock, Reaper() as reaper, dry_call:
@@ -121,6 +119,16 @@ def supervise(
             say(resume_advice(run_folder))
             raise
         return _result(run, run_folder, stop, limit)
+
+
+def _repeated_result(run: Run, run_folder: RunFolder) -> float | None:
+    """Print the summary of a run that was complete before this start, and return its result."""
+    # A start that was killed after the last step has not deleted its sockets and keys.
+    with locked(run_folder):
+        run_folder.private.clear()
+    say(f"already at max_steps={run.max_steps} of {run_folder}: raise max_steps to go on")
+    say(final_summary(run_folder))
+    return _mean_reward(run_folder)
 
 
 def _result(run: Run, run_folder: RunFolder, stop: StopRequest, limit: TimeLimit) -> float | None:

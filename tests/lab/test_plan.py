@@ -36,7 +36,9 @@ def test_a_plan_that_does_not_fit_is_refused(tmp_path):
 def test_a_model_without_sizes_is_refused_with_a_remedy(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     overrides = [f"output_dir={tmp_path}", "run_name=r", "model=hf", "model.path=nobody/nothing"]
-    with pytest.raises(ConfigError, match=r"sizes of nobody/nothing .*model\.path=<local folder>"):
+    with pytest.raises(
+        ConfigError, match=r"cannot get nobody/nothing .*model\.path=<local folder>"
+    ):
         show_plan(composed(*overrides), {})
 
 

@@ -21,20 +21,15 @@ class PromptedEndpoint(Answers):
 
     Attributes:
         proposals: answers of the teacher in order; the last one is repeated.
-        hold_at: number of the policy's request, from 1, that blocks all answers; 0: none.
 
     """
 
     proposals: Sequence[str] = ("```\nWrite the word backwards.\n```",)
-    hold_at: int = 0
     key: str = ""  # the required key; "": none
-    port: int = 0  # 0: a free port
     url: str = ""
     policy_asked: list[tuple[str, str]] = field(default_factory=list)  # system prompt, word
     teacher_asked: list[str] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
-    held: threading.Event = field(default_factory=threading.Event)
-    released: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -55,10 +50,6 @@ class PromptedEndpoint(Answers):
                 return self.proposals[index]
             system, word = messages.get("system", ""), messages["user"].removeprefix("reverse: ")
             self.policy_asked.append((system, word))
-            is_held = self.hold_at and len(self.policy_asked) >= self.hold_at
-        if is_held:
-            self.held.set()
-            self.released.wait(60)
         obeys = "backwards" in system and (len(word) <= SHORT or "short" not in system)
         return word[::-1] if obeys else word
 
@@ -66,10 +57,7 @@ class PromptedEndpoint(Answers):
     def listening(self) -> Iterator["PromptedEndpoint"]:
         """Listen on the loopback interface while the block lasts."""
         with self.serving(self.port) as self.url:
-            try:
-                yield self
-            finally:
-                self.released.set()
+            yield self
 
     def overrides(self, **more: object) -> list[str]:
         """Return overrides of optimize_prompt.py that use it as policy and teacher."""

@@ -20,7 +20,6 @@ async function servedData() {
     rollouts: (run, numbers) => json(`rollouts?run=${run}&n=${numbers.join(",")}`),
     tokens: (run, number) => json(`tokens?run=${run}&n=${number}`),
     search: (run, text) => json(`search?run=${run}&q=${encodeURIComponent(text)}`),
-    where: (run, condition) => json(`where?run=${run}&q=${encodeURIComponent(condition)}`),
     exported: async (chosen) =>
       (await ask("export", { method: "POST", body: JSON.stringify(chosen) })).blob(),
   };
@@ -41,7 +40,6 @@ function embeddedData(content) {
     table: async (run) => content.runs[run].table,
     rollouts: async (run, numbers) => numbers.map((n) => content.runs[run].rollouts[n]),
     tokens: async (run, number) => content.runs[run].tokens[number],
-    where: async (run) => content.runs[run].rollouts.keys(), // the export contains only rollouts that meet it
     search: async (run, wanted) =>
       [...content.runs[run].rollouts.keys()].filter((n) =>
         text(run, n).includes(wanted.toLowerCase()),

@@ -5,7 +5,7 @@ import { h, number, svg } from "./dom.js";
 import { brushed } from "./brush.js";
 import { setRange, state } from "./state.js";
 
-const HEIGHT = 34;
+const BAR_HEIGHT = 34;
 
 export function histogram(name, label, hint) {
   const picture = svg("svg", { class: "bars", preserveAspectRatio: "none" });
@@ -50,8 +50,8 @@ export function histogram(name, label, hint) {
     const count = bins.all.length;
     const most = Math.max(...bins.all, 1);
     // The square root keeps a bar of few rollouts visible beside a bar of thousands.
-    const height = (value) => (value ? Math.max(1.5, HEIGHT * Math.sqrt(value / most)) : 0);
-    picture.setAttribute("viewBox", `0 0 ${count} ${HEIGHT}`);
+    const height = (value) => (value ? Math.max(1.5, BAR_HEIGHT * Math.sqrt(value / most)) : 0);
+    picture.setAttribute("viewBox", `0 0 ${count} ${BAR_HEIGHT}`);
     const wide = Math.min(0.84, 0.1 + count / 10); // narrower bars if there are few
     for (let i = 0; i < count; i++) {
       const start = bins.low + i * bins.width;
@@ -60,7 +60,7 @@ export function histogram(name, label, hint) {
         svg("rect", {
           x: i + (1 - wide) / 2,
           width: wide,
-          y: HEIGHT - height(value),
+          y: BAR_HEIGHT - height(value),
           height: height(value),
           class: kind,
         });
@@ -69,12 +69,12 @@ export function histogram(name, label, hint) {
     }
     low.textContent = number(bins.low, 2);
     high.textContent = bins.high === bins.low ? "" : number(bins.high, 2);
-    chosen.textContent = range ? shown(range) : "";
+    chosen.textContent = range ? rangeText(range) : "";
   }
 
   return { element, update };
 }
 
-function shown([low, high]) {
+function rangeText([low, high]) {
   return low === high ? number(low, 2) : `${number(low, 2)} – ${number(high, 2)}`;
 }

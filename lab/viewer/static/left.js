@@ -146,12 +146,8 @@ export function left({ open, search }) {
     const clear = filters
       ? h("button", { class: "clear-all", onclick: clearAll }, `end ${plural(filters, "filter")}`)
       : null;
-    const condition = state.where
-      ? h("code", { title: "the condition of the command line" }, state.where)
-      : null;
     count.replaceChildren(
       h("span", {}, plural(questions.size(), "question")),
-      ...(condition ? [condition] : []),
       ...(clear ? [clear] : []),
     );
     const nothing = questions.size() === 0;
@@ -176,13 +172,13 @@ export function left({ open, search }) {
   function numFilters() {
     return (
       Object.keys(state.ranges).length +
-      ["q", "env", "stop", "used", "where"].filter((name) => state[name]).length
+      ["q", "env", "stop", "used"].filter((name) => state[name]).length
     );
   }
 
   function clearAll() {
     box.value = "";
-    set({ ranges: {}, q: "", env: "", stop: "", used: "", where: "" });
+    set({ ranges: {}, q: "", env: "", stop: "", used: "" });
   }
 
   return { element, update, step: steps.step, list: questions, focusSearch: () => box.select() };

@@ -155,11 +155,10 @@ async function drawMiddle() {
   middle.show(line, answer, table, row);
 }
 
-// Ask the server which rollouts contain the searched text or meet the condition.
+// Ask the server which rollouts contain the searched text.
 async function ask() {
   const table = tables[run()];
   table.found = state.q ? new Set(await data.search(run(), state.q)) : null;
-  table.met = state.where ? new Set(await data.where(run(), state.where)) : null;
 }
 
 // Choose if the address does not: training rollouts if there are any, and the first rollout that
@@ -167,11 +166,6 @@ async function ask() {
 function choose() {
   const table = tables[run()];
   const sources = new Set(table.columns.source ?? []);
-  if (!state.source && table.met?.size) {
-    // Math.min(...values) fails for long runs: a function takes about 10^5 arguments at most.
-    const first = [...table.met].reduce((a, b) => Math.min(a, b));
-    state.source = table.columns.source[first];
-  }
   if (!state.source)
     state.source = sources.has("training") || !sources.size ? "training" : "evaluation";
   if (!state.open && table.size) {
@@ -210,10 +204,10 @@ async function changed(names) {
     await load(run());
   }
   if (!state.open) choose();
-  if (["run", "q", "where"].some((name) => names.includes(name))) await ask();
+  if (["run", "q"].some((name) => names.includes(name))) await ask();
   if (
     names.some((name) =>
-      ["run", "q", "source", "ranges", "env", "stop", "used", "where"].includes(name),
+      ["run", "q", "source", "ranges", "env", "stop", "used"].includes(name),
     )
   ) {
     drawTop();
@@ -236,7 +230,7 @@ async function poll() {
     document.body.classList.remove("lost");
     if (!news) return drawTop();
     if (!row) choose();
-    if (state.q || state.where) await ask();
+    if (state.q) await ask();
     drawTop();
     drawLeft();
     await Promise.all([drawMiddle(), row ? null : beside.show(run(), opened())]);

@@ -10,7 +10,7 @@ export const SECTIONS = {
   versions(tables, run, row) {
     const table = tables[run];
     const { source } = table.groups[table.groupOf[row]];
-    const groups = asked(table, table.columns.question[row]).filter(
+    const groups = groupsOf(table, table.columns.question[row]).filter(
       (group) => group.source === source,
     );
     if (groups.length < 2) {
@@ -31,7 +31,7 @@ export const SECTIONS = {
     const sections = [];
     tables.forEach((other, i) => {
       const groups = other.facts
-        ? asked(other, table.columns.question[row]).filter((g) => g.source === here.source)
+        ? groupsOf(other, table.columns.question[row]).filter((g) => g.source === here.source)
         : [];
       if (!groups.length) return;
       const nearest = groups.reduce((a, b) =>
@@ -51,7 +51,7 @@ export const SECTIONS = {
   },
 };
 
-function asked(table, question) {
+function groupsOf(table, question) {
   const groups = table.groups.filter((group) => table.columns.question[group.start] === question);
   return groups.sort((a, b) => a.step - b.step);
 }

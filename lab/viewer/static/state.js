@@ -14,7 +14,6 @@ const DEFAULTS = {
   env: "",
   stop: "",
   used: "",
-  where: "",
 };
 const ranges = new Set(["step", "reward", "advantage", "length", "turns", "staleness", "push"]);
 const listeners = new Set();

@@ -6,7 +6,7 @@
 export const RANGES = ["step", "reward", "advantage", "length", "turns", "staleness", "push"];
 const CHOICES = ["env", "stop", "used"];
 const BITS = Object.fromEntries(
-  [...RANGES, ...CHOICES, "q", "where", "source"].map((name, i) => [name, 1 << i]),
+  [...RANGES, ...CHOICES, "q", "source"].map((name, i) => [name, 1 << i]),
 );
 const MAX_BINS = 24;
 
@@ -25,7 +25,6 @@ export class Table {
     this.titles = {};
     this.fails = new Uint32Array(0);
     this.found = null; // rows that the text search found
-    this.met = null; // rows that meet the condition of the command line
   }
 
   // Return the first row to request. The record of a step is written after its rollouts, so rows of
@@ -210,7 +209,6 @@ function passes(table, state, name) {
   const column = table.columns[name];
   if (name === "source") return (row) => column[row] === state.source;
   if (name === "q") return table.found ? (row) => table.found.has(row) : null;
-  if (name === "where") return table.met ? (row) => table.met.has(row) : null;
   if (name === "used") return state.used ? (row) => String(column[row]) === state.used : null;
   if (CHOICES.includes(name)) {
     const chosen = state[name] ? new Set(state[name].split(",")) : null;

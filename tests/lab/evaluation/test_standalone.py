@@ -15,12 +15,13 @@ from envs.episode import Example, StopReason
 from envs.messages import assistant, tool_call, user
 from lab.evaluation.served import as_run_failures
 from lab.evaluation.standalone import write_files
-from lab.evaluation.table import Progress, report
+from lab.evaluation.table import report
 from rl.config.schema import ConfigError
 from rl.evaluation.summary import Played, summarise
 from rl.records import Rollout
 from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
+from rl.terminal.progress import Progress
 
 
 def rollout(reward: float | None, *messages, **known) -> Rollout:
@@ -111,9 +112,9 @@ def test_a_mixture_has_a_column_each_and_nothing_is_called_nan():
 @pytest.mark.parametrize("size", [1, 7, 40])
 def test_progress_is_at_most_ten_lines_in_a_log_file(size):
     console = Console(file=StringIO(), width=100)
-    with Progress(console, size, 2) as progress:
+    with Progress(console, 2 * size, "rollouts") as progress:
         for _ in range(size):
-            progress.add(played(rollout(1.0), rollout(0.0)))
+            progress.advance(2, "mean reward 0.500")
     lines = console.file.getvalue().strip().splitlines()
     assert 1 <= len(lines) <= 10
     assert lines[-1] == f"{2 * size} of {2 * size} rollouts, mean reward 0.500"

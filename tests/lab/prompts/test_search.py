@@ -44,7 +44,7 @@ def test_a_prompt_is_better_by_what_both_it_and_its_parent_scored(before, after,
 
 def test_a_rollout_that_cannot_be_told_ends_the_search():
     teacher, settings = SimpleNamespace(failure=None), SimpleNamespace(state_columns=[])
-    search = Search(settings, None, teacher, None, None, Path())
+    search = Search(settings, None, teacher, None, Path())
     messages = [{"role": "assistant", "tool_calls": ["no call"]}]
     attempt = Attempt(EXAMPLE, 0, {"reward": 1.0, "messages": messages, "stop_reason": "stop"})
     batch = EvaluationBatch(outputs=[attempt], scores=[1.0], trajectories=[attempt])

@@ -44,7 +44,7 @@ def test_a_finished_job_is_skipped_and_a_failed_one_resumes_its_run(app):
     assert status == 1, output
     assert what_ran(app) == FRESH
     assert [record.state for record in records(app)] == ["done", "failed"] * 2
-    assert "job 2 of 4: rate=0.5 seed=1, 1 done" in output
+    assert "running job 2 of 4: rate=0.5 seed=1; 1 done" in output
     assert "2 of 4 jobs are not done (2 failed); to resume them:\n" in output
     before = [record.folder for record in records(app)]
     last = max(record.ended for record in records(app))
@@ -137,7 +137,7 @@ def test_one_folder_has_one_sweep_at_a_time(app):
         first.communicate()
 
 
-def test_parallel_jobs_have_their_own_cores_and_one_screen(app):
+def test_parallel_jobs_have_their_own_cores_and_print_their_ends(app):
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         pytest.skip("one core")
@@ -147,7 +147,7 @@ def test_parallel_jobs_have_their_own_cores_and_one_screen(app):
     shares = {"".join(map(str, cores[:half])), "".join(map(str, cores[half : 2 * half]))}
     assert {line.partition(" on ")[2] for line in app.calls()} == shares
     assert f"; 2 at once, each on {half} core" in output
-    assert output.count(" done    rate=") == output.count(" failed  rate=") == 2
+    assert output.count(" done job ") == output.count(" failed job ") == 2
     assert "printed by a job" not in output
     folder = SweepFolder(app.folder / "outputs" / "x")
     # The program's command, not the launcher's, because it resumes a single run.

@@ -12,12 +12,12 @@ from rl.runtime.files import json_line
 from rl.runtime.folder import RunFolder
 from rl.runtime.lock import locked
 from rl.runtime.token_files import Lines, write_lines
-from tests.support.viewed_run import Viewed
+from tests.support.viewed_run import copy_run
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    return Viewed().write(tmp_path / "run")
+    return copy_run(tmp_path / "run")
 
 
 def indexed(run: Path) -> RunIndex:
@@ -44,12 +44,12 @@ def test_staleness_counts_from_the_oldest_token_and_a_push_adds_up_gradients(run
     index = indexed(run)
     columns = answers.table(index)["columns"]
     assert {(s, k) for s, k in zip(columns["step"], columns["staleness"], strict=True)} >= {(2, 1)}
-    (n,) = answers.where(index, "id = '000004.1'")  # a fork: its rows lie on both ranks
+    (n,) = answers.matching(index, {"id": "000004.1"})  # a fork: its rows lie on both ranks
     rows = answers.tokens(index, n)["rows"]
     grads = [abs(x) for row in rows for x in row["grad"] if x is not None]
     assert len(rows) == len(answers.rollouts(index, [n])[0]["messages"]) // 2
     assert columns["push"][n] == pytest.approx(sum(grads), abs=2e-5)
-    (rejected, *_) = answers.where(index, "NOT used")
+    (rejected, *_) = answers.matching(index, {"used": "False"})
     assert columns["push"][rejected] is None
 
 
@@ -71,21 +71,6 @@ def test_new_lines_are_added_and_an_incomplete_line_is_read_later(run: Path):
     assert after["generation"] == before["generation"]
     assert after["start"] + len(after["columns"]["step"]) == size + 1
     assert after["columns"]["place"][-1] == 4  # it joins the group that was there
-
-
-def test_a_token_record_may_be_written_after_its_rollouts(tmp_path: Path):
-    run = Viewed(evaluations=()).write(tmp_path / "run")
-    aside = {path: path.read_bytes() for path in (run / "tokens").glob("step_000002.trainer*")}
-    for path in aside:
-        path.unlink()
-    index = indexed(run)
-    before = answers.table(index)
-    assert before["columns"]["push"][-12:] == [None] * 12
-    for path, content in aside.items():
-        path.write_bytes(content)
-    index.refresh()
-    after = answers.table(index, 24, before["generation"])
-    assert None not in after["columns"]["push"]
 
 
 def test_a_rewritten_step_is_read_again_under_another_generation(run: Path):
@@ -130,7 +115,9 @@ def test_a_broken_line_is_reported_and_the_others_are_read(run: Path):
 
 
 def test_an_incomplete_line_is_a_problem_only_when_the_run_has_ended(tmp_path: Path, monkeypatch):
-    run = Viewed(going=True).write(tmp_path / "run")
+    run = copy_run(tmp_path / "run")
+    with (run / "rollouts" / "step_000002.jsonl").open("a") as file:
+        file.write('{"group": 99, "example": 1, "env": "wi')
 
     def sleep(_: float) -> None:
         raise AssertionError("a page asks every second, and waits for the answer")
@@ -166,7 +153,7 @@ def test_messages_of_any_shape_are_read(tmp_path: Path):
 
 
 def test_a_question_is_the_same_in_every_version_and_run_whatever_the_system_says(tmp_path: Path):
-    runs = [Viewed(seed=seed).write(tmp_path / str(seed)) for seed in range(2)]
+    runs = [copy_run(tmp_path / name) for name in ("a", "b")]
     path = runs[1] / "evaluations" / "version_000002.jsonl"
     path.write_text(path.read_text().replace("Be brief.", "Take your time."))
     asked = [
@@ -181,23 +168,12 @@ def test_a_question_is_the_same_in_every_version_and_run_whatever_the_system_say
     assert len(asked[0]) == 4
 
 
-def test_reading_a_run_writes_nothing(run: Path):
-    def listing() -> dict[Path, tuple[int, int]]:
-        return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in run.rglob("*")}
-
-    before = listing()
-    index = indexed(run)
-    answers.table(index)
-    answers.tokens(index, 0)
-    assert listing() == before
-
-
 def test_a_broken_token_record_is_reported_and_the_rollouts_are_read(run: Path):
     (run / "tokens" / "step_000001.trainer.rank0.parquet").write_bytes(b"PAR1 no more")
     index = indexed(run)
     (problem,) = answers.table(index)["problems"]
     assert problem.startswith("the token record cannot be read: ")
-    (n, *_) = answers.where(index, "step = 1 AND used")
+    (n, *_) = answers.matching(index, {"step": "1", "used": "True"})
     assert "step 1 cannot be read" in answers.tokens(index, n)["why"]
 
 
@@ -215,7 +191,7 @@ def test_examples_that_ask_the_same_are_groups_of_their_own_in_an_evaluation(tmp
 
 
 def test_a_step_that_trained_on_nothing_is_not_a_broken_record(tmp_path: Path):
-    run = RunFolder(Viewed(steps=1, evaluations=()).write(tmp_path / "run"))
+    run = RunFolder(copy_run(tmp_path / "run", steps=1, evaluated=False))
     for path in run.tokens.glob("step_000000.trainer*"):
         write_lines(path, Lines([], [], [], {}))
     index = indexed(run.path)
@@ -223,22 +199,3 @@ def test_a_step_that_trained_on_nothing_is_not_a_broken_record(tmp_path: Path):
     assert table["problems"] == []
     assert table["columns"]["push"] == [None] * 12
     assert answers.tokens(index, 0)["why"] == NOT_TRAINED
-
-
-@pytest.mark.parametrize(
-    "condition",
-    [
-        "rewrd > 1",
-        "true); COPY (SELECT 1) TO '{file}'; SELECT n FROM viewed WHERE (true",
-        "true); DELETE FROM viewed; SELECT n FROM viewed WHERE (true",
-        "(SELECT count(*) FROM read_text('{run}/config.yaml')) > 0",
-    ],
-)
-def test_a_condition_that_is_wrong_or_does_more_is_refused(condition, run: Path, tmp_path: Path):
-    index = indexed(run)
-    file = tmp_path / "written.csv"
-    refusal = "is not a condition .* write it as SQL over step, .* reward, advantage"
-    with pytest.raises(ValueError, match=refusal):
-        answers.where(index, condition.format(file=file, run=run))
-    assert not file.exists()
-    assert len(answers.where(index, "step = 1 AND stop != ';'")) == 12

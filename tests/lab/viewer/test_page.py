@@ -1,8 +1,7 @@
-"""The page in a real browser: what a person does, and what they then see."""
+"""The viewer's page in a real browser."""
 
 import gzip
 import json
-import os
 import re
 import shutil
 import socket
@@ -12,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import uvicorn
 
@@ -20,7 +20,7 @@ from lab.viewer.index import RunIndex
 from lab.viewer.server import application
 from rl.runtime.folder import RunFolder
 from rl.runtime.lock import locked
-from tests.support.viewed_run import HOSTILE, Viewed
+from tests.support.viewed_run import HOSTILE, add_step, copy_run
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the viewer's page needs playwright")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or ""
@@ -40,7 +40,7 @@ def browser() -> Iterator:
 
 @contextmanager
 def serving(*runs: Path) -> Iterator[str]:
-    """The address at which these runs are viewed."""
+    """Yield the address of a server of these runs."""
     indexes = [RunIndex(RunFolder(run)) for run in runs]
     for index in indexes:
         index.refresh()
@@ -59,8 +59,7 @@ def serving(*runs: Path) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("viewed")
-    sizes = {"first": Viewed(), "second": Viewed(seed=1), "bare": Viewed(record=False, seed=2)}
-    return [viewed.write(folder / name) for name, viewed in sizes.items()]
+    return [copy_run(folder / name, record=name != "bare") for name in ("first", "second", "bare")]
 
 
 @pytest.fixture(scope="module")
@@ -71,17 +70,17 @@ def address(runs: list[Path]) -> Iterator[str]:
 
 @contextmanager
 def looking(browser, address: str, **options) -> Iterator:
-    """The page at an address, which must not have complained at the end."""
+    """Yield the page at an address; it must report no error."""
     page = browser.new_page(viewport={"width": 1440, "height": 900}, **options)
     page.set_default_timeout(DEADLINE)
-    complaints: list[str] = []
-    page.on("console", lambda m: complaints.append(m.text) if m.type == "error" else None)
-    page.on("pageerror", lambda error: complaints.append(str(error)))
+    errors: list[str] = []
+    page.on("console", lambda m: errors.append(m.text) if m.type == "error" else None)
+    page.on("pageerror", lambda error: errors.append(str(error)))
     try:
         page.goto(address)
         page.wait_for_selector("body.ready")
         yield page
-        assert complaints == []
+        assert errors == []
     finally:
         page.close()
 
@@ -94,7 +93,7 @@ def opened(page) -> str:
     return re.search("open=([^&]+)", page.url)[1]
 
 
-def test_a_number_keeps_its_size_however_few_digits_it_is_shown_with(browser, address):
+def test_a_number_is_rounded_to_its_digits_but_never_to_zero(browser, address):
     shown = {
         (100.4, 2): "100", (120.4, 3): "120", (1234.5, 3): "1,235", (10.0, 3): "10",
         (10.5, 3): "10.5", (0.25, 2): "0.25", (0.104, 2): "0.1", (99.996, 2): "100",
@@ -110,84 +109,64 @@ def test_a_number_keeps_its_size_however_few_digits_it_is_shown_with(browser, ad
     assert dict(zip(shown, texts, strict=True)) == shown
 
 
-def test_on_a_phone_the_parts_stand_below_each_other_and_nothing_is_cut(browser, address):
-    with looking(browser, address) as page:
-        page.set_viewport_size({"width": 420, "height": 860})
-        parts = [page.locator(f"#{name}") for name in ("left", "middle", "right")]
-        left, middle, right = (part.bounding_box() for part in parts)
-        assert left["width"] == middle["width"] == right["width"] == 420
-        assert left["y"] < middle["y"] < right["y"]
-        edges = [b.bounding_box() for b in page.locator("#middle .segments button").all()]
-        assert max(edge["x"] + edge["width"] for edge in edges) <= 420
+def test_the_columns_are_stacked_on_a_phone_and_dark_where_the_user_wants_it(browser, address):
+    shades = {}
+    for scheme in ("light", "dark"):
+        with looking(browser, address, color_scheme=scheme) as page:
+            shades[scheme] = page.evaluate(
+                "['backgroundColor', 'color'].map(name => getComputedStyle(document.body)[name])"
+                ".map(text => text.match(/\\d+/g).slice(0, 3).reduce((a, b) => a + Number(b), 0))"
+            )
+            page.set_viewport_size({"width": 420, "height": 860})
+            columns = [page.locator(f"#{name}") for name in ("left", "middle", "right")]
+            left, middle, right = (column.bounding_box() for column in columns)
+            assert left["width"] == middle["width"] == right["width"] == 420
+            assert left["y"] < middle["y"] < right["y"]
+    assert shades["light"][0] > 700 > 200 > shades["light"][1]
+    assert shades["dark"][1] > 600 > 100 > shades["dark"][0]
 
 
-def test_filters_narrow_the_list_say_how_many_and_end(browser, address):
+def test_filters_narrow_the_list_and_can_be_cleared(browser, address):
+    with looking(browser, f"{address}#source=evaluation&step=2") as page:
+        expect(questions(page)).to_have_count(4)
+        page.click(".clear-all")
+        expect(questions(page)).to_have_count(8)
     with looking(browser, address) as page:
         count = page.locator(".find > .count")
         expect(count).to_have_text("9 questions")
         page.click("[data-choice='used=false']")
         expect(count).to_contain_text("1 question")
-        expect(questions(page)).to_have_count(1)
         expect(questions(page).locator(".dot.unused")).to_have_count(4)
         page.click(".clear-all")
-        expect(questions(page)).to_have_count(9)
-        # Half a histogram, pulled over.
+        # Drag over a part of the histogram.
         box = page.locator("[data-name=reward] svg").bounding_box()
         page.mouse.move(box["x"] + box["width"] * 0.8, box["y"] + 10)
         page.mouse.down()
         page.mouse.move(box["x"] + box["width"] - 1, box["y"] + 10, steps=3)
         page.mouse.up()
         assert "reward=1" in page.url
-        faint = questions(page).locator(".dot.faint")
-        assert faint.count() + questions(page).locator(".dot:not(.faint)").count() > faint.count()
+        assert questions(page).locator(".dot.faint").count() > 0
         page.dblclick("[data-name=reward] svg")
         expect(questions(page)).to_have_count(9)
-        page.fill("#search", "CAPITAL of nowhere")
-        expect(page.locator(".find .empty")).to_have_text("No rollout passes this filter.")
-
-
-def test_a_condition_of_the_command_line_is_a_filter_that_can_be_ended(browser, address):
-    condition = "source%3D'evaluation' AND example%3D3"
-    with looking(browser, f"{address}#where={condition}") as page:
-        expect(page.locator("[data-source=evaluation]")).to_have_class("on")
-        expect(questions(page)).to_have_count(2)
-        expect(page.locator(".find > .count code")).to_have_text(
-            "source='evaluation' AND example=3"
-        )
-        page.click(".clear-all")
-        expect(questions(page)).to_have_count(8)
-
-
-def test_steps_are_chosen_on_the_curve_and_by_brackets(browser, address):
-    with looking(browser, address) as page:
         page.keyboard.press("]")
         expect(page.locator(".curve b")).to_contain_text("step 0 · ")
         page.keyboard.press("]")
-        expect(questions(page).first.locator(".place")).to_contain_text("step 1")
         expect(questions(page)).to_have_count(3)
-        page.keyboard.press("[")
-        expect(questions(page).first.locator(".place")).to_contain_text("step 0")
         box = page.locator(".curve svg").bounding_box()
         page.mouse.click(box["x"] + box["width"] - 4, box["y"] + 20)
         expect(page.locator(".curve b")).to_contain_text("step 2 · ")
         page.click(".curve .clear")
-        expect(questions(page)).to_have_count(9)
+        page.fill("#search", "CAPITAL of nowhere")
+        expect(page.locator(".find .empty")).to_have_text("No rollout passes this filter.")
 
 
-def test_keys_go_through_rollouts_and_questions_and_the_address_brings_one_back(browser, address):
+def test_keys_open_rollouts_and_questions_and_an_address_opens_one_again(browser, address):
     with looking(browser, address) as page:
         expect(page.locator(".question.open")).to_have_count(1)
-        assert "open" not in page.url
-        page.keyboard.press("j")
-        page.keyboard.press("j")
-        assert opened(page) == "training.0.0.2"
-        page.keyboard.press("k")
-        assert opened(page) == "training.0.0.1"
-        page.keyboard.press("J")
-        assert opened(page) == "training.0.1.0"
+        for key, expected in (("j", ".0.1"), ("j", ".0.2"), ("k", ".0.1"), ("J", ".1.0")):
+            page.keyboard.press(key)
+            assert opened(page) == f"training.0{expected}"
         page.keyboard.press("K")
-        assert opened(page) == "training.0.0.0"
-        page.keyboard.press("6")
         page.keyboard.press("?")
         expect(page.locator("#help")).to_contain_text("next, previous question")
         page.keyboard.press("Escape")
@@ -203,29 +182,34 @@ def test_keys_go_through_rollouts_and_questions_and_the_address_brings_one_back(
         assert opened(page) == "training.0.1.0"
 
 
-def test_a_conversation_has_its_turns_calls_thoughts_and_rewards(browser, address):
-    with looking(browser, f"{address}#open=training.0.1.1") as page:
-        expect(page.locator(".message .role")).to_have_text(
-            ["system", "user", "turn 1", "tool", "turn 2"]
-        )
-        expect(page.locator(".thinking")).to_contain_text("I should look up")
-        call = page.locator("details.call")
-        expect(call.locator("summary")).to_contain_text("search(query=")
-        expect(call).not_to_have_attribute("open", "")
-        page.keyboard.press("f")
-        expect(page.locator("details[open]")).to_have_count(0)
-        page.keyboard.press("f")
-        expect(page.locator(".body details[open]")).to_have_count(3)
-        expect(page.locator(".message.assistant .earned")).to_have_text(["found +1", "found 0"])
-
-
 def coloured(page) -> int:
     return page.locator(".body .token").evaluate_all(
         "all => all.filter(one => one.style.background || one.matches('.hatched')).length"
     )
 
 
-def test_every_colour_colours_tokens_and_says_what_it_means(browser, address):
+def test_a_conversation_shows_its_turns_calls_thoughts_forks_and_special_tokens(browser, address):
+    with looking(browser, f"{address}#open=training.0.1.1") as page:
+        expect(page.locator(".message .role")).to_have_text(
+            ["system", "user", "turn 1", "tool", "turn 2"]
+        )
+        expect(page.locator(".thinking")).to_contain_text("I should look up")
+        expect(page.locator("details.call summary")).to_contain_text("search(query=")
+        page.keyboard.press("f")
+        expect(page.locator("details[open]")).to_have_count(0)
+        page.keyboard.press("f")
+        expect(page.locator(".body details[open]")).to_have_count(3)
+        expect(page.locator(".message.assistant .earned")).to_have_text(["found +1", "found 0"])
+        page.keyboard.press("t")
+        expect(page.locator(".rawrow h4")).to_contain_text(
+            ["row 0 · ", "a fork: the prompt did not extend"]
+        )
+        expect(page.locator(".token.special").first).to_have_text("<|im_start|>")
+        page.locator(".token.given").first.hover()
+        expect(page.locator("#card")).to_contain_text("given, not sampled: no gradient")
+
+
+def test_every_colour_colours_tokens_and_names_its_meaning(browser, address):
     with looking(browser, f"{address}#open=training.1.4.1&step=1") as page:
         expect(page.locator(".message")).to_have_count(5)
         assert coloured(page) == 0
@@ -240,46 +224,34 @@ def test_every_colour_colours_tokens_and_says_what_it_means(browser, address):
             page.keyboard.press(key)
             expect(page.locator(".legend")).to_contain_text(meaning)
             assert coloured(page) > 30, key
-        assert page.locator(".token.hatched").count() > 0
         page.locator(".token.hatched").first.hover()
         card = page.locator("#card")
         expect(card).to_contain_text("No gradient: ratio")
         expect(card).to_contain_text("clipped (clip_fraction")
-        expect(card).to_contain_text("log μ")
         page.locator(".token:not(.hatched)").first.hover()
         expect(card).to_contain_text(re.compile("Training made it (more|less) probable"))
         page.keyboard.press("0")
         expect(page.locator(".token")).to_have_count(0)
 
 
-def test_raw_tokens_show_rows_special_tokens_and_forks(browser, address):
-    with looking(browser, f"{address}#open=training.0.1.1") as page:
-        page.keyboard.press("t")
-        expect(page.locator(".rawrow h4")).to_contain_text(
-            ["row 0 · ", "a fork: the prompt did not extend"]
-        )
-        expect(page.locator(".token.special").first).to_have_text("<|im_start|>")
-        page.locator(".token.given").first.hover()
-        expect(page.locator("#card")).to_contain_text("given, not sampled: no gradient")
-
-
-def test_a_sampled_record_is_marked_and_opened_first(browser, tmp_path):
-    run = Viewed(steps=2, unrecorded=(0, 2)).write(tmp_path / "sampled")
-    with serving(run) as address, looking(browser, address) as page:
+def test_rollouts_without_a_token_record_are_labelled_and_keep_the_advantage(
+    browser, address, tmp_path
+):
+    sampled = copy_run(tmp_path / "sampled", steps=2)
+    for path in (sampled / "tokens").iterdir():  # as record=sample: one group of each step
+        table = pq.read_table(path)
+        recorded = [identity[:6] in ("000001", "000004") for identity in table["id"].to_pylist()]
+        pq.write_table(table.filter(recorded), path)
+    with serving(sampled) as at, looking(browser, at) as page:
         expect(questions(page).locator(".place")).to_have_text(
             ["step 0", "tokens · step 0", "step 0", "step 1", "tokens · step 1", "step 1"]
         )
         expect(page.locator("#list .question.open .place")).to_have_text("tokens · step 0")
         page.keyboard.press("3")
-        expect(page.locator(".legend")).to_contain_text("how uncertain the policy was")
-        assert coloured(page) > 0
         page.keyboard.press("K")
         expect(page.locator(".legend")).to_contain_text(
             "questions marked “tokens” on the left have a record"
         )
-
-
-def test_without_a_token_record_colours_say_so_and_advantage_still_tints(browser, address):
     with looking(browser, f"{address}#run=bare&open=training.1.3.0") as page:
         page.keyboard.press("2")
         expect(page.locator(".legend")).to_have_text(
@@ -287,85 +259,77 @@ def test_without_a_token_record_colours_say_so_and_advantage_still_tints(browser
         )
         page.keyboard.press("1")
         expect(page.locator(".legend")).to_contain_text("better or worse than its group")
-        page.keyboard.press("t")
-        expect(page.locator(".legend")).to_contain_text("no tokens to show")
         expect(page.locator("[data-name=push]")).to_contain_text("no data")
 
 
-def test_the_group_stands_beside_and_is_read_from_where_it_parts(browser, address):
+def test_a_rollout_is_compared_with_its_group_other_versions_and_other_runs(browser, address):
     with looking(browser, f"{address}#open=training.0.1.1") as page:
         right = page.locator("#right")
-        expect(right.locator("h3")).to_contain_text("of 4")
         assert right.locator(".answer .dot").count() == 4
         expect(right.locator(".answer").first).to_have_class("answer open")
         other = right.locator(".answer:not(.open)").first
         expect(other.locator(".shared")).to_be_attached()
         other.locator(".dot").first.click()
         page.wait_for_function("!location.hash.includes('training.0.1.1')")
-        expect(right.locator(".answer.open .dot.open")).to_have_count(1)
-
-
-def test_the_same_question_over_versions_and_in_other_runs(browser, address):
-    with looking(browser, address) as page:
         page.keyboard.press("v")
         page.click("[data-source=evaluation]")
-        expect(page.locator("#right h3 > span:first-child")).to_have_text(
-            ["version 0", "version 2"]
-        )
-        page.keyboard.press("r")
         names = page.locator("#right h3 > span:first-child")
+        expect(names).to_have_text(["version 0", "version 2"])
+        page.keyboard.press("r")
         expect(names).to_have_text(["first · version 0", "second · version 0", "bare · version 0"])
         page.locator("#right section:nth-of-type(2) .answer").first.click()
         page.wait_for_function("location.hash.includes('run=second')")
         expect(names.first).to_have_text("second · version 0")
 
 
-def test_text_that_looks_like_markup_is_text(browser, address):
+def test_markup_is_shown_as_text_and_a_rollout_that_cannot_be_read_is_reported(browser, address):
     with looking(browser, f"{address}#open=training.0.1.0") as page:
         expect(page.locator(".message.assistant .text").last).to_have_text(HOSTILE)
-        page.keyboard.press("6")
         page.keyboard.press("t")
         assert page.evaluate("window.broken") is None
         assert page.locator("main img, main script").count() == 0
+    page = browser.new_page()
+    page.set_default_timeout(DEADLINE)
+    try:
+        page.route("**/tokens?*", lambda route: route.fulfill(status=400, body="it is gone"))
+        page.goto(address)
+        expect(page.locator(".toast")).to_contain_text("it is gone")
+        page.unroute("**/tokens?*")
+        page.wait_for_selector("body.ready")
+        page.keyboard.press("j")
+        expect(page.locator("#middle .body")).to_contain_text("turn 1")
+    finally:
+        page.close()
 
 
 def test_a_run_that_goes_on_grows_without_a_jump(browser, tmp_path):
-    viewed = Viewed(steps=4, groups=8)
-    run = viewed.write(tmp_path / "live")
-    with locked(RunFolder(run)), serving(run) as address, looking(browser, address) as page:
-        expect(page.locator(".status")).to_have_text("training")
-        page.locator("#list").evaluate("list => list.scrollTop = 700")
-        expect(questions(page).first).to_be_visible()
-        before = page.locator("#list").evaluate("list => list.scrollTop")
-        seen = questions(page).nth(10).inner_text()
-        half = run / "rollouts" / "step_000005.jsonl"
-        half.write_text('{"group": 77, "env": "wi')
-        viewed.write_step(run, 4)
-        expect(page.locator(".find > .count")).to_have_text("40 questions")
-        assert page.locator("#list").evaluate("list => list.scrollTop") == before
-        assert questions(page).nth(10).inner_text() == seen
-        viewed.write_step(run, 5, num_ranks=0)  # half becomes whole; no rank has written yet
-        expect(page.locator(".find > .count")).to_have_text("48 questions")
-        page.evaluate("location.hash = 'source=training&step=5&push=0..9'")
-        expect(questions(page)).to_have_count(0)
-        viewed.write_step(run, 5)
-        expect(questions(page)).not_to_have_count(0)
-
-
-def test_a_run_without_rollouts_says_what_it_waits_for(browser, tmp_path):
-    run = tmp_path / "new"
+    run = tmp_path / "live"
     (run / "rollouts").mkdir(parents=True)
     with locked(RunFolder(run)), serving(run) as address, looking(browser, address) as page:
+        expect(page.locator(".status")).to_have_text("training")
         expect(page.locator(".find .empty")).to_contain_text("No rollouts yet")
-        Viewed(steps=1, groups=1, evaluations=()).write(run)
-        expect(questions(page)).to_have_count(1)
-        expect(page.locator(".score strong")).to_be_visible()
-        page.keyboard.press("v")
-        expect(page.locator("#right")).to_contain_text("was asked once in this run")
-        page.keyboard.press("r")
-        expect(page.locator("#right")).to_contain_text("Only one run is open")
+        copy_run(run, evaluated=False)
+        for step in range(3, 10):
+            add_step(run, step)
+        expect(page.locator(".find > .count")).to_have_text("30 questions")
         page.click("[data-source=evaluation]")
         expect(page.locator(".find .empty")).to_contain_text("This run was not evaluated")
+        page.click("[data-source=training]")
+        page.locator("#list").evaluate("list => list.scrollTop = 700")
+        expect(questions(page).first.locator(".place")).not_to_contain_text("step 0")
+        before = page.locator("#list").evaluate("list => list.scrollTop")
+        seen = questions(page).nth(10).inner_text()
+        (run / "rollouts" / "step_000010.jsonl").write_text('{"group": 77, "env": "wi')
+        add_step(run, 11)
+        expect(page.locator(".find > .count")).to_have_text("33 questions")
+        assert page.locator("#list").evaluate("list => list.scrollTop") == before
+        assert questions(page).nth(10).inner_text() == seen
+        add_step(run, 10, is_trained=False)  # the incomplete line is replaced
+        expect(page.locator(".find > .count")).to_have_text("36 questions")
+        page.evaluate("location.hash = 'source=training&step=10&push=0..9'")
+        expect(questions(page)).to_have_count(0)
+        add_step(run, 10)
+        expect(questions(page)).not_to_have_count(0)
 
 
 def test_a_question_that_is_asked_again_later_can_be_opened(browser, runs, tmp_path):
@@ -380,41 +344,14 @@ def test_a_question_that_is_asked_again_later_can_be_opened(browser, runs, tmp_p
         expect(page.locator("#middle")).not_to_contain_text("no longer exists")
 
 
-def test_a_rollout_that_cannot_be_read_is_said_and_the_next_one_opens(browser, address):
-    page = browser.new_page()
-    page.set_default_timeout(DEADLINE)
-    try:
-        page.route("**/tokens?*", lambda route: route.fulfill(status=400, body="it is gone"))
-        page.goto(address)
-        expect(page.locator(".toast")).to_contain_text("it is gone")
-        page.unroute("**/tokens?*")
-        page.wait_for_selector("body.ready")
-        page.keyboard.press("j")
-        expect(page.locator("#middle .body")).to_contain_text("turn 1")
-        page.keyboard.press("k")
-        expect(page.locator("#middle .head")).to_contain_text("1 of 4")
-    finally:
-        page.close()
-
-
-def test_it_is_dark_where_the_person_wants_it_dark(browser, address):
-    shades = {}
-    for scheme in ("light", "dark"):
-        with looking(browser, address, color_scheme=scheme) as page:
-            shades[scheme] = page.evaluate(
-                "['backgroundColor', 'color'].map(name => getComputedStyle(document.body)[name])"
-                ".map(text => text.match(/\\d+/g).slice(0, 3).reduce((a, b) => a + Number(b), 0))"
-            )
-    assert shades["light"][0] > 700 > 200 > shades["light"][1]
-    assert shades["dark"][1] > 600 > 100 > shades["dark"][0]
-
-
-def test_an_export_opens_from_disk_with_everything_in_it(browser, runs, tmp_path, capsys):
+def test_an_export_opens_from_disk_and_a_key_exports_what_passes_the_filters(
+    browser, address, runs, tmp_path, capsys
+):
     path = tmp_path / "page.html"
-    assert main([str(runs[0]), str(runs[1]), f"export={path}", "where=step < 2"]) == 0
+    assert main([str(runs[0]), str(runs[1]), f"export={path}", "env=wiki-search"]) == 0
     with looking(browser, f"file://{path}#open=training.1.4.1", color_scheme="dark") as page:
-        expect(page.locator(".status")).to_have_text("where step < 2")
-        expect(questions(page)).to_have_count(6)
+        expect(page.locator(".status")).to_have_text("env=wiki-search")
+        expect(questions(page)).to_have_count(9)
         page.keyboard.press("6")
         assert coloured(page) > 30
         page.fill("#search", "no such words")
@@ -427,16 +364,11 @@ def test_an_export_opens_from_disk_with_everything_in_it(browser, runs, tmp_path
         expect(page.locator("#right h3 > span:first-child")).to_have_text(
             ["first · version 0", "second · version 0"]
         )
-
-
-def test_what_passes_the_filters_is_exported_by_a_key(browser, address, tmp_path):
     with looking(browser, f"{address}#step=1") as page:
         with page.expect_download() as download:
             page.keyboard.press("e")
-        path = tmp_path / "first.html"
         download.value.save_as(path)
         expect(page.locator(".toast")).to_have_text("12 rollouts are in first.html.")
     packed = re.search(r'id="embedded">([^<]+)<', path.read_text())[1]
     content = json.loads(gzip.decompress(b64decode(packed)))
     assert set(content["runs"][0]["table"]["columns"]["step"]) == {1}
-    assert os.path.getsize(path) < 1_000_000

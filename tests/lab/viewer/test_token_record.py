@@ -9,7 +9,7 @@ import tokenizers
 
 from lab.viewer.token_record import NO_RECORD, NOT_TRAINED, REJECTED, no_gradient, pieces, tokens_of
 from rl.runtime.folder import RunFolder
-from tests.support.viewed_run import TOKENIZER, Viewed
+from tests.support.viewed_run import TOKENIZER, copy_run
 
 TOKEN = {"grad": 0.0, "advantage": 0.5, "ratio": 1.3125, "weight": 0.1, "correction": 1.0}
 PPO = {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 3.0, "epsilon": 1e-8}
@@ -17,11 +17,11 @@ PPO = {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 3.0, "epsilon": 1e-8}
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    return RunFolder(Viewed(evaluations=()).write(tmp_path_factory.mktemp("token") / "run"))
+    return RunFolder(copy_run(tmp_path_factory.mktemp("token") / "run"))
 
 
 def read(run: RunFolder, identity: str, step: int = 0, *, used: bool = True):
-    return tokens_of(run, step, identity, used=used, knobs={"clip_low": 0.2})
+    return tokens_of(run, step, identity, used=used, options={"clip_low": 0.2})
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_numbers_stand_at_the_tokens_that_were_sampled_and_nowhere_else(run: Run
 def test_with_old_logprobs_the_ratio_is_to_them_and_the_mismatch_is_theirs(
     run: RunFolder, tmp_path: Path
 ):
-    moved = RunFolder(Viewed(steps=1, evaluations=()).write(tmp_path / "run"))
+    moved = RunFolder(copy_run(tmp_path / "run", steps=1))
     for path in (tmp_path / "run" / "tokens").glob("*.trainer.rank*"):
         table = pq.read_table(path)
         old = [[x - 0.5 for x in line] for line in table["pi"].to_pylist()]
@@ -108,7 +108,7 @@ def test_what_is_missing_is_said(run: RunFolder, tmp_path: Path):
     assert read(run, "000000.0", step=77) == {"rows": [], "why": NO_RECORD}
     assert read(run, "") == {"rows": [], "why": NO_RECORD}
     assert read(run, "000099.0")["why"].startswith("this group is not in the token record")
-    moved = RunFolder(Viewed(steps=1, evaluations=()).write(tmp_path / "run"))
+    moved = RunFolder(copy_run(tmp_path / "run", steps=1))
     for path in (tmp_path / "run" / "tokens").glob("*.trainer.rank*"):
         path.unlink()
     (tmp_path / "run" / "model.txt").write_text("/nowhere\n\n")
@@ -118,7 +118,7 @@ def test_what_is_missing_is_said(run: RunFolder, tmp_path: Path):
 
 
 def test_a_record_that_does_not_fit_its_tokens_is_said_and_not_shown(tmp_path: Path):
-    run = RunFolder(Viewed(steps=1, evaluations=()).write(tmp_path / "run"))
+    run = RunFolder(copy_run(tmp_path / "run", steps=1))
     for path in (tmp_path / "run" / "tokens").glob("*.trainer.rank*"):
         table = pq.read_table(path)
         shorter = table.set_column(2, "pi", [[line[1:] for line in table["pi"].to_pylist()]])

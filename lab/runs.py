@@ -1,0 +1,59 @@
+"""Find the runs that a folder contains, and the folders and options on a command line."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rl.runtime.folder import RunFolder
+from rl.runtime.start_record import read_overrides
+from rl.runtime.sweep_folder import JobRecord, SweepFolder
+
+
+@dataclass(frozen=True)
+class FoundRun:
+    """A run, or a job of a sweep."""
+
+    folder: RunFolder | None  # None: a job that was never started
+    overrides: list[str]
+    error: str | None = None  # of a job
+
+
+def runs_at(path: Path) -> list[FoundRun]:
+    """Return the jobs of a sweep, else the run in a folder, else the runs directly below it."""
+    sweep = SweepFolder(path)
+    if sweep.jobs.is_dir():
+        jobs = sweep.records().values()
+        return [
+            FoundRun(_folder_of(job), list(map(str, job.overrides)), job.error)
+            for job in jobs
+            if isinstance(job.overrides, list)
+        ]
+    below = sorted(path.iterdir()) if path.is_dir() else []
+    folders = [path] if RunFolder(path).is_run else [p for p in below if RunFolder(p).is_run]
+    runs = [RunFolder(folder.absolute()) for folder in folders]
+    return [FoundRun(run, read_overrides(run)) for run in runs]
+
+
+def _folder_of(job: JobRecord) -> RunFolder | None:
+    return RunFolder(Path(str(job.folder))) if job.folder else None
+
+
+def folders_and_options(
+    words: Sequence[str], keys: Collection[str]
+) -> tuple[list[Path], dict[str, str]]:
+    """Return the folders and the key=value options of a command line.
+
+    Raises:
+        ValueError: a word is an option with another key; the message is for the user.
+
+    """
+    folders, options = [], {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or Path(word).exists():  # the name of a folder may contain "="
+            folders.append(Path(word))
+        elif key in keys:
+            options[key] = value
+        else:
+            raise ValueError(f"{word}: the keys are {', '.join(keys)}")
+    return folders, options

@@ -1,0 +1,56 @@
+"""The progress of a number of equal things: a bar on a terminal, ten lines in a log file."""
+
+import time
+
+from rich.console import Console, RenderableType
+
+from rl.terminal.display import Display
+from rl.terminal.panel import heading, times
+
+_LINES = 10  # of progress in a log file
+
+
+class Progress(Display):
+    """Shows how many of `total` things are done, and a text about them, while its block runs."""
+
+    def __init__(self, console: Console, total: int, things: str, *, done: int = 0) -> None:
+        """`things` names them in the plural; `done` of them were done before."""
+        super().__init__(console)
+        self.done, self._before, self._total, self._things = done, done, total, things
+        self._text, self._notes, self._started = "", list[str](), time.time()
+        self._printed = self._tenths()
+
+    def advance(self, count: int = 0, text: str | None = None, note: str = "") -> None:
+        """Count what was done, replace the text beside the bar, and print a note above it."""
+        self.done += count
+        self._text = self._text if text is None else text
+        self._notes += [note] if note else []
+        self.update()
+
+    def read(self) -> None:
+        """Print the notes."""
+        while self._notes:
+            self.note(self._notes.pop(0))
+
+    def state(self) -> object:
+        """Return what the bar depends on."""
+        return self.done, self._text
+
+    def picture(self, now: float) -> RenderableType:
+        """Return the bar."""
+        elapsed, new = now - self._started, self.done - self._before
+        left = elapsed / new * (self._total - self.done) if new else None
+        count = f"{self.done}/{self._total} {self._things}"
+        return heading(self._text, times(elapsed, left), self.done, self._total, count)
+
+    def lines(self, now: float, *, last: bool) -> list[str]:  # noqa: ARG002
+        """Return a line after each tenth."""
+        if self._tenths() <= self._printed:
+            return []
+        self._printed = self._tenths()
+        return [
+            ", ".join(filter(None, [f"{self.done} of {self._total} {self._things}", self._text]))
+        ]
+
+    def _tenths(self) -> int:
+        return self.done * _LINES // max(self._total, 1)

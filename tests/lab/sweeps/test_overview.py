@@ -1,0 +1,86 @@
+"""The lines that a sweep prints about its jobs."""
+
+import time
+
+import pytest
+
+from lab.sweeps.overview import printing_changes, read_jobs, what_is_left, what_will_be_done
+from rl.runtime.sweep_folder import DONE, FAILED, RUNNING, WAITING, SweepFolder, identity, labels
+from rl.runtime.text import relative_path
+
+NOW = 10_000.0
+
+
+def set_state(sweep, state, *overrides, error=None):
+    number, record = sweep.claim(["max_steps=20", *overrides])
+    record.state, record.error = state, error
+    if state != WAITING:
+        record.folder, record.started = str(sweep.path / f"run-{number}"), NOW - 100.0
+    if state in (DONE, FAILED):
+        record.ended, record.result = NOW - 40.0, 0.45
+    sweep.write(number, record)
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    folder = SweepFolder(tmp_path / "x")
+    folder.path.mkdir()
+    slots = [{"cores": [0, 1], "gpus": ["3"]}] * 2
+    folder.write_info({"slots": slots, "question": "Why?", "started": NOW - 100.0})
+    set_state(folder, DONE, "loss=a", "seed=0")
+    set_state(folder, RUNNING, "loss=a", "seed=1")
+    set_state(folder, FAILED, "loss=b", "seed=0", error="vLLM ended")
+    set_state(folder, WAITING, "loss=b", "seed=1")
+    return folder
+
+
+def test_a_line_names_a_job_its_state_and_the_progress_of_all(sweep):
+    jobs = read_jobs(sweep)
+    # A job took 60 s, two are left, and two run at once.
+    progress = "1 done, 1 running, 1 waiting, 1 failed, about 1 m 00 s left"
+    assert jobs.line_of(0) == f"done job 1 of 4: loss=a seed=0, result 0.450; {progress}"
+    assert jobs.line_of(1) == f"running job 2 of 4: loss=a seed=1; {progress}"
+    log = sweep.log_of(2)
+    failed = f"failed job 3 of 4: loss=b seed=0, vLLM ended ({relative_path(log)}); {progress}"
+    assert jobs.line_of(2, log) == failed
+
+
+def test_changes_are_printed_once_and_the_last_ones_at_the_end(sweep, capsys, monkeypatch):
+    monkeypatch.setattr("lab.sweeps.overview._TICK_S", 0.01)
+    with printing_changes(sweep):
+        set_state(sweep, RUNNING, "loss=b", "seed=1")
+        time.sleep(0.2)
+        set_state(sweep, DONE, "loss=b", "seed=1")
+    lines = [line.split()[1:6] for line in capsys.readouterr().out.splitlines()]
+    assert lines == [[state, "job", "4", "of", "4:"] for state in ("running", "done")]
+
+
+def test_the_progress_is_printed_again_after_an_interval(sweep, capsys, monkeypatch):
+    monkeypatch.setattr("lab.sweeps.overview._COUNTS_EVERY_S", 0.0)
+    with printing_changes(sweep):
+        pass
+    assert "1 done, 1 running, 1 waiting, 1 failed, about" in capsys.readouterr().out
+
+
+def test_the_first_and_last_lines_of_a_sweep_count_its_jobs(sweep):
+    first = what_will_be_done(sweep, "python train.py")
+    assert first.splitlines()[0] == "Why?"
+    assert "4 jobs, 1 done before; 2 at once, each on 2 cores and 1 GPU" in first
+    assert first.endswith("to resume it after an interruption:\n  python train.py")
+    left = what_is_left(sweep, "python train.py")
+    assert left == "3 of 4 jobs are not done (1 failed); to resume them:\n  python train.py"
+
+
+def test_a_record_that_cannot_be_read_is_left_out(sweep):
+    (sweep.jobs / "00001.json").write_text('{"overrides"')
+    (sweep.jobs / "00002.json").write_text("[]")
+    assert list(sweep.records()) == [0, 3]
+    assert sweep.claim(["loss=new"])[0] == 4
+
+
+def test_a_job_is_identified_without_the_folder_of_its_run():
+    one = ["seed=1", "loss=a", "run_name=x", "+resume=true"]
+    assert identity(one) == identity(["loss=a", "seed=1"]) != identity(["loss=a", "seed=2"])
+    assert labels([["a=1", "b=1"], ["a=1", "b=2"]]) == ["b=1", "b=2"]
+    assert labels([["a=1"]]) == ["a=1"]
+    assert labels([]) == []
