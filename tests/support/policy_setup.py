@@ -17,12 +17,22 @@ from rl.learner.objective import Objective
 from rl.learner.optim import AdamW
 from rl.learner.policy import Policy
 from rl.model.loading import compile_layers, load_model, recompute_layers
+from rl.model.lora import LoRA, adapter_weights
 from rl.rollouts.plan import plan, weighted_rows
 from tests.support import tiny_policy as tiny
 
 REPO = Path(__file__).parents[2]
 BUDGETS = {"one": 10_000, "several": 60, "rows": 1}  # tokens of a micro-batch
 RATE = 0.01
+ADAPTED = {  # the modes of policies with an adapter: dtype, how, modules_to_save
+    1: (("float32", "zero0", ()), ("bfloat16", "zero0", ("model.norm",))),
+    2: (
+        ("float32", "zero1", ("model.norm",)),
+        ("bfloat16", "zero2", ()),
+        ("bfloat16", "zero3", ("model.norm",)),
+        ("float32", "zero3 scattered", ()),
+    ),
+}
 
 
 def without_advantage(row: Any) -> Any:
@@ -142,6 +152,11 @@ class Setup:
         rows = [row for row in every if row.num_completion and row.has_advantage]
         return rows[:count]
 
+    def plain(self, weights: dict[str, Tensor], rows: Any) -> tuple[float, dict[str, Tensor]]:
+        """Return the value and gradient of the whole batch at these weights, by plain torch."""
+        self.twin.load_state_dict(weights, strict=False)
+        return tiny.reference(self.twin, rows, self.loss)
+
     def everywhere(self, policy: Any) -> dict[str, Tensor]:
         """Return a copy of the weights on every rank."""
         return self.from_first({name: t.clone() for name, t in policy.weights().items()})
@@ -163,6 +178,48 @@ class Setup:
         squares = torch.stack([(one - other).square().sum(), other.square().sum()])
         dist.all_reduce(squares)
         return float((squares[0] / squares[1]).sqrt())
+
+
+class Adapted(Setup):
+    """Policies with an adapter that is not zero; their weights are those of the adapter."""
+
+    def __init__(self, folder: Path, ranks: Any, saved: Any, dropout: float) -> None:
+        super().__init__(folder, ranks)
+        self.saved, self.dropout = list(saved), dropout
+        self.twin = self.adapted(self.twin, 0)
+
+    def model(self, dtype: str, seed: int) -> Any:
+        return self.adapted(self.base(dtype), seed)
+
+    def base(self, dtype: str) -> Any:
+        return super().model(dtype, 0)
+
+    def adapted(self, model: Any, seed: int) -> Any:
+        knobs = {"rank": 4, "alpha": 8.0, "target_modules": "all-linear", "rslora": False}
+        adapter = LoRA(**knobs, dropout=self.dropout, modules_to_save=self.saved)
+        model = adapter.attach(model, seed, str(self.sources["float32"]))
+        generator = torch.Generator().manual_seed(seed)
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                noise = torch.randn(parameter.shape, generator=generator)
+                parameter.data += 0.1 * noise.to(parameter.dtype)
+        return model
+
+    def plain(self, weights: dict[str, Tensor], rows: Any) -> tuple[float, dict[str, Tensor]]:
+        trained = {recipe.name: recipe.parts[0] for recipe in adapter_weights(self.twin)}
+        for name, parameter in trained.items():
+            parameter.data.copy_(weights[name])
+        value, gradient = tiny.reference(self.twin, rows, self.loss)
+        names = {id(parameter): name for name, parameter in self.twin.named_parameters()}
+        return value, {name: gradient[names[id(p)]] for name, p in trained.items()}
+
+    def everywhere(self, policy: Any) -> dict[str, Tensor]:
+        return self.from_first({n: t.clone() for n, t in policy.adapter_weights().items()})
+
+
+@functools.cache
+def adapted(setup: Setup, saved: Any = (), dropout: float = 0.0) -> Adapted:
+    return Adapted(setup.new_folder(), setup.ranks, saved, dropout)
 
 
 def with_layers(model: Any, mode: str) -> None:
