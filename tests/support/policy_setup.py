@@ -39,47 +39,34 @@ def without_advantage(row: Any) -> Any:
     return dataclasses.replace(row, advantages=0 * row.advantages)
 
 
-class CountingSGD(torch.optim.SGD):
-    """Counts its steps. At a rate of 1 the weights move by the gradient itself."""
+class ObservedSGD(torch.optim.SGD):
+    """Counts its steps, and keeps the gradient that reaches it: this rank's share."""
 
     steps = 0
 
     def step(self, closure: Any = None) -> None:
         self.steps += 1
+        held = [p.grad for group in self.param_groups for p in group["params"]]
+        flat = [g.detach().double().flatten() for g in held if g is not None]
+        self.gradient = torch.cat([torch.zeros(0), *flat])
         super().step(closure)
 
 
 class PlainSteps:
-    """Plain SGD in the place of rl.learner.optim.AdamW."""
+    """Plain SGD in the place of rl.learner.optim.AdamW.
+
+    At a rate of 1 the weights move by the gradient itself, and at 0 they stay.
+    """
 
     def __init__(self, rate: float = 1.0) -> None:
         self._rate = rate
 
     def optimizer(self, parameters: Any, embeddings: Any) -> torch.optim.Optimizer:
-        self.made = CountingSGD([p for p in parameters if p.requires_grad], lr=123.0)
+        self.made = ObservedSGD([p for p in parameters if p.requires_grad], lr=123.0)
         return self.made
 
     def rate(self, step: int, max_steps: int) -> float:
         return self._rate
-
-
-class KeptGradient(torch.optim.SGD):
-    """Keeps the gradient that reaches the optimizer: this rank's share."""
-
-    def step(self, closure: Any = None) -> None:
-        held = [p.grad for group in self.param_groups for p in group["params"]]
-        self.gradient = torch.cat([g.detach().double().flatten() for g in held if g is not None])
-
-
-class StandingStill:
-    """Moves no weight, in the place of rl.learner.optim.AdamW."""
-
-    def optimizer(self, parameters: Any, embeddings: Any) -> torch.optim.Optimizer:
-        self.made = KeptGradient([p for p in parameters if p.requires_grad], lr=0.0)
-        return self.made
-
-    def rate(self, step: int, max_steps: int) -> float:
-        return 0.0
 
 
 class Setup:
