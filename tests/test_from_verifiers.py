@@ -109,32 +109,6 @@ def toml_keys(text: str) -> set[str]:
     return found
 
 
-DOCUMENT = """
-Some prose with beta = 0 in it, and [a link](somewhere).
-```toml
-model = "m"  # a comment
-[env.args]
-max_turns = 3
-names = [
-    "one",
-]
-after = 1
-[[env]]
-args = { max_turns = 3, "a.b" = "c" }
-```
-Prose.
-steps = 3
-- item = 4
-"""
-
-
-def test_the_keys_of_a_document_are_found() -> None:
-    assert toml_keys(DOCUMENT) == {
-        *("model", "env.args", "env.args.max_turns", "env.args.names", "env.args.after"),
-        *("env", "env.args.a.b", "steps"),
-    }
-
-
 def test_every_toml_key_of_the_seed_documents_is_in_the_list() -> None:
     folder = os.environ.get("OFFBYONE_SEEDS")
     if not folder:

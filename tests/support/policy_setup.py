@@ -17,59 +17,56 @@ from rl.learner.objective import Objective
 from rl.learner.optim import AdamW
 from rl.learner.policy import Policy
 from rl.model.loading import compile_layers, load_model, recompute_layers
+from rl.model.lora import LoRA, adapter_weights
 from rl.rollouts.plan import plan, weighted_rows
 from tests.support import tiny_policy as tiny
 
 REPO = Path(__file__).parents[2]
 BUDGETS = {"one": 10_000, "several": 60, "rows": 1}  # tokens of a micro-batch
 RATE = 0.01
+ADAPTED = {  # the modes of policies with an adapter: dtype, how, modules_to_save
+    1: (("float32", "zero0", ()), ("bfloat16", "zero0", ("model.norm",))),
+    2: (
+        ("float32", "zero1", ("model.norm",)),
+        ("bfloat16", "zero2", ()),
+        ("bfloat16", "zero3", ("model.norm",)),
+        ("float32", "zero3 scattered", ()),
+    ),
+}
 
 
 def without_advantage(row: Any) -> Any:
     return dataclasses.replace(row, advantages=0 * row.advantages)
 
 
-class CountingSGD(torch.optim.SGD):
-    """Counts its steps. At a rate of 1 the weights move by the gradient itself."""
+class ObservedSGD(torch.optim.SGD):
+    """Counts its steps, and keeps the gradient that reaches it: this rank's share."""
 
     steps = 0
 
     def step(self, closure: Any = None) -> None:
         self.steps += 1
+        held = [p.grad for group in self.param_groups for p in group["params"]]
+        flat = [g.detach().double().flatten() for g in held if g is not None]
+        self.gradient = torch.cat([torch.zeros(0), *flat])
         super().step(closure)
 
 
 class PlainSteps:
-    """Plain SGD in the place of rl.learner.optim.AdamW."""
+    """Plain SGD in the place of rl.learner.optim.AdamW.
+
+    At a rate of 1 the weights move by the gradient itself, and at 0 they stay.
+    """
 
     def __init__(self, rate: float = 1.0) -> None:
         self._rate = rate
 
     def optimizer(self, parameters: Any, embeddings: Any) -> torch.optim.Optimizer:
-        self.made = CountingSGD([p for p in parameters if p.requires_grad], lr=123.0)
+        self.made = ObservedSGD([p for p in parameters if p.requires_grad], lr=123.0)
         return self.made
 
     def rate(self, step: int, max_steps: int) -> float:
         return self._rate
-
-
-class KeptGradient(torch.optim.SGD):
-    """Keeps the gradient that reaches the optimizer: this rank's share."""
-
-    def step(self, closure: Any = None) -> None:
-        held = [p.grad for group in self.param_groups for p in group["params"]]
-        self.gradient = torch.cat([g.detach().double().flatten() for g in held if g is not None])
-
-
-class StandingStill:
-    """Moves no weight, in the place of rl.learner.optim.AdamW."""
-
-    def optimizer(self, parameters: Any, embeddings: Any) -> torch.optim.Optimizer:
-        self.made = KeptGradient([p for p in parameters if p.requires_grad], lr=0.0)
-        return self.made
-
-    def rate(self, step: int, max_steps: int) -> float:
-        return 0.0
 
 
 class Setup:
@@ -142,6 +139,11 @@ class Setup:
         rows = [row for row in every if row.num_completion and row.has_advantage]
         return rows[:count]
 
+    def plain(self, weights: dict[str, Tensor], rows: Any) -> tuple[float, dict[str, Tensor]]:
+        """Return the value and gradient of the whole batch at these weights, by plain torch."""
+        self.twin.load_state_dict(weights, strict=False)
+        return tiny.reference(self.twin, rows, self.loss)
+
     def everywhere(self, policy: Any) -> dict[str, Tensor]:
         """Return a copy of the weights on every rank."""
         return self.from_first({name: t.clone() for name, t in policy.weights().items()})
@@ -163,6 +165,48 @@ class Setup:
         squares = torch.stack([(one - other).square().sum(), other.square().sum()])
         dist.all_reduce(squares)
         return float((squares[0] / squares[1]).sqrt())
+
+
+class Adapted(Setup):
+    """Policies with an adapter that is not zero; their weights are those of the adapter."""
+
+    def __init__(self, folder: Path, ranks: Any, saved: Any, dropout: float) -> None:
+        super().__init__(folder, ranks)
+        self.saved, self.dropout = list(saved), dropout
+        self.twin = self.adapted(self.twin, 0)
+
+    def model(self, dtype: str, seed: int) -> Any:
+        return self.adapted(self.base(dtype), seed)
+
+    def base(self, dtype: str) -> Any:
+        return super().model(dtype, 0)
+
+    def adapted(self, model: Any, seed: int) -> Any:
+        knobs = {"rank": 4, "alpha": 8.0, "target_modules": "all-linear", "rslora": False}
+        adapter = LoRA(**knobs, dropout=self.dropout, modules_to_save=self.saved)
+        model = adapter.attach(model, seed, str(self.sources["float32"]))
+        generator = torch.Generator().manual_seed(seed)
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                noise = torch.randn(parameter.shape, generator=generator)
+                parameter.data += 0.1 * noise.to(parameter.dtype)
+        return model
+
+    def plain(self, weights: dict[str, Tensor], rows: Any) -> tuple[float, dict[str, Tensor]]:
+        trained = {recipe.name: recipe.parts[0] for recipe in adapter_weights(self.twin)}
+        for name, parameter in trained.items():
+            parameter.data.copy_(weights[name])
+        value, gradient = tiny.reference(self.twin, rows, self.loss)
+        names = {id(parameter): name for name, parameter in self.twin.named_parameters()}
+        return value, {name: gradient[names[id(p)]] for name, p in trained.items()}
+
+    def everywhere(self, policy: Any) -> dict[str, Tensor]:
+        return self.from_first({n: t.clone() for n, t in policy.adapter_weights().items()})
+
+
+@functools.cache
+def adapted(setup: Setup, saved: Any = (), dropout: float = 0.0) -> Adapted:
+    return Adapted(setup.new_folder(), setup.ranks, saved, dropout)
 
 
 def with_layers(model: Any, mode: str) -> None:

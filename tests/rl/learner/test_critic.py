@@ -26,7 +26,6 @@ from tests.support.policy_setup import (
     BUDGETS,
     PlainSteps,
     Setup,
-    StandingStill,
     all_same,
     deepspeed_config,
     with_layers,
@@ -280,7 +279,7 @@ def test_gradients_of_many_bfloat16_micro_batches_lose_nothing_in_their_sum(setu
             super().__init__(model)
             torch.nn.init.normal_(self.head.weight, generator=torch.Generator().manual_seed(0))
 
-    setup, optim = critics(setup), StandingStill()
+    setup, optim = critics(setup), PlainSteps(0.0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(critic_module, "ValueModule", Drawn)
         critic = setup.critic("bfloat16", mode, optim)

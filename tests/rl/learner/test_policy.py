@@ -13,16 +13,17 @@ from losses.tokens import TokenLoss
 from rl.learner.objective import Objective
 from rl.learner.optim import Muon
 from tests.support.policy_setup import (
+    ADAPTED,
     BUDGETS,
     RATE,
     PlainSteps,
-    StandingStill,
+    adapted,
     all_same,
     same,
     without_advantage,
 )
 from tests.support.ranks import on_ranks, per_world
-from tests.support.tiny_policy import flat, reference, relative_error
+from tests.support.tiny_policy import flat, relative_error
 
 GRADIENTS = {  # the shipped ZeRO stages, and how
     1: ("zero0", "zero1", "zero2", "zero3", "zero0 checkpointing", "zero0 compiled"),
@@ -46,11 +47,22 @@ STEPS = {
     ),
 }
 steps = per_world("dtype, mode", STEPS)
+WITH_ADAPTER = {
+    1: ("zero0", "zero0 checkpointing compiled"),
+    2: ("zero0", "zero1", "zero2", "zero3", "zero3 scattered checkpointing"),
+}
 
 
-@per_world("mode", GRADIENTS)
+@per_world(
+    "mode, adapter",
+    {
+        w: [*((m, False) for m in GRADIENTS[w]), *((m, True) for m in WITH_ADAPTER[w])]
+        for w in (1, 2)
+    },
+)
 @on_ranks
-def test_the_update_is_the_gradient_of_the_whole_batch_however_it_is_split(setup, mode):
+def test_the_update_is_the_gradient_of_the_whole_batch_however_it_is_split(setup, mode, adapter):
+    setup = adapted(setup) if adapter else setup
     optim, rows = PlainSteps(), setup.rows
     policy = setup.policy("float32", mode, optim)
     before = setup.everywhere(policy)
@@ -62,8 +74,7 @@ def test_the_update_is_the_gradient_of_the_whole_batch_however_it_is_split(setup
     # "lone": with two ranks, the second has nothing to do.
     given = {"lone": rows[:1], **dict.fromkeys(BUDGETS, rows), "idle": idle_rows}
     for split, some in given.items():
-        setup.twin.load_state_dict(before, strict=False)
-        value, gradient = reference(setup.twin, some, setup.loss)
+        value, gradient = setup.plain(before, some)
         batch, taken = setup.batch(some, split), optim.made.steps
         stats = policy.update(batch, setup.objective)
         after = setup.everywhere(policy)
@@ -97,7 +108,7 @@ def test_a_long_gradient_is_clipped_and_its_length_reported(setup, mode):
 @per_world("mode", {1: ("zero0", "zero1", "zero2", "zero3"), 2: ("zero0", "zero2", "zero3")})
 @on_ranks
 def test_no_number_of_bfloat16_micro_batches_loses_a_part_of_the_gradient(setup, mode):
-    optim, rows = StandingStill(), setup.many_rows(256)
+    optim, rows = PlainSteps(0.0), setup.many_rows(256)
     policy = setup.policy("bfloat16", mode, optim)
     gradients = []
     for budget, count in ((10**6, setup.ranks.world), (1, 256)):
@@ -147,11 +158,12 @@ def test_an_exported_model_loads_in_transformers_with_the_same_logits(setup, dty
     assert not logprobs[:, 0].any()
 
 
-@steps
+@per_world("dtype, mode, saved", {w: [*((*c, None) for c in STEPS[w]), *ADAPTED[w]] for w in STEPS})
 @on_ranks
 def test_a_loaded_policy_and_one_that_skipped_bad_batches_take_the_same_next_step(
-    setup, dtype, mode
+    setup, dtype, mode, saved
 ):
+    setup = setup if saved is None else adapted(setup, saved)
     first, second = (setup.batch(rows) for rows in setup.batches)
     optim, folder = setup.adamw(schedule="linear", warmup_steps=2), setup.new_folder()
     policy = setup.policy(dtype, mode, optim)
@@ -168,6 +180,7 @@ def test_a_loaded_policy_and_one_that_skipped_bad_batches_take_the_same_next_ste
     end = setup.everywhere(policy)
 
     loaded = setup.policy(dtype, mode, optim, seed=1)
+    assert not all_same(setup.everywhere(loaded), middle)
     loaded.load(folder)
     assert all_same(setup.everywhere(loaded), middle)
     for name, batch, objective in bad_batches(setup, first):
