@@ -40,7 +40,7 @@ MAY_IMPORT = {
     "rl.supervisor": "rl.config rl.dry_call rl.runtime rl.terminal rl.cluster rl.model "
     "rl.placement rl.inference envs",
     "lab.plan": "rl.config rl.dry_call rl.runtime rl.model rl.placement rl.supervisor",
-    "lab.report": "rl.runtime rl.terminal envs",
+    "lab.report": "rl.runtime envs",
     "lab.viewer": "rl.runtime",
     "lab.evaluation": "rl.records rl.config rl.runtime rl.placement rl.inference rl.sampling "
     "rl.evaluation lab.viewer envs",
