@@ -41,7 +41,7 @@ MAY_IMPORT = {
     "rl.placement rl.inference envs",
     "lab.plan": "rl.config rl.dry_call rl.runtime rl.model rl.placement rl.supervisor",
     "lab.runs": "rl.runtime",
-    "lab.report": "rl.runtime rl.terminal lab.runs envs",
+    "lab.report": "rl.runtime lab.runs envs",
     "lab.viewer": "rl.runtime lab.runs envs",
     "lab.evaluation": "rl.records rl.config rl.runtime rl.placement rl.inference rl.sampling "
     "rl.evaluation rl.terminal lab.viewer envs",

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from lab.report.arms import Arm, arms_of
-from lab.report.comparison import Comparison, NothingToCompare, compare
+from lab.report.comparison import Comparison, NoBaseline, NothingToCompare, compare
 from lab.report.conclusion import conclusion
 from lab.report.numbers import arm_records, as_json, as_table
 from lab.report.sources import read_sources
@@ -41,10 +41,8 @@ def main(arguments: list[str]) -> int:
         paths, options = folders_and_options(arguments, ("baseline", "judged", "out"))
         if not paths:
             raise ValueError("name the folder of a sweep or of a run (outputs/...)")
-        page, judged = (
-            Path(options.get("out") or paths[0] / "report.html"),
-            options.get("judged", "1"),
-        )
+        page = Path(options.get("out") or paths[0] / "report.html")
+        judged = options.get("judged", "1")
         if page.suffix != ".html":
             raise ValueError(f"out={page}: name a page that ends in .html")
         if page.stem in TAKEN:
@@ -55,12 +53,19 @@ def main(arguments: list[str]) -> int:
             raise ValueError(
                 f"judged={judged}: give the number of evaluations to average, 1 or more"
             )
+    except ValueError as problem:
+        return _refused(problem)
+    try:
         baseline = options.get("baseline", "")
         written = report(paths, page, baseline=baseline, num_judged=int(judged))
-    except ValueError as problem:
-        print(f"no report: {problem}", file=sys.stderr)  # noqa: T201
-        return BAD_ARGUMENTS
+    except NoBaseline as problem:
+        return _refused(problem)
     return OK if written else NO_PAGE
+
+
+def _refused(problem: ValueError) -> int:
+    print(f"no report: {problem}", file=sys.stderr)  # noqa: T201
+    return BAD_ARGUMENTS
 
 
 def report(paths: Sequence[Path], page: Path, *, baseline: str = "", num_judged: int = 1) -> bool:

@@ -48,16 +48,16 @@ def forest(comparison: Comparison) -> Chart:
     of = f"score on {number} held-out questions" if number else "training reward"
     panels = [left.properties(width=300, title=f"{of}, {comparison.scoring.judged}")]
     if comparison.others:
-        panels += _differences(comparison, base, y, colour)
+        panels += _differences(comparison, base, alt.Y("arm:N", sort=order, axis=None), colour)
     height = ROW * len(order)
     panels = [panel.properties(height=height) for panel in panels]
     return alt.hconcat(*panels, spacing=10).resolve_scale(y="shared")
 
 
-def _differences(comparison: Comparison, base: Chart, y: alt.Y, colour: alt.Color) -> list[Chart]:
+def _differences(
+    comparison: Comparison, base: Chart, hidden: alt.Y, colour: alt.Color
+) -> list[Chart]:
     """Return the panel of differences, and a column with the same numbers and the decision."""
-    hidden = y.copy()
-    hidden.axis = None
     # The format has no number of digits, so that no two ticks have the same label.
     axis = alt.Axis(tickCount=5, title=None, format="+~f", labelSeparation=6)
     bars = base.transform_filter("isValid(datum.difference.low)").mark_bar(height=7, cornerRadius=3)

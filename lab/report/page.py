@@ -36,7 +36,7 @@ def write_page(comparison: Comparison, path: Path, *, command: str = "") -> None
     """Write the page, and report.csv and figures/ beside it; `command` started the runs."""
     drawn = {"forest": forest(comparison), "curves": curves(comparison)}
     specs = {name: chart.to_dict(validate=False) for name, chart in drawn.items()}
-    # A rollout may contain a lone surrogate.
+    # A setting may contain a lone surrogate.
     path.write_text(render(comparison, specs, command), errors="replace")
     path.with_suffix(".csv").write_text(as_csv(comparison), errors="replace")
     _write_figures(specs, path.parent / "figures")

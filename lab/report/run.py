@@ -192,8 +192,9 @@ def _cause(folder: RunFolder, rows: Sequence[Row], error: str | None, max_steps:
 def _had_learned_all(folder: RunFolder) -> bool:
     """Return whether the trainer ended early for a reason of its own: nothing left to learn."""
     trainer = read_statuses(folder).get("trainer.rank0")
-    is_done = trainer is not None and trainer.phase == "done"
-    return is_done and progress_of(trainer.doing) not in ("", STOPPED)
+    if trainer is None or trainer.phase != "done":
+        return False
+    return progress_of(trainer.doing) not in ("", STOPPED)
 
 
 def _sums_before(rows: Sequence[Row], name: str) -> Floats:
