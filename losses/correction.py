@@ -68,8 +68,8 @@ def tis_sequence(
     cap: float,
 ) -> Correction:
     """Return truncated importance weights by sequence: exact below the cap, noisier with length."""
-    ratio = _sequence_ratio(old_logprobs, rollout_logprobs, sequence_ids, num_sequences)  # [N]
-    return _truncated(ratio, cap)
+    product = sum_per_sequence(_gap(old_logprobs, rollout_logprobs), sequence_ids, num_sequences)
+    return _truncated(_exp(product)[sequence_ids], cap)
 
 
 def icepop(
@@ -82,7 +82,8 @@ def icepop(
     high: float,
 ) -> Correction:
     """Return importance weights, and 0 for tokens outside the band. IcePop, arXiv:2510.18855."""
-    return _masked(_token_ratio(old_logprobs, rollout_logprobs), low, high)
+    ratio = _token_ratio(old_logprobs, rollout_logprobs)  # [N]
+    return _masked(ratio, ratio, low, high)
 
 
 def mis(
@@ -99,8 +100,9 @@ def mis(
     Liu, Li et al. 2025, "When Speed Kills Stability: Demystifying RL Collapse from the
     Training-Inference Mismatch".
     """
-    ratio = _sequence_ratio(old_logprobs, rollout_logprobs, sequence_ids, num_sequences)  # [N]
-    return _masked(ratio, low, high)
+    product = sum_per_sequence(_gap(old_logprobs, rollout_logprobs), sequence_ids, num_sequences)
+    ratio = _exp(product)[sequence_ids]  # [N]
+    return _masked(ratio, ratio, low, high)
 
 
 def geometric_mask(
@@ -113,23 +115,17 @@ def geometric_mask(
     high: float,
 ) -> Correction:
     """Return 0 for sequences whose geometric mean ratio is outside the band, else 1."""
-    difference = (old_logprobs - rollout_logprobs).detach()  # [N]
-    mean = mean_per_sequence(difference, sequence_ids, num_sequences)  # [S]
+    mean = mean_per_sequence(_gap(old_logprobs, rollout_logprobs), sequence_ids, num_sequences)
     ratio = _exp(mean)[sequence_ids]  # [N]
-    keep = ((ratio >= low) & (ratio <= high)).to(ratio.dtype)  # [N]
-    return Correction(keep, {"correction_masked": 1 - keep})
+    return _masked(torch.ones_like(ratio), ratio, low, high)
 
 
 def _token_ratio(old_logprobs: Tensor, rollout_logprobs: Tensor) -> Tensor:
     return ratio_to(rollout_logprobs.detach(), old_logprobs.detach())  # [N]
 
 
-def _sequence_ratio(
-    old_logprobs: Tensor, rollout_logprobs: Tensor, sequence_ids: Tensor, num_sequences: int
-) -> Tensor:
-    difference = (old_logprobs - rollout_logprobs).detach()  # [N]
-    log_product = sum_per_sequence(difference, sequence_ids, num_sequences)  # [S]
-    return _exp(log_product)[sequence_ids]  # [N]
+def _gap(old_logprobs: Tensor, rollout_logprobs: Tensor) -> Tensor:
+    return (old_logprobs - rollout_logprobs).detach()  # [N]
 
 
 def _exp(log_ratio: Tensor) -> Tensor:
@@ -140,6 +136,6 @@ def _truncated(ratio: Tensor, cap: float) -> Correction:
     return Correction(ratio.clamp(max=cap), {"correction_truncated": (ratio > cap).float()})
 
 
-def _masked(ratio: Tensor, low: float, high: float) -> Correction:
+def _masked(weights: Tensor, ratio: Tensor, low: float, high: float) -> Correction:
     keep = (ratio >= low) & (ratio <= high)  # [N]
-    return Correction(ratio * keep, {"correction_masked": (~keep).float()})
+    return Correction(weights * keep, {"correction_masked": (~keep).float()})
