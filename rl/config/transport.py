@@ -14,15 +14,9 @@ VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 @dataclass(frozen=True)
 class Transport:
-    """A sender and why it was chosen, in half a sentence.
-
-    Attributes:
-        node: of conf/sync, with the `_target_` of the sender.
-
-    """
+    """A sender; `node` is the node of conf/sync, with its `_target_`."""
 
     node: Node
-    why: str
 
     @property
     def name(self) -> str:
@@ -41,19 +35,16 @@ class Transport:
 
 def transport(config: Node) -> Transport:
     """Return the sender that `sync` names, or for sync=auto the smallest push that is exact."""
-    chosen = Transport(config["sync"], "")
+    chosen = Transport(config["sync"])
     if not chosen.has("chooses"):
-        return Transport(chosen.node, f"sync={chosen.name}")
-    why_whole = (obstacle(config["adapter"], config["model"]) or "").partition(":")[0]
-    if not why_whole:
+        return chosen
+    if obstacle(config["adapter"], config["model"]) is None:
         target = "rl.weights.adapter.AdapterSender"
-        why = "nothing else is trained, and vLLM adds it to its own base"
-    elif apart := hosts_apart(config):
-        target, why = "rl.weights.gloo.GlooSender", f"{why_whole}; {apart}"
+    elif hosts_apart(config):
+        target = "rl.weights.gloo.GlooSender"
     else:
         target = "rl.weights.shm.ShmSender"
-        why = f"{why_whole}; trainer and vLLM share a host"
-    return Transport({**chosen.node, "_target_": target}, why)
+    return Transport({**chosen.node, "_target_": target})
 
 
 def hosts_apart(config: Node) -> str | None:

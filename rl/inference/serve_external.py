@@ -14,9 +14,8 @@ from pathlib import Path
 from rl.config.schema import Run
 from rl.inference.external import address_of
 from rl.inference.key_guard import KEY_FILE
-from rl.inference.process import served_policy
 from rl.inference.replica import Replica
-from rl.inference.server import VLLMServer, vllm_process
+from rl.inference.server import VLLMServer, served_policy, vllm_process
 from rl.runtime.folder import RunFolder
 from rl.runtime.network import Address
 

@@ -15,8 +15,8 @@ from rl.cluster.host import Host, Hosts, Process, Start
 from rl.config.build import build
 from rl.config.schema import Run
 from rl.inference.external import ExternalServers, why_unusable
-from rl.inference.process import replica_process
 from rl.inference.replica import Replica
+from rl.inference.server import replica_process
 from rl.placement.placement import Place, Plan
 from rl.runtime.child import Reaper, ending, last_lines
 from rl.runtime.failure import RunFailed, first_failure

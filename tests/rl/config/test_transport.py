@@ -44,14 +44,9 @@ SPREAD = {"cluster": {"_target_": "rl.cluster.ray_cluster.RayCluster"}}
 
 
 @pytest.mark.parametrize("elsewhere", [EXTERNAL, SPREAD], ids=["external", "ray"])
-def test_between_hosts_auto_pushes_the_adapter_or_everything_by_gloo_and_says_why(elsewhere):
-    chosen = transport({**composed(), **elsewhere})
-    assert chosen.name == "gloo"
-    assert chosen.why.startswith("there is no adapter; ")
-    assert "host" in chosen.why
+def test_between_hosts_auto_pushes_the_adapter_or_everything_by_gloo(elsewhere):
+    assert transport({**composed(), **elsewhere}).name == "gloo"
     assert transport({**composed("adapter=lora"), **elsewhere}).name == "adapter"
-    chosen = transport({**composed("sync=gloo"), **elsewhere})
-    assert (chosen.name, chosen.why) == ("gloo", "sync=gloo")
 
 
 OWN = "sync._target_=tests.support.own_sync.RequestSender"
