@@ -1,7 +1,6 @@
 """Options of every environment: system prompt, turns, tool timeout, episodes at once."""
 
 import asyncio
-from random import Random
 
 import pytest
 
@@ -29,14 +28,6 @@ def told(env: Environment, **options) -> Environment:
     return env
 
 
-def first_prompt(env: Environment, *messages) -> tuple[str, list]:
-    """Return the text of the first request of an episode, and the messages of the rollout."""
-    client = ScriptedClient("x")
-    (rollout,) = play(env, client, messages=messages or (user("hi"),))
-    tokens = client.requests[0][0]
-    return bytes(t for t in tokens if t < 256).decode(), rollout.messages
-
-
 @pytest.mark.parametrize("choice", ["reverse-text", "wiki-search", "math-python", "composed"])
 def test_a_system_prompt_opens_every_episode_of_any_environment(choice, tmp_path):
     (tmp_path / "p.txt").write_text("Be brief.\n")
@@ -49,19 +40,18 @@ def test_a_system_prompt_opens_every_episode_of_any_environment(choice, tmp_path
 
 
 def test_the_policy_reads_the_system_prompt_and_the_rollout_records_it():
-    prompt, messages = first_prompt(told(ScriptedEnv(), system_prompt="Be brief."))
+    client = ScriptedClient("x")
+    (rollout,) = play(told(ScriptedEnv(), system_prompt="Be brief."), client)
+    prompt = bytes(t for t in client.requests[0][0] if t < 256).decode()
     assert prompt.startswith("system\nBe brief.")
-    assert messages[0] == SYSTEM
+    assert rollout.messages[0] == SYSTEM
 
 
 def test_a_system_prompt_replaces_the_environments_own_and_an_empty_one_removes_it():
-    own = ({"role": "system", "content": "Talk."}, user("hi"))
-    assert first_prompt(told(ScriptedEnv(), system_prompt="Be brief."), *own)[1][:2] == [
-        SYSTEM,
-        user("hi"),
-    ]
-    assert first_prompt(told(ScriptedEnv(), system_prompt=""), *own)[1][0] == user("hi")
-    assert first_prompt(ScriptedEnv(), *own)[1][0] == own[0]
+    own = [{"role": "system", "content": "Talk."}, user("hi")]
+    assert told(ScriptedEnv(), system_prompt="Be brief.").opened(own) == [SYSTEM, user("hi")]
+    assert told(ScriptedEnv(), system_prompt="").opened(own) == [user("hi")]
+    assert ScriptedEnv().opened(own) == own
 
 
 def test_an_environment_that_holds_the_conversation_keeps_the_system_prompt_in_every_turn():
@@ -70,14 +60,6 @@ def test_an_environment_that_holds_the_conversation_keeps_the_system_prompt_in_e
     assert len(rollout.rows) == 1
     assert rollout.messages[0] == SYSTEM
     assert all(bytes(t for t in r[0] if t < 256).startswith(b"system") for r in client.requests)
-
-
-def test_demonstrations_have_the_system_prompt_too():
-    config = composed("loss=sft", "sampler=demonstrations")
-    env = build({**config["env"], "system_prompt": "Be brief."})()
-    sampler = build(config["sampler"])()
-    (rollout,) = sampler.group(env, tiny_renderer(), Random(0), 1, 256)
-    assert rollout.messages[0] == SYSTEM
 
 
 def test_a_hint_is_added_below_the_question_and_not_below_the_system_prompt():
@@ -98,14 +80,10 @@ def test_a_mixture_without_a_system_prompt_does_not_configure_one():
     assert env.environment_of(Example(0, "own", [])).sampling == {"stop": ("!",)}
 
 
-def test_a_missing_prompt_file_is_refused_with_one_sentence(tmp_path):
-    with pytest.raises(ValueError, match=r"system_prompt=none.txt: cannot be read .FileNotFound"):
-        told(ScriptedEnv(), system_prompt="none.txt")
-
-
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
+        ({"system_prompt": "none.txt"}, "system_prompt=none.txt: cannot be read .FileNotFound"),
         ({"max_concurrent": 0}, "max_concurrent=0: set it to at least 1"),
         ({"tool_timeout": 0.0}, "tool_timeout=0: more than 0 seconds"),
         ({"max_turns": 3}, "max_turns=3, but nothing in Alone answers a turn"),
@@ -132,19 +110,15 @@ def test_common_options_are_checked_like_all_others():
 
 def test_an_environment_of_a_mixture_can_have_its_own_limits():
     scripted = {name: ScriptedEnv() for name in ("short", "long")}
-    mixture = type(make())(envs=scripted, weights={"short": 1.0, "long": 1.0})
+    mixture = Mixture(envs=scripted, weights={"short": 1.0, "long": 1.0})
     mixture.configure(sampling={"short": {"max_tokens": 4, "stop": ["!"], "rollout_timeout": 9}})
     client = ScriptedClient("a long answer")
+    chat = RendererChat(SAMPLER, tiny_renderer(), client, 256, LiveVersion(7))
     for name, tokens in (("short", 4), ("long", 14)):
-        (rollout,) = asked(mixture, name, client)
+        group = Player(SAMPLER, mixture, chat).play_group(0, Example(0, name, list(HI)), 1)
+        (rollout,) = asyncio.run(group)
         assert len(rollout.rows[0].token_ids) - len(client.requests[-1][0]) == tokens
     assert [sampling.get("stop") for _, sampling, _, _ in client.requests] == [["!"], None]
-
-
-def asked(mixture, name, client):
-    chat = RendererChat(SAMPLER, tiny_renderer(), client, 256, LiveVersion(7))
-    group = Player(SAMPLER, mixture, chat).play_group(0, Example(0, name, list(HI)), 1)
-    return asyncio.run(group)
 
 
 @pytest.mark.parametrize(

@@ -118,14 +118,11 @@ def test_a_data_set_in_the_form_of_the_hub_has_splits_by_name(tmp_path, datasets
     assert (len(train), prompts(held_out)[0], len(held_out)) == (30, "30 + 1?", 5)
     train, held_out = both(Hub(split="train[:50%]", eval_split=None, **options))
     assert (len(train), len(held_out)) == (10, 5)
-    with pytest.raises(ValueError, match=r"mine cannot be loaded .* check its name and splits"):
-        both(Hub(split="validation", eval_split=None, **options))
-
-
-def test_an_unreachable_data_set_is_refused_with_one_sentence(datasets):
-    options = {**COLUMNS, "config": None, "split": "train", "eval_split": None, "revision": None}
-    with pytest.raises(ValueError, match=r"no-such/data cannot be loaded \(\w+: .* or the network"):
-        both(Hub(path="no-such/data", **options))
+    for wrong in ({"split": "validation"}, {"split": "train", "path": "no-such/data"}):
+        with pytest.raises(
+            ValueError, match=r"cannot be loaded \(\w+: .* name and splits, or the "
+        ):
+            both(Hub(**{**options, "eval_split": None, **wrong}))
 
 
 def test_without_the_library_the_message_says_what_to_install(monkeypatch, tmp_path):

@@ -1,6 +1,5 @@
 """A mixture: which environment an example comes from, how often, and who plays it."""
 
-import asyncio
 from collections import Counter
 from itertools import islice
 from random import Random
@@ -8,8 +7,7 @@ from random import Random
 import pytest
 
 from envs.arithmetic import Arithmetic
-from envs.episode import Episode, Example
-from envs.messages import assistant
+from envs.episode import Example
 from envs.mixture import Mixture
 from envs.protocol import Environment
 from envs.reverse_text import ReverseText
@@ -57,17 +55,6 @@ def test_two_environments_of_one_class_keep_their_names_and_their_own_examples()
     pools = env.pools("train")
     assert max(len(e.messages[0]["content"]) for e in pools[1].examples) == len("9 + 9 =")
     assert max(len(e.messages[0]["content"]) for e in pools[2].examples) == len("99 + 99 =")
-
-
-def test_an_example_is_scored_by_its_own_environment_with_its_own_weights():
-    env = make()
-    for example in drawn(env, 1, 50):
-        own = env.environment_of(example)
-        episode = Episode(example, [*example.messages, assistant(example.info["answer"])])
-        rewards = asyncio.run(own.score(episode))
-        name = "exact" if example.env == "words" else "correct"
-        assert rewards[name] == 1.0
-        assert own.reward_weights == {name: 1.0 if example.env == "words" else 2.0}
 
 
 def test_the_eval_split_holds_all_environments():

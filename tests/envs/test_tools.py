@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from typing import Literal
 
 import pytest
@@ -96,22 +95,15 @@ USAGE = 'look_up(word: string, limit?: integer, order?: "a-z" or "z-a")'
             raw("look_up", {"word": 3}),
             f"Error: Expected `str`, got `int` - at `$.word`. Usage: {USAGE}",
         ),
-        (
-            raw("look_up", {"word": "a", "lim": 1}),
-            f"Error: Object contains unknown field `lim`. Usage: {USAGE}",
-        ),
-        (raw("look_up", ["a"]), f"Error: Expected `object`, got `array`. Usage: {USAGE}"),
         (raw("look_up", "{"), "Error: the arguments are not JSON: "),
         (raw("look_up", {"word": "nonsense"}), "Error: no such word: try another"),
         (
             raw("lookup", {}),
             f"Error: there is no tool 'lookup'. Tools: {USAGE}, count(step?: integer)",
         ),
-        (raw(["look_up"], {}), "Error: there is no tool ['look_up']. Tools: "),
         (raw("count", f"{'[' * 5000}"), "Error: the arguments are not JSON: it is nested too deep"),
         (raw("count", "9" * 5000), "Error: the arguments are not JSON: Exceeds the limit (4300"),
         (raw("count", {"step": 10**400}), "Error: the arguments are not JSON: it holds a number"),
-        (raw("count", {"step": float("nan")}), "Error: the arguments are not JSON: it holds a num"),
         (
             raw("", "{bad", error="the tool call is not valid JSON"),
             f"Error: the tool call is not valid JSON. Tools: {USAGE}, ",
@@ -132,28 +124,19 @@ def test_the_answer_of_a_tool_has_no_lone_surrogates():
     assert ask(raw("echo", {"code": "\udfff1"}), [echo])["content"] == "\ufffd1\ufffd"
 
 
-def test_an_exception_of_a_tool_is_an_error_of_the_environment():
-    def broken() -> str:
-        """Break."""
-        raise KeyError("mine")
-
-    with pytest.raises(KeyError, match="mine"):
-        ask(raw("broken", {}), [broken])
-
-
+@pytest.mark.parametrize("error", [KeyError, TimeoutError])
 @pytest.mark.parametrize("blocking", [False, True])
-def test_a_timeout_error_raised_by_the_tool_is_not_counted_as_the_policys_mistake(blocking):
-    async def impatient() -> str:
-        """Ask a server."""
-        raise TimeoutError("the server")
+def test_an_exception_of_a_tool_is_an_error_of_the_environment(error, blocking):
+    async def broken() -> str:
+        """Break."""
+        raise error("mine")
 
     def blocked() -> str:
-        """Ask a server."""
-        raise TimeoutError("the server")
+        """Break."""
+        raise error("mine")
 
-    tool = blocked if blocking else impatient
-    held = episode()
-    with pytest.raises(TimeoutError, match="the server"):
+    tool, held = blocked if blocking else broken, episode()
+    with pytest.raises(error, match="mine"):
         ask(raw(tool.__name__, {}), [tool], held)
     assert held.tool_errors == 0
 
@@ -169,24 +152,12 @@ def test_a_slow_tool_gives_an_error_message_and_does_not_block_others():
     async def both():
         toolbox = Toolbox([stuck, look_up], 0.3)
         stalled = asyncio.create_task(toolbox.answer(raw("stuck", {}), episode()))
-        began = time.monotonic()
         quick = await toolbox.answer(raw("look_up", {"word": "a"}), episode())
-        return quick, stalled.done(), await stalled, time.monotonic() - began
+        return quick["content"], stalled.done(), (await stalled)["content"]
 
-    quick, was_done, late, _ = asyncio.run(both())
+    told = asyncio.run(both())
     release.set()
-    assert quick["content"] == "a 3 a-z"
-    assert not was_done
-    assert late["content"] == "Error: stuck took longer than 0.3 s"
-
-
-def test_a_tool_without_types_and_a_repeated_name_are_refused():
-    def untyped(x): ...
-
-    with pytest.raises(ValueError, match="untyped has a parameter 'x' without a type"):
-        Tool(untyped)
-    with pytest.raises(ValueError, match="two tools have the same name"):
-        Toolbox([look_up, look_up], 1.0)
+    assert told == ("a 3 a-z", False, "Error: stuck took longer than 0.3 s")
 
 
 def test_the_default_reply_answers_every_call_in_order_and_ends_without_one():

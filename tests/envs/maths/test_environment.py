@@ -58,10 +58,8 @@ def scores(example, said):
         ("18", r"\boxed{18}, no, \boxed{19}", 0, 1),
         ("2x", r"\boxed{x + x}", 1, 1),
         ("18", r"<think>\boxed{18}</think>\boxed{17}", 0, 1),
-        ("18", r"<think>18</think>", 0, 0),
         ("18", r"\boxed{18", 1, 0),  # cut off, so the last number counts
         ("18", r"18 is not \boxed{}", 0, 0),
-        ("18", "eighteen", 0, 0),
         ("18", "", 0, 0),
         ("18", "\ufffd\ufffd {}{ \\boxed", 0, 0),
     ],

@@ -10,7 +10,7 @@ import pytest
 
 from envs.episode import Episode, Example
 from envs.messages import assistant, tool_call
-from envs.wiki.corpus import Page, Question, page_of, read_pages
+from envs.wiki.corpus import read_pages
 from envs.wiki.environment import WikiSearch, expert
 from envs.wiki.facts import made_up, shipped
 from envs.wiki.index import WikiIndex, pages_found
@@ -40,14 +40,6 @@ def index() -> WikiIndex:
     return WikiIndex(shipped()[0], 5)
 
 
-def test_a_few_hundred_pages_ship_with_questions_of_every_level():
-    pages, questions = shipped()
-
-    assert len(pages) > 350
-    assert len({page.id for page in pages}) == len(pages)
-    assert all(sum(q.level == level for q in questions) > 300 for level in (1, 2, 3))
-
-
 def test_pages_state_the_facts_of_the_tables(index):
     assert index.view_sections("France").split("\n") == [
         "France:Geography",
@@ -64,17 +56,11 @@ def test_pages_state_the_facts_of_the_tables(index):
     )
 
 
-@pytest.mark.parametrize(
-    ("query", "page"),
-    [
-        ("France", "France"),
-        ("capital Paris", "Paris"),
-        ("symbol Fe", "Iron"),
-        ("yen", "Japan"),
-    ],
-)
-def test_a_search_finds_pages_by_title_and_by_content(index, query, page):
-    assert page in index.search_pages(query).split("\n")
+def test_a_search_finds_pages_by_title_and_by_content(index):
+    for query, page in (("France", "France"), ("capital Paris", "Paris"), ("symbol Fe", "Iron")):
+        assert page in index.search_pages(query).split("\n")
+    assert index.search_pages("zzz") == "No page found."
+    assert len(index.search_pages("capital").split("\n")) == 5
 
 
 def test_the_expert_answers_every_question_whose_page_the_search_finds(index):
@@ -97,18 +83,6 @@ def test_the_expert_answers_every_question_whose_page_the_search_finds(index):
             assert sum(later) <= 1 - first
 
 
-def test_the_expert_reads_two_pages_if_a_question_needs_two(index):
-    question = next(q for q in shipped()[1] if q.level == 3 and "whose capital is Tokyo" in q.text)
-    conversation = expert(question, index)
-    calls = [m["tool_calls"][0]["function"] for m in conversation if m.get("tool_calls")]
-
-    assert [c["name"] for c in calls] == [
-        "search_pages", "view_sections", "read_section", "view_sections", "read_section",
-    ]  # fmt: skip
-    assert calls[1]["arguments"] == {"page_id": "Tokyo"}
-    assert calls[3]["arguments"] == {"page_id": "Japan"}
-
-
 def reply(env, call):
     episode = Episode(env.examples("train")[0], [])
     (answer,) = asyncio.run(env.reply(episode, call))
@@ -127,11 +101,6 @@ def reply(env, call):
             tool_call("read_section", section_id="Norway:Economics"),
             "Error: there is no section 'Norway:Economics'; did you mean 'Norway:Economy'?",
         ),
-        (tool_call("search_pages", q="Oslo"), "Error: Object contains unknown field `q`. Usage: "),
-        (
-            tool_call("search", query="Oslo"),
-            "Error: there is no tool 'search'. Tools: search_pages(",
-        ),
     ],
 )
 def test_right_and_wrong_calls_get_a_useful_answer(call, answer):
@@ -142,11 +111,8 @@ def test_right_and_wrong_calls_get_a_useful_answer(call, answer):
     ("last", "exact", "f1"),
     [
         ("transition metal", 1.0, 1.0),
-        ("Transition metal.", 1.0, 1.0),
         ("<think>hm</think> transition metal", 1.0, 1.0),
         ("metal", 0.0, 2 / 3),
-        ("it is a transition metal", 0.0, 2 / 3),
-        ("garbage", 0.0, 0.0),
         ("", 0.0, 0.0),
     ],
 )
@@ -178,18 +144,13 @@ def test_demonstrations_are_about_entities_that_do_not_exist_and_are_different_e
     again = list(islice(wiki().demonstrations(Random(0)), 200))
 
     assert told == again
+    pages, _ = made_up(Random(7))
+    assert len({page.id for page in pages}) == len(pages)
     questions = [messages[0]["content"] for messages in told]
     assert len(set(questions)) > 190
     searched = [messages[1]["tool_calls"][0]["function"]["arguments"]["query"] for messages in told]
     assert not set(searched) & titles
     assert all(messages[-1]["role"] == "assistant" for messages in told)
-
-
-def test_in_a_made_up_corpus_no_two_pages_share_a_title():
-    for seed in range(200):
-        pages, questions = made_up(Random(seed))
-        assert len({page.id for page in pages}) == len(pages)
-        assert questions
 
 
 def test_your_own_corpus_comes_from_two_files(tmp_path):
@@ -198,9 +159,9 @@ def test_your_own_corpus_comes_from_two_files(tmp_path):
         {"title": "The Owl", "content": "A bird.\n\n# Food\nIt eats mice.\n## At night\nIt hunts."},
         {"title": "Mouse", "sections": {"Size": "Mice are small."}},
     ]
-    corpus.write_text("".join(json.dumps(page) + "\n" for page in pages))
+    written(corpus, pages)
     asked = [{"question": f"What eats mice {i}?", "answer": "the owl"} for i in range(4)]
-    questions.write_text("".join(json.dumps(one) + "\n" for one in asked))
+    written(questions, asked)
     env = wiki(corpus=str(corpus), questions=str(questions), levels=[0], num_eval=1)
 
     assert (len(env.examples("train")), len(env.examples("eval"))) == (3, 1)
@@ -252,23 +213,17 @@ def test_a_share_of_the_demonstrations_gives_up_after_the_search():
 
 
 @pytest.mark.parametrize(
-    ("record", "problem"),
+    ("pages", "problem"),
     [
-        ({}, "a page needs a `title`"),
-        ({"title": "A"}, "page 'A' needs `sections`"),
-        ({"title": "A", "sections": []}, "page 'A' needs `sections`"),
+        ([{}], "line 1: a page needs a `title`"),
+        ([{"title": "A", "sections": []}], "line 1: page 'A' needs `sections`"),
+        ([{"title": "A", "content": "x"}] * 2, "line 2: there is a page 'A' already"),
     ],
 )
-def test_a_record_that_is_no_page_is_refused(record, problem):
+def test_a_file_without_pages_is_refused(pages, problem, tmp_path):
+    written(tmp_path / "pages.jsonl", pages)
     with pytest.raises(ValueError, match=problem):
-        page_of(record, "here")
-
-
-def test_two_pages_of_one_title_are_refused(tmp_path):
-    path = tmp_path / "pages.jsonl"
-    path.write_text('{"title": "A", "content": "x"}\n' * 2)
-    with pytest.raises(ValueError, match="line 2: there is a page 'A' already"):
-        read_pages(str(path), "train", {})
+        read_pages(str(tmp_path / "pages.jsonl"), "train", {})
 
 
 @pytest.mark.parametrize(
@@ -290,12 +245,6 @@ def test_impossible_options_are_refused_with_a_remedy(options, problem):
 def test_a_split_without_questions_to_train_on_is_refused():
     with pytest.raises(ValueError, match="leave no question to train on"):
         wiki(num_eval=10**6).examples("train")
-
-
-def test_an_index_lists_no_more_than_asked_for():
-    pages = [Page(f"A {i}", {"S": "same words"}) for i in range(9)]
-    assert len(WikiIndex(pages, 4).search_pages("words").split("\n")) == 4
-    assert Question("q", "a").path == ()
 
 
 def test_a_judge_is_one_more_reward():
