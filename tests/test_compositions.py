@@ -59,21 +59,6 @@ def test_every_pair_that_the_page_does_not_refuse_occurs_in_an_allowed_run(
     assert not any(compositions.problems(row) for row in covering.rows)
 
 
-@pytest.mark.parametrize(
-    "pair",
-    [
-        ("adapter=lora", "sync=adapter"),
-        ("adapter=lora", "loss=rloo"),
-        ("adapter=none", "advantage=rloo"),
-        ("loss=sft", "adapter=lora"),
-        ("env=arithmetic", "sync=adapter"),
-    ],
-)
-def test_a_pair_that_was_once_refused_by_mistake_is_not_a_conflict(pair: tuple[str, str]) -> None:
-    choices = {tuple(choice.split("=")) for choice in pair}
-    assert not any(conflict <= choices for conflict in CONFLICTS)
-
-
 @pytest.mark.timeout(900)
 def test_a_sample_of_the_compositions_trains() -> None:
     done = subprocess.run(

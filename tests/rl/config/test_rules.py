@@ -112,8 +112,6 @@ REFUSED: dict[str, tuple[Changes, str]] = {
         {**lora(), **SYNC_ADAPTER, "model.warm_start": None},
         "vLLM has no base to add an adapter to: give model.warm_start, or use sync=auto",
     ),
-    "run without a name": ({"run_name": ""}, 'run_name="" is no name for a folder'),
-    "run elsewhere": ({"run_name": "../../there"}, "is no name for a folder below output_dir"),
     "a flag that the run decides": ({"inference.args": {"api_key": 1}}, "is decided by output_dir"),
 }
 
