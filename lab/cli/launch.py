@@ -168,10 +168,9 @@ def _guarded(start: Callable[[], float | None], in_sweep: bool) -> float | None:
     """Do a run; print in a few lines why it cannot be done."""
     try:
         return start()
-    except ConfigError as error:
-        stop("this run cannot start", error, BAD_CONFIG)
-    except FolderUnusable as error:
-        stop("this run cannot start", ConfigError([str(error)]), BAD_CONFIG)
+    except (ConfigError, FolderUnusable) as error:
+        problems = error if isinstance(error, ConfigError) else ConfigError([str(error)])
+        stop("this run cannot start", problems, BAD_CONFIG)
     except OutOfTime as error:  # the supervisor has printed it
         if not in_sweep:
             raise SystemExit(0) from error

@@ -9,7 +9,7 @@ steps), everything is read again under another generation, and a page starts ove
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -53,27 +53,23 @@ class RunIndex:
         is_trained = row.source == "training" and row.id != ""
         return self._pushes.get(row.step, {}).get(row.id) if is_trained else None
 
-    def refresh(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Read what is new. Call `progress` with the bytes read so far and their total."""
+    def refresh(self) -> None:
+        """Read what is new."""
         with self.lock:
             try:
-                self._refresh_rollouts(progress)
+                self._refresh_rollouts()
             except _Rewritten:
                 self._reset()
-                self._refresh_rollouts(progress)
+                self._refresh_rollouts()
             self._refresh_records()
 
-    def _refresh_rollouts(self, progress: Callable[[int, int], None] | None) -> None:
+    def _refresh_rollouts(self) -> None:
         present = source_files(self.run_folder)
         if self.files.keys() - {file.path for file in present}:
             raise _Rewritten
-        changed = [file for file in present if self.files.get(file.path) != file]
-        total, read = sum(file.size for file in changed), 0
-        for file in changed:
-            self._read(file)
-            read += file.size
-            if progress is not None:
-                progress(read, total)
+        for file in present:
+            if self.files.get(file.path) != file:
+                self._read(file)
 
     def _read(self, file: SourceFile) -> None:
         """Add the rows after those that were read before."""
