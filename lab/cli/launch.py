@@ -133,7 +133,11 @@ def task(function: Callable[[Job], float | None]) -> Callable[[DictConfig], floa
         chosen = HydraConfig.get()
         in_sweep = chosen.mode == RunMode.MULTIRUN
         sweep = sweep_of_this_process() if in_sweep else None
-        command = sweep.read_info()["run_command"] if sweep else _command(chosen)
+        command = (
+            sweep.read_info()["run_command"]
+            if sweep
+            else command_of(sys.orig_argv, sys.argv, chosen.overrides.hydra)
+        )
 
         def start(changes: Mapping[str, Any]) -> float | None:
             with open_dict(config):
@@ -169,10 +173,9 @@ def _guarded(start: Callable[[], float | None], in_sweep: bool) -> float | None:
     """Do a run; print in a few lines why it cannot be done."""
     try:
         return start()
-    except ConfigError as error:
-        stop("this run cannot start", error, BAD_CONFIG)
-    except FolderUnusable as error:
-        stop("this run cannot start", ConfigError([str(error)]), BAD_CONFIG)
+    except (ConfigError, FolderUnusable) as error:
+        problems = error if isinstance(error, ConfigError) else ConfigError([str(error)])
+        stop("this run cannot start", problems, BAD_CONFIG)
     except OutOfTime as error:  # the supervisor has printed it
         if not in_sweep:
             raise SystemExit(0) from error
@@ -187,19 +190,11 @@ def _guarded(start: Callable[[], float | None], in_sweep: bool) -> float | None:
         raise SystemExit(FAILED) from error
 
 
-def _command(chosen: Any) -> list[str]:
-    """Return the command line of this process before its overrides; `chosen` is Hydra's node."""
-    return command_of(sys.orig_argv, sys.argv, chosen.overrides.hydra)
-
-
 def command_of(typed: list[str], arguments: list[str], hydra: Sequence[str]) -> list[str]:
     """Return the command line that starts one run, without its overrides.
 
-    Args:
-        typed: the whole command line, the interpreter included.
-        arguments: the same from the program's name on.
-        hydra: overrides of Hydra's own keys.
-
+    `typed` is the whole command line, `arguments` its words from the program's name on, and `hydra`
+    the overrides of Hydra's own keys.
     """
     program = arguments[0]
     start = typed[: typed.index(program) + 1] if program in typed else [sys.executable, program]
@@ -225,11 +220,7 @@ def options_first(arguments: list[str]) -> list[str]:
 def launch(main: Callable[[], object], primary: str = "train", added: Sequence[str] = ()) -> None:
     """Call what @hydra.main made; print in a few lines what Hydra itself found wrong.
 
-    Args:
-        main: the function to call.
-        primary: its configuration in conf/.
-        added: further keys that it takes, each with a plus.
-
+    `primary` is its configuration in conf/; `added` are further keys, each written with a plus.
     """
     wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # then Hydra raises instead of printing

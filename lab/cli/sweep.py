@@ -221,11 +221,7 @@ def _prepare_for_parallel_jobs(slots: Sequence[Slot]) -> None:
     # The launcher waits in this process and ends its workers on a KeyboardInterrupt.
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, _interrupt)
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
+            signal.signal(number, signal.default_int_handler)
 
 
 def _say(text: str) -> None:

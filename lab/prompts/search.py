@@ -32,7 +32,7 @@ Texts = dict[str, str]
 
 @dataclass
 class Search:
-    """One search. GEPA calls it as its adapter, its callback and its logger.
+    """One search. GEPA calls it as its adapter, criterion, callback and logger.
 
     Attributes:
         keep: called with the candidates after each round.
@@ -70,7 +70,7 @@ class Search:
             reflection_minibatch_size=settings.minibatch_size,
             skip_perfect_score=perfect is not None,
             perfect_score=1.0 if perfect is None else perfect,
-            acceptance_criterion=_BetterAndNew(),
+            acceptance_criterion=self,
             stop_callbacks=self._is_over,
             callbacks=[self],  # pyright: ignore[reportArgumentType] has some methods of the protocol
             logger=self,
@@ -175,12 +175,8 @@ class Search:
             raise
         return dict.fromkeys(components_to_update, shown)
 
-
-class _BetterAndNew:
-    """Accepts a new prompt with a higher score on the examples that it and its parent scored."""
-
     def should_accept(self, proposal: CandidateProposal, state: GEPAState) -> bool:
-        """Return True if the proposal becomes a candidate."""
+        """Return True for a new prompt that is better on the examples that both prompts scored."""
         if proposal.candidate in state.program_candidates:
             return False
         assert proposal.eval_before is not None

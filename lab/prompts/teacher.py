@@ -119,10 +119,6 @@ class Reflection:
             yield MessagesChat(self.sampler, endpoint, client)
 
 
-class NoPrompt(RuntimeError):
-    """The teacher's answer contains no prompt."""
-
-
 @dataclass
 class Teacher:
     """The callable that GEPA asks for a better prompt.
@@ -155,7 +151,7 @@ class Teacher:
                 f"the reflection model {why}, {_MOST_EMPTY} times in a row: raise "
                 "reflection.max_tokens, or choose another model"
             )
-        raise NoPrompt("the reflection model's answer has no complete prompt")
+        raise ValueError("the reflection model's answer has no complete prompt")
 
     def _ask(self, question: str) -> dict[str, object]:
         try:

@@ -47,13 +47,7 @@ def run_job(
 ) -> float | None:
     """Run a job unless it is done; return the value that the sweeper maximises.
 
-    Args:
-        sweep: of the job.
-        overrides: identify the job.
-        output_dir: contains the folder of its run.
-        run_name: of a new run, without the job's number.
-        max_steps: of its run.
-        start: starts or resumes the run.
+    `run_name` is the name of a new run without the job's number; `start` starts or resumes the run.
 
     Raises:
         RunFailed: the run failed. In the sweep's own process, any error of `start`.

@@ -94,19 +94,15 @@ def what_will_be_done(sweep: SweepFolder, command: str) -> str:
         parts += [f"{len(jobs.records)} jobs"]
         parts += [f"{jobs.counts[DONE]} done before"] if jobs.counts[DONE] else []
         parts += [f"{begun} to be resumed"] if begun else []
-    lines.append(", ".join(parts) + at_once(info["slots"]))
+    at_once = ""
+    if slots := info["slots"]:
+        cores, gpus = len(slots[0]["cores"]), len(slots[0]["gpus"])
+        each = [f"{cores} {'core' if cores == 1 else 'cores'}"]
+        each += [f"{gpus} {'GPU' if gpus == 1 else 'GPUs'}"] if gpus else []
+        at_once = f"; {len(slots)} at once, each on {' and '.join(each)}"
+    lines.append(", ".join(parts) + at_once)
     lines.append(f"to resume it after an interruption:\n  {command}")
     return "\n".join(line for line in lines if line)
-
-
-def at_once(slots: list[dict[str, list[str]]]) -> str:
-    """Return how many jobs run at the same time, and the resources of each."""
-    if not slots:
-        return ""
-    cores, gpus = len(slots[0]["cores"]), len(slots[0]["gpus"])
-    each = [f"{cores} {'core' if cores == 1 else 'cores'}"]
-    each += [f"{gpus} {'GPU' if gpus == 1 else 'GPUs'}"] if gpus else []
-    return f"; {len(slots)} at once, each on {' and '.join(each)}"
 
 
 def announce(sweep: SweepFolder, number: int) -> None:

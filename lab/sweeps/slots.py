@@ -37,15 +37,11 @@ def slots_of(launcher: Mapping[str, Any], cores: Sequence[int], gpus: Sequence[s
     share a GPU.
     """
     kind = str(launcher.get("_target_")).rpartition(".")[2]
-    if (
-        kind == "JoblibLauncher" and launcher["n_jobs"] != 1
-    ):  # with 1 the job runs in the sweep's process
-        wanted, per_core, per_gpu = max(launcher["n_jobs"], 0), 0, 0
-    elif kind == "LocalLauncher":
-        wanted, per_core = 0, launcher["cpus_per_task"] or 0
-        per_gpu = launcher["gpus_per_node"] or 0
-    else:  # the jobs run one after another, or a scheduler places them
-        return []
+    num_jobs = launcher.get("n_jobs") or 0
+    if kind not in ("JoblibLauncher", "LocalLauncher") or num_jobs == 1:
+        return []  # the jobs run one after another, or a scheduler places them
+    wanted = max(num_jobs, 0)
+    per_core, per_gpu = launcher.get("cpus_per_task") or 0, launcher.get("gpus_per_node") or 0
     limits = [
         _most_jobs("cpus_per_task", per_core, len(cores), "cores"),
         _most_jobs("gpus_per_node", per_gpu, len(gpus), "GPUs"),
@@ -86,16 +82,14 @@ def slot_of(slots: Sequence[Slot], folder: Path | None = None) -> Iterator[Slot 
     while True:
         for slot in slots:
             with ExitStack() as locks:
-                if all(_locked(locks, path) for path in _files(slot, folder)):
+                names = [f"core-{core}" for core in slot.cores] + [
+                    f"gpu-{gpu}" for gpu in slot.gpus
+                ]
+                if all(_locked(locks, folder / name.replace("/", "-")) for name in names):
                     with _confined_to(slot):
                         yield slot
                     return
         time.sleep(_TICK_S)
-
-
-def _files(slot: Slot, folder: Path) -> list[Path]:
-    names = [f"core-{core}" for core in slot.cores] + [f"gpu-{gpu}" for gpu in slot.gpus]
-    return [folder / name.replace("/", "-") for name in names]
 
 
 def _locked(locks: ExitStack, path: Path) -> bool:

@@ -15,7 +15,6 @@ import yaml
 from lab.viewer.index import RunIndex
 from lab.viewer.rollout_lines import Row, without_surrogates
 from lab.viewer.token_record import tokens_of
-from rl.runtime.folder import RunFolder
 from rl.runtime.lock import FolderInUse, ensure_free
 
 COLUMNS = (
@@ -60,7 +59,11 @@ def _rounded(value: float | None) -> float | None:
 
 def facts(index: RunIndex) -> dict[str, Any]:
     """Return the run's name, whether it is going on, and what could not be read."""
-    going = is_locked(index.run_folder)
+    going = False
+    try:
+        ensure_free(index.run_folder, patience_s=0)  # without waiting: a page asks every second
+    except FolderInUse:
+        going = True
     broken = [line for path in sorted(index.broken) for line in index.broken[path]]
     problems = [
         f"{_short(line.path)} line {line.number} is not a rollout: {line.why}"
@@ -84,15 +87,6 @@ def facts(index: RunIndex) -> dict[str, Any]:
 
 def _short(path: Path) -> str:
     return "/".join(path.parts[-2:])
-
-
-def is_locked(run_folder: RunFolder) -> bool:
-    """Return True if a process trains in the folder now."""
-    try:
-        ensure_free(run_folder, patience_s=0)  # without waiting: a page asks every second
-    except FolderInUse:
-        return True
-    return False
 
 
 def rollouts(index: RunIndex, numbers: Sequence[int]) -> list[dict[str, Any]]:

@@ -6,7 +6,6 @@ python view.py outputs/run [outputs/other ...] [step=1] [port=8000] [export=page
 import secrets
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
@@ -35,34 +34,6 @@ FILTERS = ("step", "source", "env")
 KEYS = ("port", "export", *FILTERS)
 
 
-@dataclass(frozen=True)
-class Arguments:
-    """The parsed command line."""
-
-    folders: list[Path]
-    port: int  # 0: any
-    export: Path | None
-    filters: dict[str, str]
-
-
-def parsed(words: Sequence[str]) -> Arguments:
-    """Return the arguments in the words of a command line.
-
-    Raises:
-        ValueError: a word is wrong; the message is for the user.
-
-    """
-    folders, options = folders_and_options(words, KEYS)
-    port = options.get("port", "0")
-    if not port.isdigit() or int(port) >= 2**16:
-        raise ValueError(f"port={port} is not a port: give a number from 1024 to 65535")
-    export = Path(options["export"]) if "export" in options else None
-    if export is not None and not export.absolute().parent.is_dir():
-        raise ValueError(f"export={export}: there is no folder {export.parent}")
-    filters = {name: options[name] for name in FILTERS if name in options}
-    return Arguments(folders, int(port), export, filters)
-
-
 def main(words: Sequence[str]) -> int:
     """Run the command and return the exit status."""
     console = Console(highlight=False, soft_wrap=True)
@@ -71,7 +42,7 @@ def main(words: Sequence[str]) -> int:
         console.print(_runs_here(), markup=False)
         return 0
     try:
-        _view(parsed(words), console)
+        _view(words, console)
     except ValueError as error:
         console.print(str(error), markup=False, style="red")
         return 2
@@ -106,22 +77,23 @@ def _runs_of(folders: Sequence[Path]) -> dict[str, RunFolder]:
     return dict(zip(names, map(RunFolder, runs), strict=True))
 
 
-def _view(arguments: Arguments, console: Console) -> None:
-    runs = _runs_of(arguments.folders)
+def _view(words: Sequence[str], console: Console) -> None:
+    folders, options = folders_and_options(words, KEYS)
+    port = options.get("port", "0")
+    if not port.isdigit() or int(port) >= 2**16:
+        raise ValueError(f"port={port} is not a port: give a number from 1024 to 65535")
+    runs = _runs_of(folders)
     from lab.viewer.index import RunIndex  # late, because it takes a second to import
 
     indexes = {name: RunIndex(run) for name, run in runs.items()}
-    with console.status("reading") as status:
-        for name, index in indexes.items():
-            index.refresh(
-                lambda read, total, name=name: status.update(
-                    f"reading {name}: {read / 1e6:.0f} of {total / 1e6:.0f} MB"
-                )
-            )
-    if arguments.export is not None:
-        _export(arguments.export, arguments.filters, indexes, console)
+    with console.status("reading"):
+        for index in indexes.values():
+            index.refresh()
+    filters = {name: options[name] for name in FILTERS if name in options}
+    if "export" in options:
+        _export(Path(options["export"]), filters, indexes, console)
     else:
-        _serve(indexes, arguments, console)
+        _serve(int(port), filters, indexes, console)
 
 
 def _export(
@@ -142,26 +114,25 @@ def _export(
     console.print(f"{path} ({len(text) / 1e6:.1f} MB)", markup=False)
 
 
-def _serve(indexes: "Mapping[str, RunIndex]", arguments: Arguments, console: Console) -> None:
+def _serve(
+    port: int, filters: dict[str, str], indexes: "Mapping[str, RunIndex]", console: Console
+) -> None:
     import uvicorn
 
     from lab.viewer.server import application
 
-    fragment = f"#{urlencode(arguments.filters)}" if arguments.filters else ""
+    fragment = f"#{urlencode(filters)}" if filters else ""
     key = secrets.token_urlsafe(12)
     try:
         # It listens at once, so that a browser that connects early waits for the server.
-        listener = socket.create_server(("127.0.0.1", arguments.port))
+        listener = socket.create_server(("127.0.0.1", port))
     except OSError as error:
-        problem = f"port={arguments.port} is not available ({error.strerror}): choose another"
+        problem = f"port={port} is not available ({error.strerror}): choose another"
         raise ValueError(problem) from error
     address = f"http://127.0.0.1:{listener.getsockname()[1]}/{key}/{fragment}"
+    app = application(list(indexes.values()), list(indexes), key)
     config = uvicorn.Config(
-        application(list(indexes.values()), list(indexes), key),
-        log_level="error",
-        access_log=False,
-        lifespan="off",
-        timeout_graceful_shutdown=1,
+        app, log_level="error", access_log=False, lifespan="off", timeout_graceful_shutdown=1
     )
     console.print(address, markup=False)
     console.print("Ctrl-C ends it. The page follows the run.", style="dim")

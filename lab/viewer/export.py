@@ -43,7 +43,10 @@ def page(chosen: Sequence[Chosen], note: str = "") -> str:
         ValueError: there are no rollouts, or too many for a file.
 
     """
-    numbers = [whole_groups(one.index, one.numbers) for one in chosen]
+    numbers = []
+    for one in chosen:
+        groups = {_group(one.index.rows[n]) for n in one.numbers}
+        numbers.append([n for n, row in enumerate(one.index.rows) if _group(row) in groups])
     total = sum(map(len, numbers))
     if not total:
         raise ValueError("no rollout passes the filters, so there is nothing to export")
@@ -89,12 +92,6 @@ def write_page(run_folder: RunFolder, path: Path, note: str) -> None:
         numbers = [n for n in numbers[:MOST_ROLLOUTS] if _group(index.rows[n]) != cut]
         note += f" (the first {len(numbers):,} rollouts)"
     path.write_text(page([Chosen(index, run_folder.name, numbers)], note), encoding="utf-8")
-
-
-def whole_groups(index: RunIndex, numbers: Sequence[int]) -> list[int]:
-    """Return these rollouts and the others of their groups, in order."""
-    groups = {_group(index.rows[n]) for n in numbers}
-    return [n for n, row in enumerate(index.rows) if _group(row) in groups]
 
 
 def _group(row: Row) -> tuple[str, int, int]:

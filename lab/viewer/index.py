@@ -8,15 +8,20 @@ steps), everything is read again under another generation, and a page starts ove
 """
 
 import threading
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
+from pyarrow import parquet
 
-from lab.viewer.pushes import pushes_of
 from lab.viewer.rollout_lines import BrokenLine, Row, SourceFile, rows_of
 from rl.runtime.folder import RunFolder, step_of
+
+_STRONG = 0.98  # quantile of the tokens with a gradient
+_GRADIENT = ("grad", "slope")  # names of the column; the second in older runs
 
 
 class _Rewritten(Exception):
@@ -48,27 +53,23 @@ class RunIndex:
         is_trained = row.source == "training" and row.id != ""
         return self._pushes.get(row.step, {}).get(row.id) if is_trained else None
 
-    def refresh(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Read what is new. Call `progress` with the bytes read so far and their total."""
+    def refresh(self) -> None:
+        """Read what is new."""
         with self.lock:
             try:
-                self._refresh_rollouts(progress)
+                self._refresh_rollouts()
             except _Rewritten:
                 self._reset()
-                self._refresh_rollouts(progress)
+                self._refresh_rollouts()
             self._refresh_records()
 
-    def _refresh_rollouts(self, progress: Callable[[int, int], None] | None) -> None:
+    def _refresh_rollouts(self) -> None:
         present = source_files(self.run_folder)
         if self.files.keys() - {file.path for file in present}:
             raise _Rewritten
-        changed = [file for file in present if self.files.get(file.path) != file]
-        total, read = sum(file.size for file in changed), 0
-        for file in changed:
-            self._read(file)
-            read += file.size
-            if progress is not None:
-                progress(read, total)
+        for file in present:
+            if self.files.get(file.path) != file:
+                self._read(file)
 
     def _read(self, file: SourceFile) -> None:
         """Add the rows after those that were read before."""
@@ -115,3 +116,24 @@ def source_files(run_folder: RunFolder) -> list[SourceFile]:
             stat, step = path.stat(), 0 if path == run_folder.evaluated else step_of(path)
             files.append(SourceFile(path, source, step, stat.st_mtime_ns, stat.st_size))
     return sorted(files, key=lambda file: (file.source != "training", file.step))
+
+
+def pushes_of(paths: Iterable[Path]) -> tuple[dict[str, float], float | None]:
+    """Return the push of each rollout of a step by id, and the |gradient| of a strong token.
+
+    The push of a rollout is the sum of its tokens' |gradient|. If the step trained on nothing, its
+    files have no such column.
+    """
+    pushes: dict[str, float] = defaultdict(float)
+    sizes = [np.empty(0)]
+    for path in paths:
+        file = parquet.ParquetFile(path)
+        for name in set(_GRADIENT) & set(file.schema_arrow.names):
+            columns = file.read(columns=["id", name])
+            for identity, gradients in zip(columns["id"], columns[name], strict=True):
+                size = np.abs(gradients.values.drop_null().to_numpy().astype(np.float64))
+                pushes[identity.as_py()] += float(size.sum())
+                sizes.append(size)
+    positive = np.concatenate(sizes)
+    positive = positive[positive > 0]
+    return pushes, float(np.quantile(positive, _STRONG)) if len(positive) else None

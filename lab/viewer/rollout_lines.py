@@ -150,7 +150,7 @@ def _row(line: RolloutLine, file: SourceFile, start: int, size: int, places: Cou
         used=line.used,
         error=bool(line.error),
         question=_question(line.env, opening),
-        title=_title(opening),
+        title=" ".join(" ".join(opening[-1:]).split())[:_LONGEST_TITLE],
         text="\n".join(texts).lower(),
     )
 
@@ -159,8 +159,3 @@ def _question(env: str, opening: list[str]) -> int:
     """Return a number that is the same for the same question, in any step and any run."""
     digest = xxhash.xxh3_64_intdigest("\0".join([env, *opening]).encode("utf-8", "replace"))
     return digest >> (64 - _EXACT_BITS)
-
-
-def _title(opening: list[str]) -> str:
-    text = " ".join(opening[-1].split()) if opening else ""
-    return text if len(text) <= _LONGEST_TITLE else text[: _LONGEST_TITLE - 1] + "…"

@@ -1,8 +1,6 @@
 """conf/evaluate.yaml: every choice composes, and what cannot work is said in a sentence."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,8 @@ from lab.cli.launch import resolved
 from lab.evaluation.settings import Evaluation, checked
 from rl.config.schema import ConfigError
 from tests.rl.config.test_shipped import COMPANIONS
-from tests.support.composing import CONF, REPO
+from tests.support.composing import CONF
+from tests.support.launching import train
 
 HUB = ["model.path=Qwen/Qwen3-0.6B"]
 REMOTE = ["client=messages", "client.url=http://localhost:1/v1", "client.model=name"]
@@ -123,13 +122,7 @@ def test_a_folder_holds_one_evaluation(tmp_path: Path) -> None:
 def test_a_mistake_on_the_command_line_is_said_in_a_few_lines(
     arguments: list[str], said: str, tmp_path: Path
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, str(REPO / "evaluate.py"), *arguments, f"output_dir={tmp_path}"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = train(*arguments, output_dir=tmp_path, program="evaluate.py")
     assert said in done.stderr
     assert "Traceback" not in done.stderr
     assert done.returncode == 2

@@ -9,7 +9,7 @@ from gepa.proposer.base import CandidateProposal, SubsampleEvaluation
 
 from envs.episode import Example
 from lab.prompts.prompt_player import Attempt
-from lab.prompts.search import COMPONENT, Search, _BetterAndNew
+from lab.prompts.search import COMPONENT, Search
 
 EXAMPLE = Example(id=0, env="e", messages=[])
 
@@ -37,14 +37,18 @@ def test_a_prompt_is_better_by_what_both_it_and_its_parent_scored(before, after,
         eval_after=evaluated(after),
     )
     known = SimpleNamespace(program_candidates=[{COMPONENT: "old"}])
-    assert _BetterAndNew().should_accept(proposal, known) is accepted
+    assert searching().should_accept(proposal, known) is accepted
     known.program_candidates.append({COMPONENT: "new"})
-    assert not _BetterAndNew().should_accept(proposal, known)
+    assert not searching().should_accept(proposal, known)
+
+
+def searching() -> Search:
+    teacher, settings = SimpleNamespace(failure=None), SimpleNamespace(state_columns=[])
+    return Search(settings, None, teacher, None, Path())
 
 
 def test_a_rollout_that_cannot_be_told_ends_the_search():
-    teacher, settings = SimpleNamespace(failure=None), SimpleNamespace(state_columns=[])
-    search = Search(settings, None, teacher, None, Path())
+    search = searching()
     messages = [{"role": "assistant", "tool_calls": ["no call"]}]
     attempt = Attempt(EXAMPLE, 0, {"reward": 1.0, "messages": messages, "stop_reason": "stop"})
     batch = EvaluationBatch(outputs=[attempt], scores=[1.0], trajectories=[attempt])
