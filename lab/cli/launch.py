@@ -75,15 +75,15 @@ def compose(overrides: list[str]) -> dict[str, Any]:
 
     It works inside a task. `${hydra:runtime.choices.loss}` then is the loss of this composition.
     """
-    return composed(HydraConfig.get(), overrides)[0]
+    return composed(HydraConfig.get(), overrides)
 
 
-def composed(chosen: Any, overrides: list[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the configuration of Hydra's node `chosen` with these overrides, and its choices."""
+def composed(chosen: Any, overrides: list[str]) -> dict[str, Any]:
+    """Return the configuration of Hydra's node `chosen` with these overrides."""
     lines = [*chosen.overrides.hydra, *overrides]
     config = hydra.compose(chosen.job.config_name, lines, return_hydra_config=True)
     with _as_hydra_config(config):
-        return resolved(config), _choices(config.hydra)
+        return resolved(config)
 
 
 def _choices(chosen: Any) -> dict[str, str]:

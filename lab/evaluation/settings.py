@@ -84,21 +84,19 @@ class Evaluation(PlayedPolicy):
     pass_threshold: float
 
 
-def checked(config: Config, choices: Mapping[str, str] | None = None) -> Evaluation:
+def checked(config: Config) -> Evaluation:
     """Return the evaluation that a configuration describes. ConfigError if it cannot work."""
-    return checked_as(Evaluation, of_played_policy(config), evaluation_folder_problems, choices)
+    return checked_as(Evaluation, of_played_policy(config), evaluation_folder_problems)
 
 
-def checked_as(
-    kind: type[P], config: Config, folder_problems: Rule, choices: Mapping[str, str] | None
-) -> P:
+def checked_as(kind: type[P], config: Config, folder_problems: Rule) -> P:
     """Return the settings in a configuration. ConfigError if they break a rule."""
     rules = (*POLICY_RULES, folder_problems)
 
     def problems(config: Config) -> list[str]:
         return [problem for rule in rules for problem in rule(config)]
 
-    check(config, f"{kind.__module__}.{kind.__name__}", problems, choices=choices)
+    check(config, f"{kind.__module__}.{kind.__name__}", problems)
     return kind.of(config)
 
 

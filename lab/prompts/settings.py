@@ -1,6 +1,6 @@
 """The configuration of a search for a prompt (conf/optimize_prompt.yaml)."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import ClassVar
@@ -34,13 +34,13 @@ class PromptOptimization(PlayedPolicy):
     resume: bool
 
 
-def checked(config: Config, choices: Mapping[str, str] | None = None) -> PromptOptimization:
+def checked(config: Config) -> PromptOptimization:
     """Return the search that a configuration describes. ConfigError if it cannot work."""
     inference = config.get("inference")
     config = {**of_played_policy(config)}
     if value_of(config, "reflection.path") is not None:  # the teacher needs a vLLM in any case
         config |= {"inference": inference}
-    return checked_as(PromptOptimization, config, _problems, choices)
+    return checked_as(PromptOptimization, config, _problems)
 
 
 def _problems(config: Config) -> Iterator[str]:

@@ -10,8 +10,7 @@ callables; its other keys are that callable's keyword-only parameters (rl/config
 """
 
 import ast
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rl.config.algorithm_rules import ALGORITHM_RULES
@@ -29,8 +28,6 @@ def check(
     config: Mapping[str, Any],
     schema: str = "rl.config.schema.Run",
     rules: Callable[[Mapping[str, Any]], list[str]] = rule_problems,
-    *,
-    choices: Mapping[str, str] | None = None,
 ) -> None:
     """Raise ConfigError with everything that is wrong with the values of a configuration.
 
@@ -40,53 +37,21 @@ def check(
         config: its top level, resolved.
         schema: the class whose fields are the keys.
         rules: returns a sentence for each combination that makes no sense.
-        choices: which file of each group was chosen; the user knows the nodes by these names.
 
     """
     with parsed():
         problems = list(_node_problems({"_target_": schema, **config}, ""))
-        _refuse(problems or rules(config), config, choices)
+        _refuse(problems or rules(config))
 
 
-def check_learned(
-    config: Mapping[str, Any], learned: Learned, *, choices: Mapping[str, str] | None = None
-) -> None:
+def check_learned(config: Mapping[str, Any], learned: Learned) -> None:
     """Raise ConfigError if a checked configuration composes what does not go together."""
-    _refuse([p for rule in ALGORITHM_RULES for p in rule(config, learned)], config, choices)
+    _refuse([p for rule in ALGORITHM_RULES for p in rule(config, learned)])
 
 
-def _refuse(
-    problems: list[str], config: Mapping[str, Any], choices: Mapping[str, str] | None
-) -> None:
+def _refuse(problems: list[str]) -> None:
     if problems:
-        names = _names_of(config, choices or {})
-        problems = [_in_the_words_of_the_user(problem, names) for problem in problems]
         raise ConfigError(list(dict.fromkeys(problems)))  # one path may be looked at twice
-
-
-def still_chosen(choices: Mapping[str, str], overrides: Iterable[str]) -> dict[str, str]:
-    """Return the choices whose callable the command line has not replaced by another."""
-    replaced = {override.partition("=")[0].lstrip("+~") for override in overrides}
-    return {group: it for group, it in choices.items() if f"{group}._target_" not in replaced}
-
-
-def _names_of(config: Mapping[str, Any], choices: Mapping[str, str]) -> dict[str, str]:
-    """Map `losses.gspo.gspo` to `loss=gspo`, for each node that a file was chosen for."""
-    nodes = {group: config.get(group) for group in choices}
-    return {
-        str(node["_target_"]): f"{group}={choices[group]}"
-        for group, node in nodes.items()
-        if isinstance(node, Mapping) and "_target_" in node
-    }
-
-
-def _in_the_words_of_the_user(problem: str, names: Mapping[str, str]) -> str:
-    """Replace targets by choices, except in a sentence about a target or a line of its file."""
-    if "._target_ is " in problem or ", line " in problem:
-        return problem
-    for target, name in names.items():
-        problem = re.sub(rf"(?<![\w.]){re.escape(target)}(?!\.?\w)", name, problem)
-    return problem
 
 
 def _node_problems(node: Mapping[str, Any], path: str) -> Iterator[str]:

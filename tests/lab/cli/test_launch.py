@@ -36,7 +36,7 @@ from tests.support.launching import train
         (["sync.strategy=disk"], "there is no key sync.strategy: renamed to sync"),
         (
             ["+sampler.slips=0.1"],
-            "sampler.slips is no key of sampler=async: renamed to sampler.corr",
+            "sampler.slips is no key of rl.sampling.sampler.PolicySampler: renamed to sa",
         ),
         (["loss", "grpo"], "loss cannot be read: write key=value"),
         (["batch_size=250"], "use batch_size=240 or 256"),

@@ -254,19 +254,6 @@ def test_learning_from_truncated_sampling_needs_a_yes(
     check_all(changed(config, {**changes, "sampler.allow_biased_ratio": True}))
 
 
-def test_a_problem_names_the_choices_that_the_user_typed(config: dict[str, Any]) -> None:
-    config = changed(config, {"loss": chosen("loss", "sft")})
-    choices = {"loss": "sft", "sampler": "async", "hydra/output": "x", "env@env.envs.a": "b"}
-    with pytest.raises(ConfigError, match=r"^- loss=sft imitates its tokens"):
-        check_all(config, choices=choices)
-    config["buffer"]["sise"] = 3
-    with pytest.raises(ConfigError, match=r"buffer\.sise is no key of buffer=fifo"):
-        check_all(config, choices={"buffer": "fifo"})
-    config["buffer"] = {"_target_": "rl.rollouts.buffer.Fifobuffer"}
-    with pytest.raises(ConfigError, match=r"buffer\._target_ is rl\.rollouts\.buffer\.Fifobuffer"):
-        check_all(config, choices={"buffer": "fifo"})
-
-
 def test_the_default_is_one_step_off_policy_from_the_policys_own_distribution(config):
     sampler = config["sampler"]
     assert (sampler["max_staleness"], sampler["temperature"]) == (1, 1.0)
