@@ -19,8 +19,9 @@ masks still counts, so that the other weights do not change.
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Annotated
 
-RANGES = {"length": ">= 1"}
+from msgspec import Meta
 
 
 def token_mean(
@@ -45,7 +46,7 @@ def constant_length(
     lengths: Sequence[int],
     group_ids: Sequence[int],  # noqa: ARG001 (all aggregations share one signature)
     *,
-    length: int,
+    length: Annotated[int, Meta(ge=1)],
 ) -> list[float]:
     """Return weights [S] for sums over tokens divided by a fixed length. arXiv:2503.20783."""
     if length <= 0:

@@ -7,13 +7,16 @@ plays a policy without training it, too.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from msgspec import Meta
 
 from rl.config.annotations import Node
 from rl.config.check import check
 from rl.config.facts import fact, is_external, is_imitator
 from rl.config.nodes import CoreNode, InferenceNode, ModelNode, SamplerNode
 from rl.config.positions import ADAPTER, base_of
+from rl.config.ranges import NonNegativeInt, PositiveInt
 from rl.config.rules import (
     data_files,
     lengths,
@@ -37,10 +40,8 @@ P = TypeVar("P", bound="PlayedPolicy")
 class PlayedPolicy:
     """A policy, its server, and its environment."""
 
-    RANGES: ClassVar[dict[str, str]] = {"seed": ">= 0", "max_seq_len": ">= 2"}
-
-    seed: int  # of vLLM's sampling
-    max_seq_len: int
+    seed: NonNegativeInt  # of vLLM's sampling
+    max_seq_len: Annotated[int, Meta(ge=2)]
     model: ModelNode | None  # None: another server has it
     adapter_path: str | None
     env: Node
@@ -76,10 +77,8 @@ class PlayedPolicy:
 class Evaluation(PlayedPolicy):
     """The top level of conf/evaluate.yaml, resolved. Values are explained there."""
 
-    RANGES: ClassVar[dict[str, str]] = {"num_examples": ">= 1", "rollouts_per_example": ">= 1"}
-
-    num_examples: int
-    rollouts_per_example: int
+    num_examples: PositiveInt
+    rollouts_per_example: PositiveInt
     split: Literal["train", "eval"]
     pass_threshold: float
 

@@ -7,7 +7,7 @@ from traceback import extract_tb
 from types import ModuleType
 from typing import Any
 
-from rl.config.annotations import Converter, Misfit, Node
+from rl.config.annotations import Misfit, Node, converted
 from rl.config.schema import ConfigError
 from rl.config.signatures import Option, read
 
@@ -60,9 +60,9 @@ def _converted(value: Any, option: Option | None, path: str) -> Any:
     if option is None:
         raise ConfigError([f"{path} is not an option"])
     try:
-        return Converter(option.module, _built).convert(value, option.annotation, path)
+        return converted(value, option, path, _built)
     except Misfit as misfit:
-        raise ConfigError([f"{path} {misfit}"]) from None
+        raise ConfigError([str(misfit)]) from None
 
 
 def _built(node: Node, _path: str) -> Any:

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rl.config.algorithm_rules import ALGORITHM_RULES
-from rl.config.annotations import Converter, Misfit, Node
+from rl.config.annotations import Misfit, Node, converted
 from rl.config.learned import Learned
-from rl.config.limits import range_problems
+from rl.config.limits import order_problems
 from rl.config.rules import rule_problems
 from rl.config.schema import RENAMED, ConfigError, parsed
 from rl.config.signatures import Option, did_you_mean, read
@@ -88,7 +88,7 @@ def _node_problems(node: Mapping[str, Any], path: str) -> Iterator[str]:
         if key in node
         for problem in _value_problems(node[key], option, f"{prefix}{key}")
     ]
-    yield from problems or range_problems(node, path)
+    yield from problems or order_problems(node, path)
 
 
 def _value_problems(value: Any, option: Option, path: str) -> list[str]:
@@ -102,7 +102,7 @@ def _value_problems(value: Any, option: Option, path: str) -> list[str]:
         return node
 
     try:
-        Converter(option.module, descend).convert(value, option.annotation, path)
+        converted(value, option, path, descend)
     except Misfit as misfit:
-        problems.append(f"{path} {misfit}")
+        problems.append(str(misfit))
     return problems

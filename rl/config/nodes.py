@@ -7,16 +7,17 @@ is a property here, read from its source, so that no process builds a node to le
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from rl.config.annotations import Node
 from rl.config.facts import fact, is_by_hand, is_external, is_imitator, spans_hosts
+from rl.config.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 
 
 def _fitting(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that are fields of a dataclass; a whole number for a float becomes one."""
-    types = {entry.name: entry.type for entry in fields(kind)}
-    return {k: float(v) if types[k] is float else v for k, v in values.items() if k in types}
+    """Return the values that are fields of a dataclass."""
+    names = {entry.name for entry in fields(kind)}
+    return {key: value for key, value in values.items() if key in names}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,30 +153,18 @@ class ClusterNode(CoreNode):
 class TrainerSettings:
     """The training processes (conf/train.yaml explains each key)."""
 
-    RANGES: ClassVar[dict[str, str]] = {
-        "ranks": ">= 1",
-        "tokens_per_micro_batch": ">= 1",
-        "logprob_chunk": ">= 1",
-        "max_grad_norm": "> 0",
-        "num_threads": ">= 1",
-        "checkpoint_every": ">= 0",
-        "keep_checkpoints": ">= 1",
-        "max_nonfinite_steps": ">= 1",
-        "wait_timeout": "> 0",
-    }
-
-    ranks: int | None
+    ranks: PositiveInt | None
     devices: list[int | str] | None
-    tokens_per_micro_batch: int
-    logprob_chunk: int
-    max_grad_norm: float
+    tokens_per_micro_batch: PositiveInt
+    logprob_chunk: PositiveInt
+    max_grad_norm: PositiveFloat
     gradient_checkpointing: bool
     compile: bool
-    num_threads: int | None
-    checkpoint_every: int
-    keep_checkpoints: int
-    max_nonfinite_steps: int
-    wait_timeout: float
+    num_threads: PositiveInt | None
+    checkpoint_every: NonNegativeInt
+    keep_checkpoints: PositiveInt
+    max_nonfinite_steps: PositiveInt
+    wait_timeout: PositiveFloat
 
     @classmethod
     def of(cls, node: Mapping[str, Any]) -> Self:

@@ -4,9 +4,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, Self
 
 import yaml
+from msgspec import Meta
 
 from rl.config.annotations import Node
 from rl.config.nodes import (
@@ -18,6 +19,7 @@ from rl.config.nodes import (
     SamplerNode,
     TrainerSettings,
 )
+from rl.config.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt
 from rl.config.transport import Transport, transport
 
 FORMAT = 2  # of config.yaml, as its key `format`; files of format 1 lack the key
@@ -63,24 +65,14 @@ def parsed() -> Iterator[None]:
 class Run:
     """The top level of conf/train.yaml, resolved. Values are explained there."""
 
-    RANGES: ClassVar[dict[str, str]] = {
-        "seed": ">= 0",
-        "max_steps": ">= 1",
-        "batch_size": ">= 1",
-        "group_size": ">= 1",
-        "max_seq_len": ">= 2",
-        "updates_per_batch": ">= 1",
-        "entropy_bonus": ">= 0",
-    }
-
-    seed: int
-    max_steps: int
+    seed: NonNegativeInt
+    max_steps: PositiveInt
     max_time: float | str | None
-    batch_size: int  # rollouts per optimizer step
-    group_size: int  # rollouts per example
-    max_seq_len: int
-    updates_per_batch: int
-    entropy_bonus: float
+    batch_size: PositiveInt  # rollouts per optimizer step
+    group_size: PositiveInt  # rollouts per example
+    max_seq_len: Annotated[int, Meta(ge=2)]
+    updates_per_batch: PositiveInt
+    entropy_bonus: NonNegativeFloat
     model: ModelNode
     adapter: AdapterNode
     env: Node

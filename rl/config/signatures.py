@@ -126,10 +126,12 @@ def _imported(module: Module, name: str) -> Iterator[str]:
     for statement in module.statements():
         match statement:
             case ast.ImportFrom():
+                origin = absolute(module, statement)
                 for alias in statement.names:
-                    if name == (alias.asname or alias.name) or alias.name == "*":
-                        there = name if alias.name == "*" else alias.name
-                        yield f"{absolute(module, statement)}.{there}"
+                    if name == (alias.asname or alias.name):
+                        yield f"{origin}.{alias.name}"
+                    elif alias.name == "*" and source(origin):
+                        yield f"{origin}.{name}"
             case ast.Import():
                 for alias in statement.names:
                     if alias.asname == name:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from rl.config.ranges import PositiveFloat, PositiveInt
 from rl.config.transport import VLLM_RANKS
 from rl.inference.key_guard import GUARD, KEY_FILE
 from rl.inference.replica import Replica
@@ -67,21 +68,14 @@ class ServedPolicy:
 class VLLMServer:
     """How vLLM is started (conf/inference/vllm.yaml explains each key)."""
 
-    RANGES: ClassVar[dict[str, str]] = {
-        "replicas": ">= 1",
-        "startup_timeout": "> 0",
-        "tensor_parallel_size": ">= 1",
-        "cpu_kv_cache_gib": "> 0",
-    }
-
     starts_vllm: ClassVar[bool] = True  # so `args` are vLLM's flags
 
-    replicas: int | None
+    replicas: PositiveInt | None
     listen: Literal["unix", "tcp"]
-    startup_timeout: float
+    startup_timeout: PositiveFloat
     devices: list[int | str] | None
-    tensor_parallel_size: int
-    cpu_kv_cache_gib: int | None
+    tensor_parallel_size: PositiveInt
+    cpu_kv_cache_gib: PositiveInt | None
     args: dict[str, Any]
 
     def command(

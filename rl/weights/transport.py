@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from rl.config.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from rl.inference.routes import VLLMRoutes
 from rl.weights.memory_file import MemoryFile
 
@@ -63,12 +64,6 @@ class Sender:
     read the class variables from the source.
     """
 
-    RANGES: ClassVar[dict[str, str]] = {
-        "probe_every": ">= 0",
-        "probe_rows": ">= 1",
-        "max_mismatch": "> 0",
-    }
-
     reader: ClassVar[type[Reader]]
     chooses: ClassVar[bool] = False  # stands for the smallest exact way (sync=auto)
     adapter_only: ClassVar[bool] = False  # pushes the LoRA matrices, vLLM has loaded the base
@@ -78,9 +73,9 @@ class Sender:
     reader_copy: ClassVar[bool] = False  # vLLM holds the received copy beside its own weights
 
     folder: str | None
-    probe_every: int
-    probe_rows: int
-    max_mismatch: float
+    probe_every: NonNegativeInt
+    probe_rows: PositiveInt
+    max_mismatch: PositiveFloat
 
     def open(self, folder: Path, timeout: float) -> None:
         """Prepare for the first push.

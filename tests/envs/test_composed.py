@@ -348,7 +348,7 @@ def test_a_mistake_in_a_node_is_refused_by_name(config):
     assert problem(config, rewards={"mine": {"_target_": "no_such.thing"}}).startswith(
         "there is no module no_such: start in the folder that holds no_such.py"
     )
-    assert "tools has an item 0 that is 3 where a node with _target_" in problem(config, tools=[3])
+    assert "tools.0 is 3, expected a node with _target_" in problem(config, tools=[3])
 
 
 def answers(env: Composed, number: int, *calls) -> tuple[list[str], dict]:

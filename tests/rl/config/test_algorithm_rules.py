@@ -163,7 +163,7 @@ OUT_OF_RANGE: list[tuple[Changes, str]] = [
     ({"entropy_bonus": -0.1}, "entropy_bonus=-0.1, but it must be >= 0"),
     ({"reward.length_penalty": -0.1}, "reward.length_penalty=-0.1, but it must be >= 0"),
     ({**PENALTY, "truncation.limit": 0}, "truncation.limit=0, but it must be >= 1"),
-    ({**PENALTY, "truncation.start": 1.0}, "truncation.start=1.0, but it must be >= 0 and < 1"),
+    ({**PENALTY, "truncation.start": 1.0}, "truncation.start=1.0, but it must be < 1"),
     ({**PENALTY, "truncation.weight": -1.0}, "truncation.weight=-1.0, but it must be >= 0"),
     ({**DIFFICULTY, "buffer.min_spread": -0.1}, "buffer.min_spread=-0.1, but it must be >= 0"),
     (
@@ -174,8 +174,8 @@ OUT_OF_RANGE: list[tuple[Changes, str]] = [
     ({"kl.beta": -0.01}, "kl.beta=-0.01, but it must be >= 0"),
     ({**KL, "kl.target_kl": 0.0}, "kl.target_kl=0.0, but it must be > 0"),
     ({**KL, "reference.refresh_every": -1}, "reference.refresh_every=-1, but it must be >= 0"),
-    ({"reference.refresh_mix": 0.0}, "reference.refresh_mix=0.0, but it must be > 0 and <= 1"),
-    ({"reference.refresh_mix": 1.5}, "reference.refresh_mix=1.5, but it must be > 0 and <= 1"),
+    ({"reference.refresh_mix": 0.0}, "reference.refresh_mix=0.0, but it must be > 0"),
+    ({"reference.refresh_mix": 1.5}, "reference.refresh_mix=1.5, but it must be <= 1"),
     (
         {**LOSSES["distill"], **ENDPOINT, "reference.timeout": 0.0},
         "reference.timeout=0.0, but it must be > 0",

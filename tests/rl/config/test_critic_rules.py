@@ -44,7 +44,7 @@ REFUSED: dict[str, tuple[Changes, str]] = {
         {"critic.optim": MUON, "deepspeed": {"zero_optimization": {"stage": 2}}},
         "flattened pieces of them: use deepspeed=zero0, or optim@critic.optim=adamw",
     ),
-    "gamma": ({"critic.estimator.gamma": 1.1}, "critic.estimator.gamma=1.1, but it must be >= 0"),
+    "gamma": ({"critic.estimator.gamma": 1.1}, "critic.estimator.gamma=1.1, but it must be <= 1"),
     "lambda": ({"critic.estimator.gae_lambda": -0.1}, "critic.estimator.gae_lambda=-0.1, but it"),
     "a clip of nothing": ({"critic.loss.clip": 0.0}, "critic.loss.clip=0.0, but it must be > 0"),
     "a head start into the past": ({"critic.head_start": -1}, "critic.head_start=-1, but it must"),

@@ -56,7 +56,7 @@ REFUSED: dict[str, tuple[Changes, str]] = {
     ),
     "all of it the policy": (
         {**FORWARD, "loss": {**chosen("loss", "jsd_topk"), "mix": 0.0}},
-        "loss.mix=0.0, but it must be > 0 and < 1",
+        "loss.mix=0.0, but it must be > 0",
     ),
     "teachers without a mixture": (
         {**BOTH, "env": composed("env=arithmetic")["env"]},

@@ -79,12 +79,12 @@ def _written(modules: Path) -> None:
         ("knobs_importing.call", ["low"], ["high"], ["tokens", "scale"]),
     ],
 )
-def test_knobs_are_read_without_importing_the_module(
+def test_options_are_read_without_importing_the_module(
     target: str, required: list[str], optional: list[str], positional: list[str]
 ) -> None:
     signature = read(target)
-    assert sorted(k for k, knob in signature.options.items() if knob.required) == required
-    assert sorted(k for k, knob in signature.options.items() if not knob.required) == optional
+    assert sorted(k for k, option in signature.options.items() if option.required) == required
+    assert sorted(k for k, option in signature.options.items() if not option.required) == optional
     assert list(signature.positional) == positional
     assert "knobs_base" not in sys.modules
 
@@ -120,14 +120,16 @@ def shipped_targets() -> list[str]:
 def test_reading_a_shipped_target_finds_what_importing_it_finds(target: str) -> None:
     module, _, name = target.rpartition(".")
     parameters = inspect.signature(getattr(import_module(module), name)).parameters
-    knobs = {
+    options = {
         key: parameter.default is inspect.Parameter.empty
         for key, parameter in parameters.items()
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY
     }
     signature = read(target)
-    own = {key: knob for key, knob in signature.options.items() if key not in signature.configured}
-    assert {key: knob.required for key, knob in own.items()} == knobs
+    own = {
+        key: option for key, option in signature.options.items() if key not in signature.configured
+    }
+    assert {key: option.required for key, option in own.items()} == options
     if signature.configured:
         later = inspect.signature(getattr(import_module(module), name).configure).parameters
         assert signature.configured <= later.keys()
