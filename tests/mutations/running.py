@@ -64,15 +64,15 @@ RUNNING = (
     mutation(
         "ppo_clip: a dual clip of 1",
         "losses/ppo_clip.py",
-        '"dual_clip": "> 1"',
-        '"dual_clip": ">= 1"',
+        "dual_clip: Annotated[float, Meta(gt=1)]",
+        "dual_clip: Annotated[float, Meta(ge=1)]",
         "rl/config/test_rules.py",
     ),
     mutation(
-        "limits: only half of a range is checked",
+        "limits: two options may be equal",
         "rl/config/limits.py",
-        'bounds.split(" and "):',
-        'bounds.split(" and ")[:1]:',
+        "bottom >= top",
+        "bottom > top",
         "rl/config/test_rules.py",
     ),
     mutation(
@@ -104,10 +104,10 @@ RUNNING = (
         "rl/dry_call/test_dry_call.py",
     ),
     mutation(
-        "annotations: accepts true as a number",
+        "annotations: accepts infinity",
         "rl/config/annotations.py",
-        '        case "int" | "float", bool():\n            pass  # true is not 1\n',
-        "",
+        "not math.isfinite(fitting)",
+        "math.isnan(fitting)",
         "rl/config/test_annotations.py",
     ),
     # run
