@@ -19,7 +19,6 @@ from envs.composed import Composed
 from envs.episode import Episode, Example
 from envs.messages import assistant, tool_call
 from rl.config.build import build
-from rl.config.schema import ConfigError
 from rl.config.signatures import read, source
 
 MODULE = '''
@@ -333,7 +332,7 @@ def test_tools_rewards_and_objects_that_do_not_fit_are_refused_with_a_remedy(
 
 
 def problem(config, **changes) -> str:
-    with pytest.raises((ConfigError, LookupError)) as caught:
+    with pytest.raises((ValueError, LookupError)) as caught:
         made(config, **changes)
     return caught.value.args[0]
 
