@@ -5,16 +5,16 @@ plays a policy without training it, too.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from msgspec import Meta
 
 from rl.config.annotations import Node
 from rl.config.check import check
 from rl.config.facts import fact, is_external, is_imitator
-from rl.config.nodes import CoreNode, InferenceNode, ModelNode, SamplerNode
+from rl.config.nodes import InferenceNode, ModelNode, SamplerNode
 from rl.config.positions import ADAPTER, base_of
 from rl.config.ranges import NonNegativeInt, PositiveInt
 from rl.config.rules import (
@@ -25,7 +25,7 @@ from rl.config.rules import (
     output_head,
     rewards,
 )
-from rl.config.schema import write_settings
+from rl.config.schema import Settings
 from rl.config.secrets import secret_problems
 from rl.config.signatures import read
 from rl.config.vllm_flags import flag_problems
@@ -37,8 +37,14 @@ P = TypeVar("P", bound="PlayedPolicy")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlayedPolicy:
+class PlayedPolicy(Settings):
     """A policy, its server, and its environment."""
+
+    TYPED: ClassVar[Config] = {
+        "model": ModelNode,
+        "sampler": SamplerNode,
+        "inference": InferenceNode,
+    }
 
     seed: NonNegativeInt  # of vLLM's sampling
     max_seq_len: Annotated[int, Meta(ge=2)]
@@ -50,27 +56,6 @@ class PlayedPolicy:
     inference: InferenceNode | None
     output_dir: str
     run_name: str
-
-    @classmethod
-    def of(cls, config: Config) -> Self:
-        """Return the typed settings of a plain configuration that has been checked."""
-        kinds = {"model": ModelNode, "sampler": SamplerNode, "inference": InferenceNode}
-        typed = {key: config[key] and kind.of(config[key]) for key, kind in kinds.items()}
-        return cls(**{**config, **typed})
-
-    def plain(self) -> dict[str, Any]:
-        """Return the configuration as a plain mapping: the keys are those of the command line."""
-        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        return {k: v.plain() if isinstance(v, CoreNode) else v for k, v in values.items()}
-
-    @property
-    def folder(self) -> Path:
-        """The folder of all files."""
-        return Path(self.output_dir) / self.run_name
-
-    def save(self, path: Path) -> None:
-        """Write the resolved configuration as YAML."""
-        write_settings(path, self.plain())
 
 
 @dataclass(frozen=True, kw_only=True)

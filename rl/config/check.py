@@ -19,7 +19,7 @@ from rl.config.learned import Learned
 from rl.config.limits import order_problems
 from rl.config.rules import rule_problems
 from rl.config.schema import RENAMED, ConfigError, parsed
-from rl.config.signatures import Option, did_you_mean, read
+from rl.config.signatures import Signature, did_you_mean, read
 
 MISSING = "???"
 
@@ -62,7 +62,27 @@ def _node_problems(node: Mapping[str, Any], path: str) -> Iterator[str]:
     except LookupError as error:
         yield f"{path}._target_ is {target}, but {error.args[0]}"
         return
-    prefix, owner = (f"{path}.", target) if path else ("", "a run")
+    yield from _key_problems(node, signature, path)
+    problems: list[str] = []
+
+    def descend(node: Node, where: str) -> Node:
+        problems.extend(_node_problems(node, where))
+        return node
+
+    for key in (key for key in signature.options if key in node):
+        where = f"{path}.{key}" if path else key
+        try:
+            if node[key] == MISSING:
+                raise Misfit(f"{where} has no value yet: give it one, {where}=...")
+            converted(node[key], signature.options[key], where, descend)
+        except Misfit as misfit:
+            problems.append(str(misfit))
+    yield from problems or order_problems(node, path)
+
+
+def _key_problems(node: Mapping[str, Any], signature: Signature, path: str) -> Iterator[str]:
+    """Yield a sentence for each key that the target does not take, and each that it misses."""
+    prefix, owner = (f"{path}.", node["_target_"]) if path else ("", "a run")
     missing = [k for k, option in signature.options.items() if option.required and k not in node]
     for key in node:
         if key == "_target_" or key in signature.options:
@@ -82,27 +102,3 @@ def _node_problems(node: Mapping[str, Any], path: str) -> Iterator[str]:
             yield f"{key} is missing: choose one with {key}=<name of a file in conf/{key}>"
         else:
             yield f"{prefix}{key} is missing: add it to the YAML that sets {path or 'the run'}"
-    problems = [
-        problem
-        for key, option in signature.options.items()
-        if key in node
-        for problem in _value_problems(node[key], option, f"{prefix}{key}")
-    ]
-    yield from problems or order_problems(node, path)
-
-
-def _value_problems(value: Any, option: Option, path: str) -> list[str]:
-    """Return what is wrong with one value, nested nodes included."""
-    if value == MISSING:
-        return [f"{path} has no value yet: give it one, {path}=..."]
-    problems: list[str] = []
-
-    def descend(node: Node, where: str) -> Node:
-        problems.extend(_node_problems(node, where))
-        return node
-
-    try:
-        converted(value, option, path, descend)
-    except Misfit as misfit:
-        problems.append(str(misfit))
-    return problems

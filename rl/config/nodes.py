@@ -6,18 +6,14 @@ is a property here, read from its source, so that no process builds a node to le
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any, Self
+
+import msgspec
 
 from rl.config.annotations import Node
 from rl.config.facts import fact, is_by_hand, is_external, is_imitator, spans_hosts
 from rl.config.ranges import NonNegativeInt, PositiveFloat, PositiveInt
-
-
-def _fitting(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that are fields of a dataclass."""
-    names = {entry.name for entry in fields(kind)}
-    return {key: value for key, value in values.items() if key in names}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +24,8 @@ class CoreNode(Mapping[str, Any]):
 
     @classmethod
     def of(cls, node: Mapping[str, Any]) -> Self:
-        """Return the typed node of a mapping out of a configuration."""
-        return cls(node=dict(node), **_fitting(cls, node))
+        """Return the typed node of a mapping out of a configuration; 5 for a float becomes 5.0."""
+        return msgspec.convert({**node, "node": dict(node)}, cls)
 
     def stated(self, name: str, default: Any = None) -> Any:
         """Return the key of that name, else the class attribute of the target, else the default."""
@@ -169,18 +165,8 @@ class TrainerSettings:
     @classmethod
     def of(cls, node: Mapping[str, Any]) -> Self:
         """Return the settings of a mapping out of a configuration."""
-        return cls(**_fitting(cls, node))
+        return msgspec.convert(dict(node), cls)
 
     def plain(self) -> Node:
         """Return the node as config.yaml holds it."""
         return {"_target_": f"{__name__}.{type(self).__name__}", **asdict(self)}
-
-
-TYPED = {
-    "model": ModelNode,
-    "adapter": AdapterNode,
-    "sampler": SamplerNode,
-    "inference": InferenceNode,
-    "cluster": ClusterNode,
-    "trainer": TrainerSettings,
-}

@@ -99,7 +99,7 @@ def test_a_value_becomes_what_its_annotation_says(
 def test_a_value_that_does_not_fit_is_refused_in_words(
     modules: Path, annotation: str, value: Any, said: str
 ) -> None:
-    with pytest.raises(ValueError, match="expected|must be") as caught:
+    with pytest.raises(ValueError, match=r"expected|must be") as caught:
         build({"_target_": take(modules, annotation), "x": value})
     assert said in str(caught.value)
 
