@@ -49,8 +49,6 @@ def constant_length(
     length: Annotated[int, Meta(ge=1)],
 ) -> list[float]:
     """Return weights [S] for sums over tokens divided by a fixed length. arXiv:2503.20783."""
-    if length <= 0:
-        raise ValueError(f"aggregation.length must be positive, got {length}")
     num_rollouts = _num_with_tokens(lengths)
     return [1 / (num_rollouts * length) if num_tokens else 0.0 for num_tokens in lengths]
 

@@ -89,8 +89,6 @@ def _key_problems(node: Mapping[str, Any], signature: Signature, path: str) -> I
             continue
         hint = did_you_mean(str(key), signature.options)
         missing = [name for name in missing if not hint.endswith(f" {name}?")]
-        if key in signature.positional:
-            hint = ": the code supplies it, so leave it out"
         known = f": it has {', '.join(signature.options) or 'none'}"
         if new := RENAMED.get(f"{prefix}{key}"):
             missing = [name for name in missing if f"{prefix}{name}" != new]

@@ -58,7 +58,6 @@ class Signature:
     """What a target takes."""
 
     options: dict[str, Option]
-    positional: tuple[str, ...] = ()
     configured: frozenset[str] = frozenset()  # options that the method `configure` takes
 
 
@@ -151,12 +150,12 @@ def read(target: str) -> Signature:
     """Return the signature of `package.module.name`. LookupError with one sentence if unknown."""
     module, definition = definition_of(target)
     if not isinstance(definition, ast.ClassDef):
-        return _parameters(module, definition.args)
+        return _parameters(module, definition)
     made = _method(module, definition, "__init__") or Signature({})
     later = _method(module, definition, "configure") or Signature({})
     # An option that both have goes to the constructor.
     configured = frozenset(later.options.keys() - made.options.keys())
-    return Signature(later.options | made.options, made.positional, configured)
+    return Signature(later.options | made.options, configured)
 
 
 def definition_of(target: str) -> tuple[Module, Definition]:
@@ -186,18 +185,19 @@ def _siblings(name: str) -> list[str]:
     return [f"{package}.{p.stem}" for folder in folders for p in Path(folder).glob("*.py")]
 
 
-def _parameters(module: Module, args: ast.arguments, skip: int = 0) -> Signature:
-    """Return the signature of a def without its first `skip` parameters (self)."""
-    pairs = zip(args.kwonlyargs, args.kw_defaults, strict=True)
-    options = {arg.arg: Option(arg.annotation, default is None, module) for arg, default in pairs}
-    return Signature(options, tuple(arg.arg for arg in [*args.posonlyargs, *args.args][skip:]))
+def _parameters(module: Module, function: ast.FunctionDef | ast.AsyncFunctionDef) -> Signature:
+    """Return the signature of a def."""
+    pairs = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
+    return Signature(
+        {arg.arg: Option(arg.annotation, default is None, module) for arg, default in pairs}
+    )
 
 
 def _method(module: Module, definition: ast.ClassDef, name: str) -> Signature | None:
     """Return the signature of a class's own or inherited method, None without it."""
     for statement in definition.body:
         if isinstance(statement, ast.FunctionDef) and statement.name == name:
-            return _parameters(module, statement.args, skip=1)
+            return _parameters(module, statement)
     if name == "__init__" and _dataclass(definition):
         return _fields(module, definition)
     inherited = (_method(*base, name) for base in bases(module, definition))
@@ -223,12 +223,9 @@ def _dataclass(definition: ast.ClassDef) -> str:
 def _fields(module: Module, definition: ast.ClassDef) -> Signature:
     """Return the signature that @dataclass writes: fields of the bases first."""
     options: dict[str, Option] = {}
-    positional: list[str] = []
     for base in reversed(list(bases(module, definition))):
         if _dataclass(base[1]):
-            inherited = _fields(*base)
-            options |= inherited.options
-            positional += inherited.positional
+            options |= _fields(*base).options
     keyword_only = "kw_only=True" in _dataclass(definition)
     for statement in definition.body:
         if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
@@ -243,6 +240,4 @@ def _fields(module: Module, definition: ast.ClassDef) -> Signature:
             is_call = default.split("(")[0].endswith("field")
             required = "default" not in default if is_call else not default
             options[name] = Option(statement.annotation, required, module)
-        elif name not in positional:
-            positional.append(name)
-    return Signature(options, tuple(positional))
+    return Signature(options)

@@ -48,10 +48,6 @@ class Imitator:
 
     max_staleness: NonNegativeInt
 
-    def __post_init__(self) -> None:
-        if self.max_staleness < 0:
-            raise ValueError(f"sampler.max_staleness={self.max_staleness}: at least 0, please")
-
     def conversations(self, env: Environment, rng: Random) -> Iterator[list[Message]]:
         """Yield conversations without end."""
         raise NotImplementedError

@@ -36,7 +36,6 @@ class TranscriptSampler(Imitator):
     min_reward: float | None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if not read_conversations(self.path, self.min_reward):
             raise ValueError(
                 f"sampler.path={self.path}: no line of these files is a conversation that ends "

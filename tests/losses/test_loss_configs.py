@@ -82,8 +82,7 @@ def test_some_losses_set_further_groups():
     assert dapo["buffer"]["_target_"] == "rl.rollouts.difficulty_buffer.DifficultyBuffer"
     assert dapo["truncation"]["_target_"] == "rl.rollouts.truncation.penalty"
     assert dapo["loss"]["clip_high"] == 0.28
-    assert kl["beta"] > 0
-    assert kl["target_kl"] > 0
+    assert (kl["beta"], kl["target_kl"]) == (0.05, 0.05)
     assert composed("loss=ppo")["critic"]["_target_"] == "rl.learner.critic.ValueModel"
     assert composed("loss=ppo_clip")["critic"]["_target_"] == "rl.learner.critic.NoCritic"
     for loss in ("reinforce", "rloo", "distill"):  # they do not correct staleness
@@ -94,6 +93,10 @@ def test_some_losses_set_further_groups():
 def test_the_command_line_overrides_the_choices_of_a_loss():
     config = composed("loss=grpo", "advantage=rloo")
     assert names(config) == ("ppo_clip", "rloo", "sequence_mean")
+    dapo = composed("loss=dapo", "buffer=fifo", "truncation=keep")
+    assert dapo["buffer"]["_target_"] == "rl.rollouts.buffer.FifoBuffer"
+    assert dapo["truncation"] == {"_target_": "rl.rollouts.truncation.keep"}
+    assert composed("kl=none", "loss=ppo_clip_kl")["kl"]["beta"] == 0
     config = composed("aggregation=token_mean", "loss=grpo", "advantage.epsilon=0.5")
     assert names(config) == ("ppo_clip", "group_zscore", "token_mean")
     assert config["advantage"]["epsilon"] == 0.5

@@ -113,8 +113,7 @@ def test_a_users_own_parts_are_checked_by_their_signatures(parts: dict[str, Any]
         "env.dataset._target_ is envs.datasets.JsonLine, but envs.datasets has no function or "
         "class 'JsonLine': did you mean JsonLines?",
         'env.rewards.found.bonus is "x", expected float',
-        "env.rewards.found.index is no key of knobs_parts.found: the code supplies it, so leave it "
-        "out",
+        "env.rewards.found.index is no key of knobs_parts.found: it has bonus",
         "env.tools.0.limt is no key of knobs_parts.search: did you mean limit?",
     ]
 

@@ -58,25 +58,12 @@ def test_a_slip_in_a_file_of_ones_own_is_said_with_its_line(modules):
     assert problem == f"{modules}/own_slip.py, line 2: '(' was never closed"
 
 
-@pytest.mark.parametrize(
-    ("overrides", "sentence"),
-    [
-        (["order._target_=own_forgetful.Forgetful"], "order: Forgetful observes groups and a"),
-        (
-            ["order=difficulty", "order.easy_threshold=0.1"],
-            "order.hard_threshold=0.2 is not below order.easy_threshold=0.1: move one of them",
-        ),
-        (
-            ["order=difficulty", "order.hard_weight=-1"],
-            "order.hard_weight=-1, but it must be >= 0",
-        ),
-    ],
-)
-def test_train_py_says_so_and_starts_nothing(overrides, sentence, modules, tmp_path):
+def test_a_run_with_such_an_order_does_not_start(modules, tmp_path):
     folder = tmp_path / "runs"
     folder.mkdir()
+    order = "order._target_=own_forgetful.Forgetful"
     # From the folder of a user whose module it is.
-    done = train(*overrides, "run_name=x", output_dir=folder, PYTHONPATH=str(tmp_path))
+    done = train(order, "run_name=x", output_dir=folder, PYTHONPATH=str(tmp_path))
     assert done.returncode == 2, done.stderr
-    assert sentence in done.stderr + done.stdout
+    assert "order: Forgetful observes groups and a" in done.stderr + done.stdout
     assert not (folder / "x" / "config.yaml").exists()
