@@ -13,7 +13,7 @@ from lab.evaluation.standalone import evaluate
 @task
 def main(job: Job) -> float | None:
     """Evaluate; return the mean reward."""
-    return evaluate(job.config, overrides=job.overrides, choices=job.choices)
+    return evaluate(job.config, overrides=job.overrides)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from lab.plan import PRETENDED, show_plan
 @task
 def main(job: Job) -> None:
     """Print the plan; nothing is started."""
-    print(show_plan(job.config, job.choices, job.overrides))  # noqa: T201
+    print(show_plan(job.config))  # noqa: T201
 
 
 if __name__ == "__main__":

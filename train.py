@@ -13,13 +13,7 @@ from rl.supervisor.supervise import supervise
 @task
 def main(job: Job) -> float | None:
     """Train; return the mean reward of the last steps, which a sweeper maximises."""
-    return supervise(
-        job.config,
-        overrides=job.overrides,
-        choices=job.choices,
-        command=job.command,
-        compose=compose,
-    )
+    return supervise(job.config, overrides=job.overrides, command=job.command, compose=compose)
 
 
 if __name__ == "__main__":

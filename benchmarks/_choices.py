@@ -106,16 +106,23 @@ class Compositions:
 
     def problems(self, row: Assignment) -> list[str]:
         """Return the problems that the check of a run finds in a row."""
-        choices = {group: choice for group, choice in row.items() if group in self._files}
         config, problems = self.config(row), list[str]()
         for look in (
-            lambda: check(config, choices=choices),
-            lambda: check_learned(config, self._learned(config), choices=choices),
+            lambda: check(config),
+            lambda: check_learned(config, self._learned(config)),
         ):
             try:
                 look()
             except ConfigError as error:
                 problems += error.problems
+        # A message names callables. On the page, each is the choice of the row that has it.
+        names = {
+            rf"\b{re.escape(config[group]['_target_'])}\b": f"{group}={choice}"
+            for group, choice in row.items()
+            if group in self._files and "_target_" in config[group]
+        }
+        for callable_name, choice in names.items():
+            problems = [re.sub(callable_name, choice, problem) for problem in problems]
         return problems
 
     def _learned(self, config: Mapping[str, Any]) -> Learned:
@@ -175,8 +182,8 @@ def page(covering: Covering) -> str:
         "",
         "## Refused",
         "",
-        "The message is that of the first combination of a row. "
-        "The others get the same message with their own names.",
+        "The message is that of the first combination of a row, and the others get the same. A run "
+        "names the callable (`losses.gspo.gspo`) where this page has the choice (`loss=gspo`).",
         "",
         "| combination | message |",
         "|---|---|",

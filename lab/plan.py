@@ -1,12 +1,10 @@
 """The places and the memory of a run, on this machine or on others; nothing is started."""
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from rl.config.build import build
-from rl.config.check import still_chosen
 from rl.config.nodes import ModelNode
 from rl.config.schema import refused
 from rl.dry_call.child import DryCall
@@ -23,16 +21,12 @@ _WHICH = (
 )
 
 
-def show_plan(
-    config: dict[str, Any], choices: Mapping[str, str], overrides: Sequence[str] = ()
-) -> str:
+def show_plan(config: dict[str, Any]) -> str:
     """Return the page of a run's plan.
 
     Args:
         config: composed configuration, perhaps with machines to pretend: their number `hosts`, and
             `gpus`, `gpu_gib`, `host_gib` and `cores` of each.
-        choices: which file of each group was chosen.
-        overrides: what the command line changed; a replaced callable is not a choice any more.
 
     Raises:
         ConfigError: the configuration cannot work, or does not fit.
@@ -40,9 +34,8 @@ def show_plan(
     """
     given = {key: config.pop(key) for key in PRETENDED if key in config}
     machines = _pretended(**{**PRETENDED, **given}) if given else None
-    names = still_chosen(choices, overrides)
-    resolved = resolve(config, names, machines=machines)
-    with DryCall([config], [names]) as dry_call:
+    resolved = resolve(config, machines)
+    with DryCall([config]) as dry_call:
         dry_call.learned()
     with refused():
         sizes = _sizes(resolved.run.model)

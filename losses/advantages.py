@@ -19,10 +19,11 @@ most 1e-6, because a z-score would amplify rounding errors. `none` returns the r
 import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import TypeGuard
+from typing import Annotated, TypeGuard
+
+from msgspec import Meta
 
 SPREAD_TOLERANCE = 1e-6
-RANGES = {"discount": ">= 0 and <= 1"}
 
 
 def group_mean(rewards: Sequence[float | None]) -> list[float]:
@@ -76,7 +77,7 @@ def none(rewards: Sequence[float | None]) -> list[float]:
 
 
 def turn_group_mean(
-    rewards: Sequence[Sequence[float] | None], *, discount: float
+    rewards: Sequence[Sequence[float] | None], *, discount: Annotated[float, Meta(ge=0, le=1)]
 ) -> list[list[float]]:
     """Return for each turn its return to go minus the mean of the group's returns at this turn.
 

@@ -19,8 +19,9 @@ masks still counts, so that the other weights do not change.
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Annotated
 
-RANGES = {"length": ">= 1"}
+from msgspec import Meta
 
 
 def token_mean(
@@ -45,11 +46,9 @@ def constant_length(
     lengths: Sequence[int],
     group_ids: Sequence[int],  # noqa: ARG001 (all aggregations share one signature)
     *,
-    length: int,
+    length: Annotated[int, Meta(ge=1)],
 ) -> list[float]:
     """Return weights [S] for sums over tokens divided by a fixed length. arXiv:2503.20783."""
-    if length <= 0:
-        raise ValueError(f"aggregation.length must be positive, got {length}")
     num_rollouts = _num_with_tokens(lengths)
     return [1 / (num_rollouts * length) if num_tokens else 0.0 for num_tokens in lengths]
 

@@ -9,7 +9,7 @@ distances from 1. MiniMax-M1, arXiv:2506.13585; [0, 5] after ScaleRL, arXiv:2510
 
 from losses.tokens import TokenLoss, Tokens, ratio_to
 
-RANGES = {"clip_low": "< clip_high"}
+ORDERED = ("clip_low", "clip_high")
 
 
 def cispo(tokens: Tokens, *, clip_low: float, clip_high: float) -> TokenLoss:

@@ -18,13 +18,15 @@ N: completion tokens of a micro-batch, S: its sequences, each with all its token
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from losses.tokens import MAX_LOG_RATIO, mean_per_sequence, ratio_to, sum_per_sequence
 
-RANGES = {"low": ">= 0 and < high", "cap": "> 0"}
+ORDERED = ("low", "high")
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +53,7 @@ def tis_token(
     sequence_ids: Tensor,  # noqa: ARG001 (all corrections share one signature)
     num_sequences: int,  # noqa: ARG001
     *,
-    cap: float,
+    cap: Annotated[float, Meta(gt=0)],
 ) -> Correction:
     """Return truncated importance weights by token. Yao et al. 2025, "Your Efficient RL Framework
     Secretly Brings You Off-Policy RL Training".
@@ -65,7 +67,7 @@ def tis_sequence(
     sequence_ids: Tensor,
     num_sequences: int,
     *,
-    cap: float,
+    cap: Annotated[float, Meta(gt=0)],
 ) -> Correction:
     """Return truncated importance weights by sequence: exact below the cap, noisier with length."""
     product = sum_per_sequence(_gap(old_logprobs, rollout_logprobs), sequence_ids, num_sequences)
@@ -78,7 +80,7 @@ def icepop(
     sequence_ids: Tensor,  # noqa: ARG001 (all corrections share one signature)
     num_sequences: int,  # noqa: ARG001
     *,
-    low: float,
+    low: Annotated[float, Meta(ge=0)],
     high: float,
 ) -> Correction:
     """Return importance weights, and 0 for tokens outside the band. IcePop, arXiv:2510.18855."""
@@ -92,7 +94,7 @@ def mis(
     sequence_ids: Tensor,
     num_sequences: int,
     *,
-    low: float,
+    low: Annotated[float, Meta(ge=0)],
     high: float,
 ) -> Correction:
     """Return importance weights by sequence, and 0 for sequences outside the band.
@@ -111,7 +113,7 @@ def geometric_mask(
     sequence_ids: Tensor,
     num_sequences: int,
     *,
-    low: float,
+    low: Annotated[float, Meta(ge=0)],
     high: float,
 ) -> Correction:
     """Return 0 for sequences whose geometric mean ratio is outside the band, else 1."""

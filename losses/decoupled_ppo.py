@@ -16,15 +16,16 @@ as in truncated importance sampling. A-3PO's paper divides by `staleness`, AReaL
 `staleness + 1`, as here, because the policy in training becomes the next version.
 """
 
+from typing import Annotated
+
 import torch
+from msgspec import Meta
 
 from losses.tokens import TokenLoss, Tokens, ratio_to
 
-RANGES = {"weight_cap": "> 0"}
-
 
 def decoupled_ppo(
-    tokens: Tokens, *, clip_low: float, clip_high: float, weight_cap: float
+    tokens: Tokens, *, clip_low: float, clip_high: float, weight_cap: Annotated[float, Meta(gt=0)]
 ) -> TokenLoss:
     """Return the clipped surrogate [N] with weights up to weight_cap; metrics count the bounds."""
     mu, pi = tokens.rollout_logprobs, tokens.logprobs.detach()  # [N]

@@ -10,13 +10,20 @@ arXiv:1506.02438.
 R: rollouts, L: steps of the longest, tokens or turns (conf/critic).
 """
 
+from typing import Annotated
+
 import torch
+from msgspec import Meta
 from torch import Tensor
 
-RANGES = {"gamma": ">= 0 and <= 1", "gae_lambda": ">= 0 and <= 1"}
 
-
-def gae(rewards: Tensor, values: Tensor, *, gamma: float, gae_lambda: float) -> Tensor:
+def gae(
+    rewards: Tensor,
+    values: Tensor,
+    *,
+    gamma: Annotated[float, Meta(ge=0, le=1)],
+    gae_lambda: Annotated[float, Meta(ge=0, le=1)],
+) -> Tensor:
     """Return advantages [R, L] from rewards [R, L] and values [R, L].
 
     A shorter rollout is padded with zeros, which is the value after its end. The padding has

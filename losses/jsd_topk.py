@@ -10,16 +10,16 @@ needs a larger learning rate. arXiv:2306.13649.
 """
 
 import math
+from typing import Annotated
 
 import torch
+from msgspec import Meta
 
 from losses.candidates import candidate_distributions
 from losses.tokens import TokenLoss, Tokens
 
-RANGES = {"mix": "> 0 and < 1"}
 
-
-def jsd_topk(tokens: Tokens, *, mix: float) -> TokenLoss:
+def jsd_topk(tokens: Tokens, *, mix: Annotated[float, Meta(gt=0, lt=1)]) -> TokenLoss:
     """Return the generalised Jensen-Shannon divergence [N], at most ln 2."""
     log_p, log_q = candidate_distributions(tokens)  # [N, K+1]
     p, q = log_p.exp(), log_q.exp()

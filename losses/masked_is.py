@@ -9,7 +9,7 @@ tokens the gradient runs through the ratio. The `verifiers` RLTrainer computes t
 
 from losses.tokens import TokenLoss, Tokens, ratio_to
 
-RANGES = {"ratio_low": "< ratio_high"}
+ORDERED = ("ratio_low", "ratio_high")
 
 
 def masked_is(tokens: Tokens, *, ratio_low: float, ratio_high: float) -> TokenLoss:

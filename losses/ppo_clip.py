@@ -9,15 +9,20 @@ ratio without limit; beyond the ratio dual_clip (> 1) it is 0. clip_low and clip
 from 1. arXiv:1707.06347; unequal bounds after DAPO, arXiv:2503.14476; dual clip arXiv:1912.09729.
 """
 
+from typing import Annotated
+
 import torch
+from msgspec import Meta
 
 from losses.tokens import TokenLoss, Tokens, ratio_to
 
-RANGES = {"dual_clip": "> 1"}
-
 
 def ppo_clip(
-    tokens: Tokens, *, clip_low: float, clip_high: float, dual_clip: float | None
+    tokens: Tokens,
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: Annotated[float, Meta(gt=1)] | None,
 ) -> TokenLoss:
     """Return the clipped surrogate [N]; metrics count tokens without gradient, by bound."""
     advantages = tokens.advantages

@@ -8,16 +8,21 @@ towards its return has no gradient. clip is in units of the return. It comes fro
 of PPO; the paper (arXiv:1707.06347) has none.
 """
 
+from typing import Annotated
+
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from losses.tokens import TokenLoss
 
-RANGES = {"clip": "> 0"}
-
 
 def squared_error(
-    values: Tensor, returns: Tensor, old_values: Tensor, *, clip: float | None
+    values: Tensor,
+    returns: Tensor,
+    old_values: Tensor,
+    *,
+    clip: Annotated[float, Meta(gt=0)] | None,
 ) -> TokenLoss:
     """Return the loss [N] of values [N]; a metric counts values that moved more than clip."""
     error = (values - returns).square()  # [N]

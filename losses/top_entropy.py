@@ -8,22 +8,23 @@ the tokens of a sequence are ranked, so that the result does not depend on the s
 Ties with the lowest kept entropy are kept. All tokens count in the aggregation's denominator.
 """
 
+from typing import Annotated
+
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from losses.ppo_clip import ppo_clip
 from losses.tokens import TokenLoss, Tokens
 
-RANGES = {"dual_clip": "> 1", "fraction": "> 0 and <= 1"}
-
 
 def top_entropy(
     tokens: Tokens,
     *,
-    fraction: float,
+    fraction: Annotated[float, Meta(gt=0, le=1)],
     clip_low: float,
     clip_high: float,
-    dual_clip: float | None,
+    dual_clip: Annotated[float, Meta(gt=1)] | None,
 ) -> TokenLoss:
     """Return the clipped surrogate [N], 0 at dropped tokens; kept_fraction [N] is 1 at the rest."""
     surrogate = ppo_clip(tokens, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)

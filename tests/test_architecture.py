@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "rl.model": "rl.config",
     "rl.placement": "rl.config rl.runtime rl.model",
     "rl.inference": "rl.config rl.runtime rl.model",
-    "rl.sampling": "rl.records rl.model rl.inference envs",
+    "rl.sampling": "rl.records rl.config rl.model rl.inference envs",
     "rl.evaluation": "rl.records rl.config rl.runtime rl.sampling envs",
     "rl.rollouts": "rl.records rl.wire rl.config rl.runtime rl.model rl.inference rl.sampling "
     "rl.evaluation envs",

@@ -75,20 +75,18 @@ def compose(name: str) -> dict[str, Any]:
 
     It works inside a task. `${hydra:runtime.choices.loss}` then is the loss of this composition.
     """
-    return composed(HydraConfig.get(), [], name)[0]
+    return composed(HydraConfig.get(), [], name)
 
 
-def composed(
-    chosen: Any, overrides: list[str], name: str | None = None
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return a configuration with these overrides, and its choices.
+def composed(chosen: Any, overrides: list[str], name: str | None = None) -> dict[str, Any]:
+    """Return a configuration with these overrides.
 
     `name` is that of the configuration; None means the one of Hydra's node `chosen`.
     """
     lines = [*chosen.overrides.hydra, *overrides]
     config = hydra.compose(name or chosen.job.config_name, lines, return_hydra_config=True)
     with _as_hydra_config(config):
-        return resolved(config), _choices(config.hydra)
+        return resolved(config)
 
 
 def _choices(chosen: Any) -> dict[str, str]:

@@ -24,7 +24,7 @@ from lab.sweeps.job import is_done
 from lab.sweeps.overview import printing_changes, what_is_left, what_will_be_done
 from lab.sweeps.process import this_process
 from lab.sweeps.slots import Slot, slots_of
-from rl.config.check import check, still_chosen
+from rl.config.check import check
 from rl.config.resume_rules import changes
 from rl.config.schema import ConfigError
 from rl.dry_call.child import DryCall
@@ -44,7 +44,6 @@ _OPEN = ExitStack()
 _DIR = "hydra.sweep.dir="
 _SEED = re.compile(r"seed=\d+")  # jobs that differ only here need a single check
 Settings = dict[str, Any]
-Choices = dict[str, str]
 _OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@-]*=|~")
 
 
@@ -59,15 +58,14 @@ class SweepCheck(Callback):
         for job in jobs:
             alike.setdefault(tuple(o for o in job if not _SEED.fullmatch(o)), []).append(job)
         where: dict[str, list[str]] = {}
-        checked: list[tuple[list[list[str]], Settings, Choices]] = []
+        checked: list[tuple[list[list[str]], Settings]] = []
         for same in alike.values():
             first = next((job for job in same if identity(job) in before), same[0])
             problems, settings = _problems_of(config, first, before.get(identity(first)))
             _note(where, problems, same)
-            checked += [(same, *settings)] if settings else []
-        _, every_settings, every_choices = zip(*checked, strict=True) if checked else ((), (), ())
-        with DryCall(every_settings, every_choices) as dry_call:
-            for number, (same, *_) in enumerate(checked):
+            checked += [(same, settings)] if settings else []
+        with DryCall([settings for _, settings in checked]) as dry_call:
+            for number, (same, _) in enumerate(checked):
                 try:
                     dry_call.learned(number)
                 except ConfigError as error:
@@ -87,20 +85,19 @@ def _note(where: dict[str, list[str]], problems: Sequence[str], same: Sequence[l
 
 def _problems_of(
     config: DictConfig, overrides: list[str], before: RunFolder | None
-) -> tuple[list[str], tuple[Settings, Choices] | None]:
-    """Return what is wrong with one run of a sweep, or its settings and choices.
+) -> tuple[list[str], Settings | None]:
+    """Return what is wrong with one run of a sweep, or its settings.
 
     `before` is what it has left, if it was begun.
     """
     try:
-        settings, choices = composed(config.hydra, overrides)
-        choices = still_chosen(choices, overrides)
-        check(settings, choices=choices)
+        settings = composed(config.hydra, overrides)
+        check(settings)
     except ConfigError as error:
         return error.problems, None
     except HydraException as error:
         return explain(error, overrides).problems, None
-    return list(changes(settings, before.config)) if before else [], (settings, choices)
+    return list(changes(settings, before.config)) if before else [], settings
 
 
 def _runs_before(config: DictConfig) -> dict[tuple[str, ...], RunFolder]:

@@ -34,11 +34,7 @@ _VERSION = 0  # of the weights; they never change
 _GROUPS = ("model", "env", "sampler", "client", "inference", "reflection")
 
 
-def prepared_settings(
-    config: Mapping[str, Any],
-    check: Callable[[Mapping[str, Any], Mapping[str, str]], P],
-    choices: Mapping[str, str],
-) -> P:
+def prepared_settings(config: Mapping[str, Any], check: Callable[[Mapping[str, Any]], P]) -> P:
     """Return the checked settings, adapted to the devices of this machine.
 
     Raises:
@@ -47,7 +43,7 @@ def prepared_settings(
     """
     folder = Path(str(config.get("output_dir")), str(config.get("run_name")))
     ensure_free(RunFolder(folder))  # first, because the checks are slower
-    settings = check(config, choices)
+    settings = check(config)
     if settings.inference is not None:
         suited = with_device_flags(settings.inference, settings.sampler, bool(visible_gpus()))
         settings = replace(settings, inference=InferenceNode.of(suited))

@@ -5,15 +5,18 @@ plays a policy without training it, too.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from msgspec import Meta
 
 from rl.config.annotations import Node
 from rl.config.check import check
 from rl.config.facts import fact, is_external, is_imitator
-from rl.config.nodes import CoreNode, InferenceNode, ModelNode, SamplerNode
+from rl.config.nodes import InferenceNode, ModelNode, SamplerNode
 from rl.config.positions import ADAPTER, base_of
+from rl.config.ranges import NonNegativeInt, PositiveInt
 from rl.config.rules import (
     data_files,
     lengths,
@@ -22,7 +25,7 @@ from rl.config.rules import (
     rewards,
     secret_problems,
 )
-from rl.config.schema import write_settings
+from rl.config.schema import Settings
 from rl.config.signatures import read
 from rl.runtime.folder import RunFolder
 
@@ -32,13 +35,17 @@ P = TypeVar("P", bound="PlayedPolicy")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlayedPolicy:
+class PlayedPolicy(Settings):
     """A policy, its server, and its environment."""
 
-    RANGES: ClassVar[dict[str, str]] = {"seed": ">= 0", "max_seq_len": ">= 2"}
+    TYPED: ClassVar[Config] = {
+        "model": ModelNode,
+        "sampler": SamplerNode,
+        "inference": InferenceNode,
+    }
 
-    seed: int  # of vLLM's sampling
-    max_seq_len: int
+    seed: NonNegativeInt  # of vLLM's sampling
+    max_seq_len: Annotated[int, Meta(ge=2)]
     model: ModelNode | None  # None: another server has it
     adapter_path: str | None
     env: Node
@@ -48,55 +55,30 @@ class PlayedPolicy:
     output_dir: str
     run_name: str
 
-    @classmethod
-    def of(cls, config: Config) -> Self:
-        """Return the typed settings of a plain configuration that has been checked."""
-        kinds = {"model": ModelNode, "sampler": SamplerNode, "inference": InferenceNode}
-        typed = {key: config[key] and kind.of(config[key]) for key, kind in kinds.items()}
-        return cls(**{**config, **typed})
-
-    def plain(self) -> dict[str, Any]:
-        """Return the configuration as a plain mapping: the keys are those of the command line."""
-        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        return {k: v.plain() if isinstance(v, CoreNode) else v for k, v in values.items()}
-
-    @property
-    def folder(self) -> Path:
-        """The folder of all files."""
-        return Path(self.output_dir) / self.run_name
-
-    def save(self, path: Path) -> None:
-        """Write the resolved configuration as YAML."""
-        write_settings(path, self.plain())
-
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation(PlayedPolicy):
     """The top level of conf/evaluate.yaml, resolved. Values are explained there."""
 
-    RANGES: ClassVar[dict[str, str]] = {"num_examples": ">= 1", "rollouts_per_example": ">= 1"}
-
-    num_examples: int
-    rollouts_per_example: int
+    num_examples: PositiveInt
+    rollouts_per_example: PositiveInt
     split: Literal["train", "eval"]
     pass_threshold: float
 
 
-def checked(config: Config, choices: Mapping[str, str] | None = None) -> Evaluation:
+def checked(config: Config) -> Evaluation:
     """Return the evaluation that a configuration describes. ConfigError if it cannot work."""
-    return checked_as(Evaluation, of_played_policy(config), evaluation_folder_problems, choices)
+    return checked_as(Evaluation, of_played_policy(config), evaluation_folder_problems)
 
 
-def checked_as(
-    kind: type[P], config: Config, folder_problems: Rule, choices: Mapping[str, str] | None
-) -> P:
+def checked_as(kind: type[P], config: Config, folder_problems: Rule) -> P:
     """Return the settings in a configuration. ConfigError if they break a rule."""
     rules = (*POLICY_RULES, folder_problems)
 
     def problems(config: Config) -> list[str]:
         return [problem for rule in rules for problem in rule(config)]
 
-    check(config, f"{kind.__module__}.{kind.__name__}", problems, choices=choices)
+    check(config, f"{kind.__module__}.{kind.__name__}", problems)
     return kind.of(config)
 
 

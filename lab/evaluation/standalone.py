@@ -38,7 +38,7 @@ from rl.terminal.progress import Progress
 _LONGEST_EXPECTED = 500  # characters of the right answer in rollouts.jsonl
 
 
-def evaluate(config: dict[str, Any], *, overrides: list[str], choices: dict[str, str]) -> float:
+def evaluate(config: dict[str, Any], *, overrides: list[str]) -> float:
     """Do a whole evaluation and return the mean reward.
 
     Raises:
@@ -46,13 +46,13 @@ def evaluate(config: dict[str, Any], *, overrides: list[str], choices: dict[str,
         RunFailed: the evaluation ended early; the message is for the user.
 
     """
-    evaluation = prepared_settings(config, checked, choices)
+    evaluation = prepared_settings(config, checked)
     console = Console()
     env: Environment = build(evaluation.env)()
     in_folder = locked_run_folder(evaluation, evaluation_folder_problems)
     with in_folder as run_folder, as_run_failures(), ExitStack() as stack:
         examples = choose(env, evaluation.split, evaluation.num_examples)
-        record_start(run_folder, evaluation, overrides=overrides, choices=choices)
+        record_start(run_folder, evaluation, overrides=overrides)
         if evaluation.model is not None:
             prepare_model(evaluation, run_folder)
             console.print("starting vLLM (logs/inference.log)", highlight=False)

@@ -63,7 +63,7 @@ def optimize_prompt(
         RunFailed: the search ended early; the message is for the user.
 
     """
-    settings = prepared_settings(config, checked, choices)
+    settings = prepared_settings(config, checked)
     console = Console()
     env: Environment = build(settings.env)()
     with locked_run_folder(settings, run_folder_problems) as run_folder:

@@ -1,13 +1,13 @@
 """The configuration of a search for a prompt (conf/optimize_prompt.yaml)."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import ClassVar
 
 from lab.evaluation.settings import Config, PlayedPolicy, checked_as, of_played_policy
 from rl.config.annotations import Node
 from rl.config.limits import value_of
+from rl.config.ranges import PositiveInt
 from rl.config.resume_rules import run_folder_problems
 
 
@@ -15,32 +15,24 @@ from rl.config.resume_rules import run_folder_problems
 class PromptOptimization(PlayedPolicy):
     """The top level of conf/optimize_prompt.yaml, resolved. Values are explained there."""
 
-    RANGES: ClassVar[dict[str, str]] = {
-        "max_calls": ">= 1",
-        "num_rounds": ">= 1",
-        "num_train": ">= 1",
-        "num_val": ">= 1",
-        "minibatch_size": ">= 1",
-    }
-
-    max_calls: int
-    num_rounds: int | None
-    num_train: int
-    num_val: int
-    minibatch_size: int
+    max_calls: PositiveInt
+    num_rounds: PositiveInt | None
+    num_train: PositiveInt
+    num_val: PositiveInt
+    minibatch_size: PositiveInt
     perfect_score: float | None
     state_columns: list[str]
     reflection: Node
     resume: bool
 
 
-def checked(config: Config, choices: Mapping[str, str] | None = None) -> PromptOptimization:
+def checked(config: Config) -> PromptOptimization:
     """Return the search that a configuration describes. ConfigError if it cannot work."""
     inference = config.get("inference")
     config = {**of_played_policy(config)}
     if value_of(config, "reflection.path") is not None:  # the teacher needs a vLLM in any case
         config |= {"inference": inference}
-    return checked_as(PromptOptimization, config, _problems, choices)
+    return checked_as(PromptOptimization, config, _problems)
 
 
 def _problems(config: Config) -> Iterator[str]:

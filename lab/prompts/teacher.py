@@ -12,9 +12,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
+
+from msgspec import Meta
 
 from envs.chat_endpoint import ChatEndpoint
+from rl.config.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from rl.inference.completion import Completion, GenerationError
 from rl.runtime.failure import RunFailed
 from rl.runtime.files import append_line
@@ -30,14 +33,6 @@ _MOST_EMPTY = 4  # answers in a row without a prompt
 class Reflection:
     """The teacher's options. conf/optimize_prompt.yaml explains them."""
 
-    RANGES: ClassVar[dict[str, str]] = {
-        "max_seq_len": ">= 2",
-        "temperature": ">= 0",
-        "max_tokens": ">= 1",
-        "timeout": "> 0",
-        "max_retries": ">= 0",
-    }
-
     base_url: str | None
     model: str | None
     api_key_variable: str
@@ -45,11 +40,11 @@ class Reflection:
     revision: str | None
     renderer: str
     dtype: Literal["bfloat16", "float32"]
-    max_seq_len: int
-    temperature: float
-    max_tokens: int
-    timeout: float
-    max_retries: int
+    max_seq_len: Annotated[int, Meta(ge=2)]
+    temperature: NonNegativeFloat
+    max_tokens: PositiveInt
+    timeout: PositiveFloat
+    max_retries: NonNegativeInt
     template: str | None
 
     def __post_init__(self) -> None:

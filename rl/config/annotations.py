@@ -1,20 +1,25 @@
-"""Convert values from YAML to annotations: 5 for a float becomes 5.0.
+"""Convert values from YAML to the annotations of options, by msgspec: 5 for a float becomes 5.0.
 
-    int float bool str Path None   X | Y   Literal[...]   list[X] Sequence[X] tuple[X, ...]
-    dict[str, X] Mapping Any   a class, a Callable[...]: a nested node with a `_target_` of its own
+    int   float | None   Literal["a", "b"]   list[str]   Mapping[str, float]   tuple[int, ...]
+    Annotated[float, Meta(gt=0, le=1)]       a range; rl/config/ranges.py names the usual ones
+    a class, a Callable[...]                 a nested node with a `_target_` of its own
 
-A bool is not accepted as an int, nor text as a number, nor NaN or infinity as a float. Names of
-other types accept any value, which the called function checks itself.
+An annotation is evaluated as it is written, without importing its file. A name that is neither
+one of these nor an alias accepts any value, which the called function checks itself.
 """
 
 import ast
+import builtins
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, Literal, Optional, Union, get_args, get_origin
 
-from rl.config.signatures import Module, did_you_mean, find
+import msgspec
+
+from rl.config.signatures import Module, Option, did_you_mean, find
 
 Node = dict[str, Any]
 """A mapping with `_target_`. An option annotated `Node`, or with a class, must be one."""
@@ -22,111 +27,121 @@ Node = dict[str, Any]
 NodeHandler = Callable[[Node, str], Any]
 """Called with each nested node and its path; it checks or builds the node."""
 
-LISTS = {"list", "List", "Sequence", "Collection", "Iterable"}
-TUPLES = {"tuple", "Tuple"}
-MAPPINGS = {"dict", "Dict", "Mapping", "MutableMapping"}
-SCALARS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}
-
 
 class Misfit(ValueError):
-    """The value does not fit; the message continues a sentence that begins with the key."""
+    """The value does not fit its annotation; the message is a sentence that names the key."""
 
 
-@dataclass(frozen=True)
-class Converter:
-    """Converts values to annotations that were written in one module."""
+class Nested:
+    """Stands for a nested node in annotations, and for its value while msgspec looks at it."""
 
-    module: Module
-    node: NodeHandler
+    def __class_getitem__(cls, _item: Any) -> type:
+        return cls  # Callable[[int], str] is a node, too
 
-    def convert(self, value: Any, kind: ast.expr | None, path: str) -> Any:
-        """Return the value converted to the annotation. Misfit if it does not fit."""
-        match kind:
-            case ast.Constant(value=str(text)):  # a quoted annotation
-                return self.convert(value, ast.parse(text, mode="eval").body, path)
-            case ast.Constant(value=None):
-                return _require(value is None, value, "null")
-            case ast.BinOp(op=ast.BitOr()):
-                return self._union(value, _alternatives(kind), path)
-            case ast.Subscript():
-                return self._subscript(value, kind, path)
-            case ast.Attribute(attr=name) | ast.Name(id=name):
-                return self._named(value, name, path)
-        return nested(value, path, self.node)
 
-    def _named(self, value: Any, name: str, path: str) -> Any:
-        """Convert to a bare name: a builtin, an alias or a class."""
-        if name in SCALARS:
-            return _scalar(value, name)
-        if name == "Path":
-            return Path(_scalar(value, "str"))
-        if name in LISTS | TUPLES:
-            items = nested(
-                _require(isinstance(value, list | tuple), value, "a list"), path, self.node
-            )
-            return tuple(items) if name in TUPLES else items
-        if name in MAPPINGS:
-            return nested(_require(isinstance(value, dict), value, "a mapping"), path, self.node)
-        if name == "Node":
-            return nested(_require(is_node(value), value, "a node with _target_"), path, self.node)
-        meaning = None if name in {"Any", "object"} else find(self.module, name)
-        match meaning:
+_KNOWN = {
+    **{"Any": Any, "Annotated": Annotated, "Literal": Literal, "Meta": msgspec.Meta},
+    **{"Optional": Optional, "Union": Union, "Path": Path, "Node": Nested, "Callable": Nested},
+    **dict.fromkeys(("Sequence", "Collection", "Iterable", "List"), Sequence),
+    **dict.fromkeys(("Mapping", "MutableMapping", "Dict"), Mapping),
+    "Tuple": tuple,
+}
+# msgspec's words in a message, and ours.
+_WORDS = {"Nested": "a node with _target_", "object": "mapping", "array": "list"}
+
+
+class _Names(dict[str, Any]):
+    """The names that annotations of one module may contain."""
+
+    def __init__(self, module: Module) -> None:
+        super().__init__(_KNOWN)
+        self._module = module
+
+    def __missing__(self, name: str) -> Any:
+        if hasattr(builtins, name):
+            raise KeyError(name)  # eval looks there next
+        match find(self._module, name):
             # The names in an alias are looked up in the module that defines it.
             case origin, ast.Assign(value=alias) | ast.AnnAssign(value=ast.expr() as alias):
-                return Converter(origin, self.node).convert(value, alias, path)
+                return _evaluated(ast.unparse(alias), origin)
             case _, ast.ClassDef():
-                _require(is_node(value), value, f"a node with _target_ (for {name})")
-        return nested(value, path, self.node)
+                return Nested
+        return Any
 
-    def _subscript(self, value: Any, kind: ast.Subscript, path: str) -> Any:
-        """Convert to X[...]: Literal, Optional, Union, Annotated, and containers item by item."""
-        name = ast.unparse(kind.value).rpartition(".")[2]
-        inner = kind.slice.elts if isinstance(kind.slice, ast.Tuple) else [kind.slice]
-        if name == "Literal":
-            return _literal(value, [ast.literal_eval(item) for item in inner])
-        if name in {"Optional", "Union"}:
-            return self._union(value, [*inner, *[ast.Constant(None)] * (name == "Optional")], path)
-        if name == "Annotated":
-            return self.convert(value, inner[0], path)
-        if name == "Callable":
-            return nested(_require(is_node(value), value, "a node with _target_"), path, self.node)
-        if name in MAPPINGS:
-            _require(isinstance(value, dict), value, describe(kind))
-            return {key: self._item(item, inner[-1], path, key) for key, item in value.items()}
-        if name not in LISTS | TUPLES:
-            return nested(value, path, self.node)
-        _require(isinstance(value, list | tuple), value, describe(kind))
-        kinds = [item for item in inner if ast.unparse(item) != "..."]
-        if name in TUPLES and len(kinds) == len(inner):  # tuple[X, Y]: one type for each position
-            _require(len(value) == len(kinds), value, describe(kind))
-        else:
-            kinds = kinds * len(value)
-        items = [self._item(item, kinds[i], path, i) for i, item in enumerate(value)]
-        return tuple(items) if name in TUPLES else items
 
-    def _item(self, value: Any, kind: ast.expr, path: str, key: Any) -> Any:
-        """Convert one item of a container; a misfit names the item."""
-        try:
-            return self.convert(value, kind, f"{path}.{key}")
-        except Misfit as misfit:
-            raise Misfit(f"has an item {shown(key)} that {misfit}") from None
+def _evaluated(text: str, module: Module) -> Any:
+    """Return the type that an annotation means; Any if it is none that can be checked."""
+    try:
+        kind = eval(text, {}, _Names(module))
+    except (AttributeError, NameError, TypeError):
+        return Any
+    return _evaluated(kind, module) if isinstance(kind, str) else kind  # a quoted annotation
 
-    def _union(self, value: Any, kinds: list[ast.expr], path: str) -> Any:
-        """Return the first alternative that fits, preferably one that keeps the value's type."""
-        fits: list[Any] = []
-        misfits: list[Misfit] = []
-        for kind in kinds:
-            try:
-                fits.append(self.convert(value, kind, path))
-            except Misfit as misfit:
-                misfits.append(misfit)
-        if fits:
-            # 5 fits `float | int` twice, and must not become 5.0.
-            return next((fit for fit in fits if type(fit) is type(value)), fits[0])
-        real = [m for kind, m in zip(kinds, misfits, strict=True) if ast.unparse(kind) != "None"]
-        if len(real) == 1:
-            raise Misfit(f"{real[0]} (or null)")
-        raise Misfit(f"is {shown(value)} where {' or '.join(map(describe, kinds))} is wanted")
+
+def converted(value: Any, option: Option, path: str, on_node: NodeHandler) -> Any:
+    """Return a value converted to an option's annotation, nested nodes passed through `on_node`.
+
+    Raise Misfit if the value does not fit.
+    """
+    text = ast.unparse(option.annotation) if option.annotation else "Any"
+    return _converted(value, _evaluated(text, option.module), path, on_node)
+
+
+def _converted(value: Any, kind: Any, path: str, on_node: NodeHandler) -> Any:
+    if is_node(value):
+        _convert(Nested(), kind, path)
+        return on_node(value, path)
+    # Convert containers item by item, because msgspec does not name the key of an item.
+    for member in _alternatives(kind):
+        origin, args = get_origin(member) or member, get_args(member)
+        if isinstance(value, dict) and origin in (dict, Mapping, Any, object):
+            of = args[1] if args else Any
+            return {k: _converted(item, of, f"{path}.{k}", on_node) for k, item in value.items()}
+        if isinstance(value, list | tuple) and origin in (list, tuple, Sequence, Any, object):
+            kinds = args
+            if args[1:] in ((), (...,)):
+                kinds = [args[0] if args else Any] * len(value)
+            _convert(value, tuple[(Any,) * len(kinds)], path)
+            pairs = enumerate(zip(value, kinds, strict=True))
+            items = [_converted(item, of, f"{path}.{i}", on_node) for i, (item, of) in pairs]
+            return tuple(items) if origin is tuple else items
+    return _convert(value, kind, path)
+
+
+def _alternatives(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+
+
+def _convert(value: Any, kind: Any, path: str) -> Any:
+    try:
+        fitting = msgspec.convert(value, kind, dec_hook=_from_text)
+    except TypeError:  # msgspec does not know the type
+        return value
+    except msgspec.ValidationError as error:
+        raise Misfit(_sentence(value, kind, path, str(error))) from None
+    if isinstance(fitting, float) and not math.isfinite(fitting):
+        raise Misfit(f"{path} is {value}, expected a finite number")
+    return fitting
+
+
+def _from_text(kind: type, value: Any) -> Any:
+    return Path(value) if kind is Path and isinstance(value, str) else value
+
+
+def _sentence(value: Any, kind: Any, path: str, error: str) -> str:
+    """Return what is wrong with a value, given msgspec's message."""
+    if bound := re.match(r"Expected `\w+` ([<>]=?) (\S+)", error):
+        return f"{path}={value}, but it must be {bound[1]} {float(bound[2]):g}"
+    literals = [member for member in _alternatives(kind) if get_origin(member) is Literal]
+    if names := [str(option) for member in literals for option in get_args(member)]:
+        hint = did_you_mean(value, names) if isinstance(value, str) else ""
+        return f"{path} is {shown(value)}, expected {' or '.join(names)}{hint}"
+    expected = error.removeprefix("Expected ").partition(", got")[0].replace("`", "")
+    expected = re.sub(r"\w+", lambda word: _WORDS.get(word[0], word[0]), expected)
+    quoted = expected.startswith("str") and isinstance(value, int | float)
+    remedy = f": write it in quotes, in a shell {path}=\"'{shown(value)}'\"" if quoted else ""
+    what = "a node" if isinstance(value, Nested) else shown(value)
+    return f"{path} is {what}, expected {expected}{remedy}"
 
 
 def is_node(value: Any) -> bool:
@@ -134,85 +149,8 @@ def is_node(value: Any) -> bool:
     return isinstance(value, dict) and "_target_" in value
 
 
-def nested(value: Any, path: str, node: NodeHandler) -> Any:
-    """Return the value with every node in it, at any depth, passed through `node`."""
-    if is_node(value):
-        return node(value, path)
-    if isinstance(value, dict):
-        return {key: nested(item, f"{path}.{key}", node) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [nested(item, f"{path}.{i}", node) for i, item in enumerate(value)]
-    return value
-
-
-def _scalar(value: Any, name: str) -> Any:
-    """Convert to an int, float, bool or str; only an int is also accepted as a float."""
-    match name, value:
-        case ("bool", bool()) | ("str", str()):
-            return value
-        case "int" | "float", bool():
-            pass  # true is not 1
-        case "int", int():
-            return value
-        case "int", float() if value.is_integer():
-            raise Misfit(f"is {value} where a whole number is wanted: write {int(value)}")
-        case "float", float() if not math.isfinite(value):
-            raise Misfit(f"is {value} where a finite number is wanted")
-        case "float", int() | float():
-            return float(value)
-        case "int" | "float", str() if _is_number(value):
-            raise Misfit(f"is the text {shown(value)} where {SCALARS[name]} is wanted: no quotes")
-        case "str", int() | float():
-            raise Misfit(_as_text(value))
-    return _require(False, value, SCALARS[name])
-
-
-def _as_text(value: Any) -> str:
-    """Return how to quote a value as text; a shell removes one pair of quotes."""
-    quoted = f"=\"'{shown(value)}'\""
-    return f"is {shown(value)} where text is wanted: put it in quotes, in a shell {quoted}"
-
-
-def _literal(value: Any, options: list[Any]) -> Any:
-    for option in options:
-        if value == option and type(value) is type(option):
-            return value
-    names = [shown(option).strip('"') for option in options]
-    hint = did_you_mean(value, names) if isinstance(value, str) else ""
-    raise Misfit(f"is {shown(value)}, but it can only be {' or '.join(names)}{hint}")
-
-
-def _alternatives(kind: ast.expr) -> list[ast.expr]:
-    """Return X | Y | Z as a list."""
-    if isinstance(kind, ast.BinOp):
-        return [*_alternatives(kind.left), *_alternatives(kind.right)]
-    return [kind]
-
-
-def describe(kind: ast.expr) -> str:
-    """Return an annotation in words."""
-    text = ast.unparse(kind)
-    name = text.partition("[")[0].rpartition(".")[2]
-    if name in LISTS | TUPLES | MAPPINGS:
-        return f"a {'mapping' if name in MAPPINGS else 'list'} ({text})"
-    return "null" if text == "None" else SCALARS.get(name, text)
-
-
 def shown(value: Any) -> str:
     """Return a value as YAML writes it."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return f'"{value}"' if isinstance(value, str) else str(value)
-
-
-def _require(condition: bool, value: Any, description: str) -> Any:
-    if not condition:
-        raise Misfit(f"is {shown(value)} where {description} is wanted")
-    return value
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False

@@ -7,9 +7,9 @@ from traceback import extract_tb
 from types import ModuleType
 from typing import Any
 
-from rl.config.annotations import Converter, Misfit, Node
+from rl.config.annotations import Node, converted
 from rl.config.schema import ConfigError
-from rl.config.signatures import Option, read
+from rl.config.signatures import read
 
 
 def build(node: Mapping[str, Any]) -> partial[Any]:
@@ -20,8 +20,10 @@ def build(node: Mapping[str, Any]) -> partial[Any]:
     """
     target = str(node["_target_"])
     signature = read(target)
+    if unknown := node.keys() - signature.options.keys() - {"_target_"}:
+        raise ConfigError([f"{target}.{key} is not an option" for key in sorted(unknown)])
     options = {
-        key: _converted(value, signature.options.get(key), f"{target}.{key}")
+        key: converted(value, signature.options[key], f"{target}.{key}", _built)
         for key, value in node.items()
         if key != "_target_"
     }
@@ -56,18 +58,9 @@ def _imported(name: str, target: str) -> ModuleType:
         ) from error
 
 
-def _converted(value: Any, option: Option | None, path: str) -> Any:
-    if option is None:
-        raise ConfigError([f"{path} is not an option"])
-    try:
-        return Converter(option.module, _built).convert(value, option.annotation, path)
-    except Misfit as misfit:
-        raise ConfigError([f"{path} {misfit}"]) from None
-
-
 def _built(node: Node, _path: str) -> Any:
     made = build(node)
-    return made() if read(node["_target_"]).is_class else made
+    return made() if isinstance(made.func, type) or made.func is _configured else made
 
 
 def construct(run: Any, groups: Iterable[str]) -> None:

@@ -10,17 +10,16 @@ callables; its other keys are that callable's keyword-only parameters (rl/config
 """
 
 import ast
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rl.config.algorithm_rules import ALGORITHM_RULES
-from rl.config.annotations import Converter, Misfit, Node
+from rl.config.annotations import Misfit, Node, converted
 from rl.config.learned import Learned
-from rl.config.limits import range_problems
+from rl.config.limits import order_problems
 from rl.config.rules import rule_problems
 from rl.config.schema import RENAMED, ConfigError, parsed
-from rl.config.signatures import Option, did_you_mean, read
+from rl.config.signatures import Signature, did_you_mean, read
 
 MISSING = "???"
 
@@ -29,8 +28,6 @@ def check(
     config: Mapping[str, Any],
     schema: str = "rl.config.schema.Run",
     rules: Callable[[Mapping[str, Any]], list[str]] = rule_problems,
-    *,
-    choices: Mapping[str, str] | None = None,
 ) -> None:
     """Raise ConfigError with everything that is wrong with the values of a configuration.
 
@@ -40,53 +37,21 @@ def check(
         config: its top level, resolved.
         schema: the class whose fields are the keys.
         rules: returns a sentence for each combination that makes no sense.
-        choices: which file of each group was chosen; the user knows the nodes by these names.
 
     """
     with parsed():
         problems = list(_node_problems({"_target_": schema, **config}, ""))
-        _refuse(problems or rules(config), config, choices)
+        _refuse(problems or rules(config))
 
 
-def check_learned(
-    config: Mapping[str, Any], learned: Learned, *, choices: Mapping[str, str] | None = None
-) -> None:
+def check_learned(config: Mapping[str, Any], learned: Learned) -> None:
     """Raise ConfigError if a checked configuration composes what does not go together."""
-    _refuse([p for rule in ALGORITHM_RULES for p in rule(config, learned)], config, choices)
+    _refuse([p for rule in ALGORITHM_RULES for p in rule(config, learned)])
 
 
-def _refuse(
-    problems: list[str], config: Mapping[str, Any], choices: Mapping[str, str] | None
-) -> None:
+def _refuse(problems: list[str]) -> None:
     if problems:
-        names = _names_of(config, choices or {})
-        problems = [_in_the_words_of_the_user(problem, names) for problem in problems]
         raise ConfigError(list(dict.fromkeys(problems)))  # one path may be looked at twice
-
-
-def still_chosen(choices: Mapping[str, str], overrides: Iterable[str]) -> dict[str, str]:
-    """Return the choices whose callable the command line has not replaced by another."""
-    replaced = {override.partition("=")[0].lstrip("+~") for override in overrides}
-    return {group: it for group, it in choices.items() if f"{group}._target_" not in replaced}
-
-
-def _names_of(config: Mapping[str, Any], choices: Mapping[str, str]) -> dict[str, str]:
-    """Map `losses.gspo.gspo` to `loss=gspo`, for each node that a file was chosen for."""
-    nodes = {group: config.get(group) for group in choices}
-    return {
-        str(node["_target_"]): f"{group}={choices[group]}"
-        for group, node in nodes.items()
-        if isinstance(node, Mapping) and "_target_" in node
-    }
-
-
-def _in_the_words_of_the_user(problem: str, names: Mapping[str, str]) -> str:
-    """Replace targets by choices, except in a sentence about a target or a line of its file."""
-    if "._target_ is " in problem or ", line " in problem:
-        return problem
-    for target, name in names.items():
-        problem = re.sub(rf"(?<![\w.]){re.escape(target)}(?!\.?\w)", name, problem)
-    return problem
 
 
 def _node_problems(node: Mapping[str, Any], path: str) -> Iterator[str]:
@@ -97,15 +62,33 @@ def _node_problems(node: Mapping[str, Any], path: str) -> Iterator[str]:
     except LookupError as error:
         yield f"{path}._target_ is {target}, but {error.args[0]}"
         return
-    prefix, owner = (f"{path}.", target) if path else ("", "a run")
+    yield from _key_problems(node, signature, path)
+    problems: list[str] = []
+
+    def descend(node: Node, where: str) -> Node:
+        problems.extend(_node_problems(node, where))
+        return node
+
+    for key in (key for key in signature.options if key in node):
+        where = f"{path}.{key}" if path else key
+        try:
+            if node[key] == MISSING:
+                raise Misfit(f"{where} has no value yet: give it one, {where}=...")
+            converted(node[key], signature.options[key], where, descend)
+        except Misfit as misfit:
+            problems.append(str(misfit))
+    yield from problems or order_problems(node, path)
+
+
+def _key_problems(node: Mapping[str, Any], signature: Signature, path: str) -> Iterator[str]:
+    """Yield a sentence for each key that the target does not take, and each that it misses."""
+    prefix, owner = (f"{path}.", node["_target_"]) if path else ("", "a run")
     missing = [k for k, option in signature.options.items() if option.required and k not in node]
     for key in node:
         if key == "_target_" or key in signature.options:
             continue
         hint = did_you_mean(str(key), signature.options)
         missing = [name for name in missing if not hint.endswith(f" {name}?")]
-        if key in signature.positional:
-            hint = ": the code supplies it, so leave it out"
         known = f": it has {', '.join(signature.options) or 'none'}"
         if new := RENAMED.get(f"{prefix}{key}"):
             missing = [name for name in missing if f"{prefix}{name}" != new]
@@ -117,27 +100,3 @@ def _node_problems(node: Mapping[str, Any], path: str) -> Iterator[str]:
             yield f"{key} is missing: choose one with {key}=<name of a file in conf/{key}>"
         else:
             yield f"{prefix}{key} is missing: add it to the YAML that sets {path or 'the run'}"
-    problems = [
-        problem
-        for key, option in signature.options.items()
-        if key in node
-        for problem in _value_problems(node[key], option, f"{prefix}{key}")
-    ]
-    yield from problems or range_problems(node, path)
-
-
-def _value_problems(value: Any, option: Option, path: str) -> list[str]:
-    """Return what is wrong with one value, nested nodes included."""
-    if value == MISSING:
-        return [f"{path} has no value yet: give it one, {path}=..."]
-    problems: list[str] = []
-
-    def descend(node: Node, where: str) -> Node:
-        problems.extend(_node_problems(node, where))
-        return node
-
-    try:
-        Converter(option.module, descend).convert(value, option.annotation, path)
-    except Misfit as misfit:
-        problems.append(f"{path} {misfit}")
-    return problems

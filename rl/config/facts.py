@@ -69,12 +69,10 @@ def fact(target: str, name: str, default: Any) -> Any:
 
 
 def _constant_of_class(module: Module, definition: ast.ClassDef, name: str) -> Any:
-    value = _constant(definition.body, name)
+    if (value := _constant(definition.body, name)) is not None:
+        return value
     inherited = (_constant_of_class(*base, name) for base in bases(module, definition))
-    if isinstance(value, dict):  # RANGES of a base class hold for its subclasses, too
-        for more in inherited:
-            value = {**(more or {}), **value}
-    return value if value is not None else next((v for v in inherited if v is not None), None)
+    return next((value for value in inherited if value is not None), None)
 
 
 def _constant(statements: Iterable[ast.stmt], name: str) -> Any:

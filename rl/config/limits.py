@@ -1,38 +1,22 @@
-"""The ranges of single values, and the keys of free-form mappings that a run decides itself.
+"""Values of a configuration that depend on each other, and keys that a run decides itself.
 
-    RANGES = {"clip_low": ">= 0 and < clip_high"}      in the file of a function, or in a class
+    ORDERED = ("clip_low", "clip_high")      in the file of a function, or in a class
 
-A bound is a number or another option of the same target.
+The first of these two options must be below the second.
 """
 
-import operator
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rl.config.facts import fact
 
-COMPARISONS = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}
 
-
-def range_problems(node: Mapping[str, Any], path: str) -> Iterator[str]:
-    """Yield a sentence for each option of a node that is outside the range its target states."""
-    prefix = f"{path}." if path else ""
-    for key, bounds in fact(node["_target_"], "RANGES", {}).items():
-        if not isinstance(value := node.get(key), int | float):
-            continue
-        for bound in bounds.split(" and "):
-            comparison, limit = bound.split()
-            is_option = limit.isidentifier()
-            number = node.get(limit) if is_option else float(limit)
-            if number is None or COMPARISONS[comparison](value, number):
-                continue
-            if is_option:
-                order = "below" if "<" in comparison else "above"
-                other = f"{prefix}{limit}={number}"
-                yield f"{prefix}{key}={value} is not {order} {other}: move one of them"
-            else:
-                yield f"{prefix}{key}={value}, but it must be {bounds}"
-                break
+def order_problems(node: Mapping[str, Any], path: str) -> Iterator[str]:
+    """Yield a sentence if two options of a node are not in the order that its target states."""
+    low, high = fact(node["_target_"], "ORDERED", ("", ""))
+    bottom, top = node.get(low), node.get(high)
+    if bottom is not None and top is not None and bottom >= top:
+        yield f"{path}.{low}={bottom} is not below {path}.{high}={top}: move one of them"
 
 
 def value_of(config: Mapping[str, Any], key: str) -> Any:

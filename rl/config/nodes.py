@@ -6,17 +6,14 @@ is a property here, read from its source, so that no process builds a node to le
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, ClassVar, Self
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+import msgspec
 
 from rl.config.annotations import Node
 from rl.config.facts import fact, is_external, is_imitator, spans_hosts
-
-
-def _fitting(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that are fields of a dataclass; a whole number for a float becomes one."""
-    types = {entry.name: entry.type for entry in fields(kind)}
-    return {k: float(v) if types[k] is float else v for k, v in values.items() if k in types}
+from rl.config.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +24,8 @@ class CoreNode(Mapping[str, Any]):
 
     @classmethod
     def of(cls, node: Mapping[str, Any]) -> Self:
-        """Return the typed node of a mapping out of a configuration."""
-        return cls(node=dict(node), **_fitting(cls, node))
+        """Return the typed node of a mapping out of a configuration; 5 for a float becomes 5.0."""
+        return msgspec.convert({**node, "node": dict(node)}, cls)
 
     def stated(self, name: str, default: Any = None) -> Any:
         """Return the key of that name, else the class attribute of the target, else the default."""
@@ -147,46 +144,24 @@ class ClusterNode(CoreNode):
 class TrainerSettings:
     """The training processes (conf/train.yaml explains each key)."""
 
-    RANGES: ClassVar[dict[str, str]] = {
-        "ranks": ">= 1",
-        "tokens_per_micro_batch": ">= 1",
-        "logprob_chunk": ">= 1",
-        "max_grad_norm": "> 0",
-        "num_threads": ">= 1",
-        "checkpoint_every": ">= 0",
-        "keep_checkpoints": ">= 1",
-        "max_nonfinite_steps": ">= 1",
-        "wait_timeout": "> 0",
-    }
-
-    ranks: int | None
+    ranks: PositiveInt | None
     devices: list[int | str] | None
-    tokens_per_micro_batch: int
-    logprob_chunk: int
-    max_grad_norm: float
+    tokens_per_micro_batch: PositiveInt
+    logprob_chunk: PositiveInt
+    max_grad_norm: PositiveFloat
     gradient_checkpointing: bool
     compile: bool
-    num_threads: int | None
-    checkpoint_every: int
-    keep_checkpoints: int
-    max_nonfinite_steps: int
-    wait_timeout: float
+    num_threads: PositiveInt | None
+    checkpoint_every: NonNegativeInt
+    keep_checkpoints: PositiveInt
+    max_nonfinite_steps: PositiveInt
+    wait_timeout: PositiveFloat
 
     @classmethod
     def of(cls, node: Mapping[str, Any]) -> Self:
         """Return the settings of a mapping out of a configuration."""
-        return cls(**_fitting(cls, node))
+        return msgspec.convert(dict(node), cls)
 
     def plain(self) -> Node:
         """Return the node as config.yaml holds it."""
         return {"_target_": f"{__name__}.{type(self).__name__}", **asdict(self)}
-
-
-TYPED = {
-    "model": ModelNode,
-    "adapter": AdapterNode,
-    "sampler": SamplerNode,
-    "inference": InferenceNode,
-    "cluster": ClusterNode,
-    "trainer": TrainerSettings,
-}

@@ -3,15 +3,15 @@
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import yaml
+from msgspec import Meta
 
 from rl.config.annotations import Node
 from rl.config.nodes import (
-    TYPED,
     AdapterNode,
     ClusterNode,
     InferenceNode,
@@ -19,6 +19,7 @@ from rl.config.nodes import (
     SamplerNode,
     TrainerSettings,
 )
+from rl.config.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt
 from rl.config.transport import Transport, transport
 
 FORMAT = 2  # of config.yaml, as its key `format`; files of format 1 lack the key
@@ -62,28 +63,58 @@ def parsed() -> Iterator[None]:
         raise ConfigError([f"{error.filename}, line {error.lineno}: {error.msg}"]) from error
 
 
+class Settings:
+    """What the top levels of conf/train.yaml, evaluate.yaml and optimize_prompt.yaml share."""
+
+    TYPED: ClassVar[Mapping[str, Any]]  # the class of each typed node
+    output_dir: str
+    run_name: str
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Self:
+        """Return the typed settings of a plain configuration that has been checked."""
+        typed = {key: config[key] and kind.of(config[key]) for key, kind in cls.TYPED.items()}
+        return cls(**{**config, **typed})  # pyright: ignore[reportCallIssue] the fields of a subclass
+
+    def plain(self) -> dict[str, Any]:
+        """Return the configuration as a plain mapping: the keys are those of the command line."""
+        values = vars(self)
+        return {**values, **{key: values[key] and values[key].plain() for key in self.TYPED}}
+
+    @property
+    def folder(self) -> Path:
+        """The folder of this run."""
+        return Path(self.output_dir) / self.run_name
+
+    def save(self, path: Path) -> None:
+        """Write the configuration as YAML; a process killed meanwhile leaves the old file."""
+        aside = path.with_name(f".{path.name}.new")
+        content = {"format": FORMAT, **self.plain()}
+        aside.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+        aside.replace(path)
+
+
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class Run(Settings):
     """The top level of conf/train.yaml, resolved. Values are explained there."""
 
-    RANGES: ClassVar[dict[str, str]] = {
-        "seed": ">= 0",
-        "max_steps": ">= 1",
-        "batch_size": ">= 1",
-        "group_size": ">= 1",
-        "max_seq_len": ">= 2",
-        "updates_per_batch": ">= 1",
-        "entropy_bonus": ">= 0",
+    TYPED: ClassVar[Mapping[str, Any]] = {
+        "model": ModelNode,
+        "adapter": AdapterNode,
+        "sampler": SamplerNode,
+        "inference": InferenceNode,
+        "cluster": ClusterNode,
+        "trainer": TrainerSettings,
     }
 
-    seed: int
-    max_steps: int
+    seed: NonNegativeInt
+    max_steps: PositiveInt
     max_time: float | str | None
-    batch_size: int  # rollouts per optimizer step
-    group_size: int  # rollouts per example
-    max_seq_len: int
-    updates_per_batch: int
-    entropy_bonus: float
+    batch_size: PositiveInt  # rollouts per optimizer step
+    group_size: PositiveInt  # rollouts per example
+    max_seq_len: Annotated[int, Meta(ge=2)]
+    updates_per_batch: PositiveInt
+    entropy_bonus: NonNegativeFloat
     model: ModelNode
     adapter: AdapterNode
     env: Node
@@ -115,16 +146,6 @@ class Run:
     # Filled in by the supervisor: what the dry call saw (rl/config/learned.py).
     learned: dict[str, Any] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Self:
-        """Return the run of a plain configuration that has been checked."""
-        return cls(**{**config, **{key: kind.of(config[key]) for key, kind in TYPED.items()}})
-
-    def plain(self) -> dict[str, Any]:
-        """Return the configuration as a plain mapping: the keys are those of the command line."""
-        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        return {**values, **{key: values[key].plain() for key in TYPED}}
-
     def changed(self, changes: Mapping[str, Any]) -> Self:
         """Return the run with other values for some dotted keys, at most two names deep."""
         config = self.plain()
@@ -132,11 +153,6 @@ class Run:
             group, _, name = key.partition(".")
             config[group] = {**config[group], name: value} if name else value
         return type(self).of(config)
-
-    @property
-    def folder(self) -> Path:
-        """The folder of this run."""
-        return Path(self.output_dir) / self.run_name
 
     @property
     def groups_per_step(self) -> int:
@@ -164,18 +180,6 @@ class Run:
         settings = yaml.safe_load(path.read_text())
         settings.pop("format", None)
         return cls.of(settings)
-
-    def save(self, path: Path) -> None:
-        """Write the configuration as YAML."""
-        write_settings(path, self.plain())
-
-
-def write_settings(path: Path, settings: Mapping[str, Any]) -> None:
-    """Write a configuration and its format; a process killed meanwhile leaves the old file."""
-    aside = path.with_name(f".{path.name}.new")
-    content = {"format": FORMAT, **settings}
-    aside.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
-    aside.replace(path)
 
 
 def seconds_of(duration: float | str) -> float:

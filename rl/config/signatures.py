@@ -58,8 +58,6 @@ class Signature:
     """What a target takes."""
 
     options: dict[str, Option]
-    positional: tuple[str, ...]
-    is_class: bool
     configured: frozenset[str] = frozenset()  # options that the method `configure` takes
 
 
@@ -102,16 +100,14 @@ def find(module: Module, name: str, seen: frozenset[str] = frozenset()) -> Found
     head, _, rest = name.partition(".")
     for statement in () if rest else module.statements():
         match statement:
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                names = [statement.name]
-            case ast.Assign(targets=[ast.Name(id=target)]):
-                names = [target]
-            case ast.AnnAssign(target=ast.Name(id=target)):
-                names = [target]
-            case _:
-                names = []
-        if name in names:
-            return module, statement
+            case (
+                ast.FunctionDef(name=defined)
+                | ast.AsyncFunctionDef(name=defined)
+                | ast.ClassDef(name=defined)
+                | ast.Assign(targets=[ast.Name(id=defined)])
+                | ast.AnnAssign(target=ast.Name(id=defined))
+            ) if defined == name:
+                return module, statement
     for origin in _imported(module, head):
         parts = [*origin.split("."), *(rest.split(".") if rest else [])]
         for length in range(len(parts) - 1, 0, -1):
@@ -126,10 +122,12 @@ def _imported(module: Module, name: str) -> Iterator[str]:
     for statement in module.statements():
         match statement:
             case ast.ImportFrom():
+                origin = absolute(module, statement)
                 for alias in statement.names:
-                    if name == (alias.asname or alias.name) or alias.name == "*":
-                        there = name if alias.name == "*" else alias.name
-                        yield f"{absolute(module, statement)}.{there}"
+                    if name == (alias.asname or alias.name):
+                        yield f"{origin}.{alias.name}"
+                    elif alias.name == "*" and source(origin):
+                        yield f"{origin}.{name}"
             case ast.Import():
                 for alias in statement.names:
                     if alias.asname == name:
@@ -152,12 +150,12 @@ def read(target: str) -> Signature:
     """Return the signature of `package.module.name`. LookupError with one sentence if unknown."""
     module, definition = definition_of(target)
     if not isinstance(definition, ast.ClassDef):
-        return _parameters(module, definition.args, skip=0, is_class=False)
-    made = _init(module, definition) or Signature({}, (), True)
-    later = _method(module, definition, "configure") or {}
+        return _parameters(module, definition)
+    made = _method(module, definition, "__init__") or Signature({})
+    later = _method(module, definition, "configure") or Signature({})
     # An option that both have goes to the constructor.
-    rest = {key: option for key, option in later.items() if key not in made.options}
-    return Signature(made.options | rest, made.positional, True, frozenset(rest))
+    configured = frozenset(later.options.keys() - made.options.keys())
+    return Signature(later.options | made.options, configured)
 
 
 def definition_of(target: str) -> tuple[Module, Definition]:
@@ -187,32 +185,23 @@ def _siblings(name: str) -> list[str]:
     return [f"{package}.{p.stem}" for folder in folders for p in Path(folder).glob("*.py")]
 
 
-def _parameters(module: Module, args: ast.arguments, *, skip: int, is_class: bool) -> Signature:
-    """Return the signature of a def without its first `skip` parameters (self)."""
-    pairs = zip(args.kwonlyargs, args.kw_defaults, strict=True)
-    options = {arg.arg: Option(arg.annotation, default is None, module) for arg, default in pairs}
-    positional = tuple(arg.arg for arg in [*args.posonlyargs, *args.args][skip:])
-    return Signature(options, positional, is_class)
+def _parameters(module: Module, function: ast.FunctionDef | ast.AsyncFunctionDef) -> Signature:
+    """Return the signature of a def."""
+    pairs = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
+    return Signature(
+        {arg.arg: Option(arg.annotation, default is None, module) for arg, default in pairs}
+    )
 
 
-def _init(module: Module, definition: ast.ClassDef) -> Signature | None:
-    """Return the signature of the `__init__` that Python calls, written or made by @dataclass."""
-    for statement in definition.body:
-        if isinstance(statement, ast.FunctionDef) and statement.name == "__init__":
-            return _parameters(module, statement.args, skip=1, is_class=True)
-    if _dataclass_options(definition) is not None:
-        return _fields(module, definition)
-    inherited = (_init(*base) for base in bases(module, definition))
-    return next((signature for signature in inherited if signature), None)
-
-
-def _method(module: Module, definition: ast.ClassDef, name: str) -> dict[str, Option] | None:
-    """Return the keyword-only parameters of a class's own or inherited method, None without it."""
+def _method(module: Module, definition: ast.ClassDef, name: str) -> Signature | None:
+    """Return the signature of a class's own or inherited method, None without it."""
     for statement in definition.body:
         if isinstance(statement, ast.FunctionDef) and statement.name == name:
-            return _parameters(module, statement.args, skip=1, is_class=True).options
+            return _parameters(module, statement)
+    if name == "__init__" and _dataclass(definition):
+        return _fields(module, definition)
     inherited = (_method(*base, name) for base in bases(module, definition))
-    return next((options for options in inherited if options is not None), None)
+    return next((signature for signature in inherited if signature), None)
 
 
 def bases(module: Module, definition: ast.ClassDef) -> Iterator[tuple[Module, ast.ClassDef]]:
@@ -225,45 +214,30 @@ def bases(module: Module, definition: ast.ClassDef) -> Iterator[tuple[Module, as
             yield found[0], found[1]
 
 
-def _dataclass_options(definition: ast.ClassDef) -> dict[str, bool] | None:
-    """Return the keywords of the @dataclass decorator, None without one."""
-    for decorator in definition.decorator_list:
-        if ast.unparse(decorator).split("(")[0].endswith("dataclass"):
-            keywords = decorator.keywords if isinstance(decorator, ast.Call) else []
-            return {k.arg: ast.unparse(k.value) == "True" for k in keywords if k.arg}
-    return None
+def _dataclass(definition: ast.ClassDef) -> str:
+    """Return the @dataclass decorator as written, nothing without one."""
+    decorators = map(ast.unparse, definition.decorator_list)
+    return next((text for text in decorators if text.split("(")[0].endswith("dataclass")), "")
 
 
 def _fields(module: Module, definition: ast.ClassDef) -> Signature:
     """Return the signature that @dataclass writes: fields of the bases first."""
     options: dict[str, Option] = {}
-    positional: list[str] = []
-    for base_module, base in reversed(list(bases(module, definition))):
-        if _dataclass_options(base) is not None:
-            inherited = _fields(base_module, base)
-            options |= inherited.options
-            positional += inherited.positional
-    keyword_only = (_dataclass_options(definition) or {}).get("kw_only", False)
+    for base in reversed(list(bases(module, definition))):
+        if _dataclass(base[1]):
+            options |= _fields(*base).options
+    keyword_only = "kw_only=True" in _dataclass(definition)
     for statement in definition.body:
         if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
             continue
         name, kind = statement.target.id, ast.unparse(statement.annotation)
-        keyword_only = keyword_only or kind.endswith("KW_ONLY")
-        field = _field(statement.value)
-        if "ClassVar" in kind or kind.endswith("KW_ONLY") or field.get("init") == "False":
+        default = ast.unparse(statement.value) if statement.value else ""
+        if kind.endswith("KW_ONLY"):
+            keyword_only = True
+        elif "ClassVar" in kind or "init=False" in default:
             continue
-        if field.get("kw_only", str(keyword_only)) == "True":
-            required = field.keys().isdisjoint({"default", "default_factory"})
+        elif keyword_only or "kw_only=True" in default:
+            is_call = default.split("(")[0].endswith("field")
+            required = "default" not in default if is_call else not default
             options[name] = Option(statement.annotation, required, module)
-        elif name not in positional:
-            positional.append(name)
-    return Signature(options, tuple(positional), True)
-
-
-def _field(value: ast.expr | None) -> dict[str, str]:
-    """Return the default of a field as the keywords of `field(...)`."""
-    if value is None:
-        return {}
-    if isinstance(value, ast.Call) and ast.unparse(value.func).endswith("field"):
-        return {k.arg: ast.unparse(k.value) for k in value.keywords if k.arg}
-    return {"default": ast.unparse(value)}
+    return Signature(options)

@@ -42,13 +42,8 @@ Answer = Mapping[str, Any]
 class DryCall:
     """The dry calls of some configurations; those that are not in the cache share one child."""
 
-    def __init__(
-        self,
-        configs: Sequence[Mapping[str, Any]],
-        choices: Sequence[Mapping[str, str] | None] = (),
-    ) -> None:
-        """`choices` of each configuration, by which the user knows its nodes (check.py)."""
-        self._whole, self._choices = configs, choices or [None] * len(configs)
+    def __init__(self, configs: Sequence[Mapping[str, Any]]) -> None:
+        self._whole = configs
         self._configs = [_asked(config) for config in configs]
         self._answers: list[Answer | None] = [_kept(config) for config in self._configs]
         self._child: subprocess.Popen[bytes] | None = None
@@ -100,7 +95,7 @@ class DryCall:
         if "problems" in answer:
             raise ConfigError(answer["problems"])
         learned = Learned.from_settings(answer["learned"])
-        check_learned(self._whole[number], learned, choices=self._choices[number])
+        check_learned(self._whole[number], learned)
         return learned
 
     def files(self, number: int = 0) -> list[str]:

@@ -16,6 +16,7 @@ from typing import ClassVar
 from envs.episode import Example
 from envs.protocol import Environment
 from rl.config.build import build
+from rl.config.ranges import PositiveFloat, PositiveInt
 from rl.config.schema import Run
 from rl.evaluation.play import choose, play, write_rollouts
 from rl.evaluation.summary import Played, summarise
@@ -38,17 +39,10 @@ class NoEvaluation:
 class PeriodicEvaluation:
     """conf/evaluation/default.yaml explains the options."""
 
-    RANGES: ClassVar[dict[str, str]] = {
-        "every": ">= 1",
-        "num_examples": ">= 1",
-        "rollouts_per_example": ">= 1",
-        "temperature": "> 0",
-    }
-
-    every: int
-    num_examples: int
-    rollouts_per_example: int
-    temperature: float
+    every: PositiveInt
+    num_examples: PositiveInt
+    rollouts_per_example: PositiveInt
+    temperature: PositiveFloat
     pass_threshold: float
 
     def due(self, version: int, last: int) -> bool:

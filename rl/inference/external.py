@@ -14,6 +14,7 @@ import httpx
 from tokenizers import Tokenizer
 
 from rl.config.nodes import replica_names
+from rl.config.ranges import PositiveFloat
 from rl.inference.replica import Replica
 from rl.inference.routes import http_client
 from rl.runtime.network import Address
@@ -28,13 +29,11 @@ _REMEDY = "start it as `python -m rl.inference.serve_external <run folder> <URL>
 class ExternalServers:
     """Servers by URL (conf/inference/external.yaml explains each key)."""
 
-    RANGES: ClassVar[dict[str, str]] = {"startup_timeout": "> 0"}
-
     is_external: ClassVar[bool] = True
 
     urls: list[str]
     api_key_variable: str | None
-    startup_timeout: float
+    startup_timeout: PositiveFloat
 
     def __post_init__(self) -> None:
         self.servers()  # refuses a wrong URL before anything starts

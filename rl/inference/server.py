@@ -13,9 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from rl.config.build import build
+from rl.config.ranges import PositiveFloat, PositiveInt
 from rl.config.schema import Run
 from rl.config.transport import VLLM_RANKS
 from rl.inference.key_guard import GUARD, KEY_FILE
@@ -69,19 +70,12 @@ class ServedPolicy:
 class VLLMServer:
     """How vLLM is started (conf/inference/vllm.yaml explains each key)."""
 
-    RANGES: ClassVar[dict[str, str]] = {
-        "replicas": ">= 1",
-        "startup_timeout": "> 0",
-        "tensor_parallel_size": ">= 1",
-        "cpu_kv_cache_gib": "> 0",
-    }
-
-    replicas: int | None
+    replicas: PositiveInt | None
     listen: Literal["unix", "tcp"]
-    startup_timeout: float
+    startup_timeout: PositiveFloat
     devices: list[int | str] | None
-    tensor_parallel_size: int
-    cpu_kv_cache_gib: int | None
+    tensor_parallel_size: PositiveInt
+    cpu_kv_cache_gib: PositiveInt | None
     args: dict[str, Any]
 
     def command(

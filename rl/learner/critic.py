@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from losses.tokens import TokenLoss
+from rl.config.ranges import NonNegativeInt
 from rl.learner.deepspeed_engine import (
     linearised,
     load_engine,
@@ -71,14 +72,12 @@ class NoCritic:
 class ValueModel:
     """conf/critic/value.yaml, which explains the options."""
 
-    RANGES: ClassVar[dict[str, str]] = {"head_start": ">= 0"}
-
     estimator: Estimator
     loss: ValueLoss
     optim: AdamW
     over: Literal["tokens", "turns"]
     whiten: bool
-    head_start: int
+    head_start: NonNegativeInt
 
     def start(self, setting: CriticSetting) -> "Critic":
         """Load the model and start its engine. Collective."""

@@ -12,9 +12,11 @@ With `target_kl` beta is adapted after every step:
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torch import Tensor
+
+from rl.config.ranges import NonNegativeFloat, PositiveFloat
 
 Estimator = Callable[[Tensor, Tensor], Tensor]
 """(log pi [N], log ref [N]) -> KL per token [N]"""
@@ -26,12 +28,10 @@ _GAIN, _LARGEST_ERROR = 0.1, 0.2
 class KLPenalty:
     """The estimator (losses/kl.py) and its weight; with beta 0 no reference is loaded for it."""
 
-    RANGES: ClassVar[dict[str, str]] = {"beta": ">= 0", "target_kl": "> 0"}
-
     estimator: Estimator
-    beta: float  # of the first step, if `target_kl` is given
+    beta: NonNegativeFloat  # of the first step, if `target_kl` is given
     place: Literal["loss", "reward"]
-    target_kl: float | None  # mean divergence per token that beta is steered to
+    target_kl: PositiveFloat | None  # mean divergence per token that beta is steered to
 
     @property
     def acts(self) -> bool:

@@ -3,7 +3,11 @@
 import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from msgspec import Meta
+
+from rl.config.ranges import BelowOne, NonNegativeFloat, NonNegativeInt, PositiveFloat, Probability
 
 if TYPE_CHECKING:
     import torch
@@ -19,24 +23,14 @@ class AdamW:
 
     """
 
-    RANGES: ClassVar[dict[str, str]] = {
-        "learning_rate": "> 0",
-        "beta1": ">= 0 and < 1",
-        "beta2": ">= 0 and < 1",
-        "eps": "> 0",
-        "weight_decay": ">= 0",
-        "warmup_steps": ">= 0",
-        "min_ratio": ">= 0 and <= 1",
-    }
-
-    learning_rate: float
-    beta1: float
-    beta2: float
-    eps: float
-    weight_decay: float
+    learning_rate: PositiveFloat
+    beta1: BelowOne
+    beta2: BelowOne
+    eps: PositiveFloat
+    weight_decay: NonNegativeFloat
     schedule: Literal["constant", "linear", "cosine"]
-    warmup_steps: int
-    min_ratio: float
+    warmup_steps: NonNegativeInt
+    min_ratio: Probability
 
     def optimizer(
         self,
@@ -91,18 +85,12 @@ class Muon(AdamW):
 
     """
 
-    RANGES: ClassVar[dict[str, str]] = {
-        "momentum": ">= 0 and < 1",
-        "ns_steps": ">= 1 and < 100",
-        "adamw_ratio": "> 0",
-    }
-
     whole_matrices: ClassVar[bool] = True  # ZeRO must not shard within a matrix
 
-    momentum: float
+    momentum: BelowOne
     nesterov: bool
-    ns_steps: int
-    adamw_ratio: float
+    ns_steps: Annotated[int, Meta(ge=1, lt=100)]
+    adamw_ratio: PositiveFloat
 
     def optimizer(
         self,

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from rl.config.ranges import BelowOne, PositiveFloat, PositiveInt
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -39,13 +41,11 @@ class NoAdapter:
 class LoRA:
     """Which layers get trained matrices, and of which size (conf/adapter/lora.yaml)."""
 
-    RANGES: ClassVar[dict[str, str]] = {"rank": ">= 1", "alpha": "> 0", "dropout": ">= 0 and < 1"}
-
     freezes_base: ClassVar[bool] = True
 
-    rank: int
-    alpha: float
-    dropout: float
+    rank: PositiveInt
+    alpha: PositiveFloat
+    dropout: BelowOne
     target_modules: Literal["all-linear"] | list[str]
     modules_to_save: list[str]
     rslora: bool

@@ -14,9 +14,10 @@ shaping can be compared.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, cast
+from typing import cast
 
 from envs.episode import Example
+from rl.config.ranges import NonNegativeFloat
 from rl.records import Advantage, Credit, Rollout, TurnAdvantage
 from rl.runtime.failure import RunFailed
 
@@ -35,10 +36,8 @@ class RewardShaping:
 
     """
 
-    RANGES: ClassVar[dict[str, str]] = {"length_penalty": ">= 0"}
-
     normalise_each: bool
-    length_penalty: float
+    length_penalty: NonNegativeFloat
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import ClassVar
 
+from rl.config.ranges import NonNegativeFloat
 from rl.records import Group
 from rl.rollouts.buffer import FifoBuffer
 
@@ -19,17 +20,13 @@ class DifficultyBuffer(FifoBuffer):
 
     """
 
-    RANGES: ClassVar[dict[str, str]] = {
-        "min_spread": ">= 0",
-        "min_reward_variance": ">= 0",
-        "min_reward": "< max_reward",
-    }
+    ORDERED: ClassVar[tuple[str, ...]] = ("min_reward", "max_reward")
 
     def __init__(
         self,
         *,
-        min_spread: float,
-        min_reward_variance: float | None,
+        min_spread: NonNegativeFloat,
+        min_reward_variance: NonNegativeFloat | None,
         min_reward: float | None,
         max_reward: float | None,
     ) -> None:

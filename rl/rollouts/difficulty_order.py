@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from envs.protocol import Pool
+from rl.config.ranges import NonNegativeFloat
 from rl.records import Group
 from rl.rollouts.example_order import ExampleOrder, Place
 
@@ -36,21 +37,16 @@ class DifficultyOrder(ExampleOrder):
 
     """
 
-    RANGES: ClassVar[dict[str, str]] = {
-        "hard_threshold": "< easy_threshold",
-        "easy_weight": ">= 0",
-        "normal_weight": ">= 0",
-        "hard_weight": ">= 0",
-    }
+    ORDERED: ClassVar[tuple[str, ...]] = ("hard_threshold", "easy_threshold")
 
     def __init__(
         self,
         *,
         easy_threshold: float,
         hard_threshold: float,
-        easy_weight: float,
-        normal_weight: float,
-        hard_weight: float,
+        easy_weight: NonNegativeFloat,
+        normal_weight: NonNegativeFloat,
+        hard_weight: NonNegativeFloat,
     ) -> None:
         self.easy_threshold, self.hard_threshold = easy_threshold, hard_threshold
         self.weights = {"easy": easy_weight, "normal": normal_weight, "hard": hard_weight}

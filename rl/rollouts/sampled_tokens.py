@@ -7,10 +7,10 @@ recorded rollouts from `RankBatch.record_ids` (rl/runtime/token_files.py describ
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
+from rl.config.ranges import NonNegativeInt
 from rl.records import Group, SampledColumns, TrainingRow, columns_of
 from rl.runtime.folder import RunFolder
 from rl.runtime.token_files import Lines, write_lines
@@ -25,9 +25,7 @@ class TokenRecord:
 
     """
 
-    RANGES: ClassVar[dict[str, str]] = {"num_groups": ">= 0"}
-
-    num_groups: int | None
+    num_groups: NonNegativeInt | None
 
     def choose(self, groups: Sequence[Group], rejected: Sequence[Group], step: int) -> list[Group]:
         """Return the groups of a step whose tokens are recorded."""

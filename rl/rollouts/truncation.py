@@ -15,9 +15,8 @@ reached. The limit is that of one turn, so many short turns have no penalty.
 
 from dataclasses import replace
 
+from rl.config.ranges import BelowOne, NonNegativeFloat, PositiveInt
 from rl.records import Credit, Rollout
-
-RANGES = {"limit": ">= 1", "start": ">= 0 and < 1", "weight": ">= 0"}
 
 
 def keep(rollout: Rollout) -> Credit:
@@ -41,7 +40,9 @@ def mask_zero(rollout: Rollout) -> Credit:
     return replace(mask(rollout), reward=zero_reward(rollout).reward)
 
 
-def penalty(rollout: Rollout, *, limit: int | None, start: float, weight: float) -> Credit:
+def penalty(
+    rollout: Rollout, *, limit: PositiveInt | None, start: BelowOne, weight: NonNegativeFloat
+) -> Credit:
     """Return the credit with the soft overlong punishment of DAPO, arXiv:2503.14476, eq. 13.
 
     Args:

@@ -19,6 +19,7 @@ from renderers import Renderer
 from envs.episode import StopReason
 from envs.messages import Message
 from envs.protocol import Environment
+from rl.config.ranges import NonNegativeInt, Probability
 from rl.records import Rollout, TrainingRow
 from rl.sampling.row_builder import GrowingRow
 
@@ -45,7 +46,7 @@ class Imitator:
     max_concurrent: ClassVar[int] = 4096
     seeded: ClassVar[bool] = False  # there are no requests
 
-    max_staleness: int
+    max_staleness: NonNegativeInt
 
     def conversations(self, env: Environment, rng: Random) -> Iterator[list[Message]]:
         """Yield conversations without end."""
@@ -105,9 +106,7 @@ class DemonstrationSampler(Imitator):
 
     """
 
-    RANGES: ClassVar[dict[str, str]] = {"max_staleness": ">= 0", "corruption_rate": ">= 0 and <= 1"}
-
-    corruption_rate: float
+    corruption_rate: Probability
 
     def conversations(self, env: Environment, rng: Random) -> Iterator[list[Message]]:
         """Yield new demonstrations."""

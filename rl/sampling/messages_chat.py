@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from envs.chat_endpoint import ChatEndpoint
 from envs.http_client import HttpClient
 from envs.messages import Message, as_sent, assistant
+from rl.config.ranges import NonNegativeInt
 from rl.inference.completion import Completion, GenerationError
 from rl.sampling.chat import Chat, ChatSetting, Prompt, ToolSpecs, checked_call, mistaken_call
 
@@ -36,13 +37,11 @@ class SpokenCompletion(Completion):
 class MessagesClient:
     """conf/client/messages.yaml: which server, which model, and the name of the key's variable."""
 
-    RANGES: ClassVar[dict[str, str]] = {"max_retries": ">= 0"}
-
     needs_vllm: ClassVar[bool] = False
     url: str
     model: str
     api_key_variable: str
-    max_retries: int
+    max_retries: NonNegativeInt
 
     def __post_init__(self) -> None:
         _ = self.endpoint  # refuses a wrong address before anything starts

@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+from msgspec import Meta
 from renderers import Renderer
 
 from envs.options import checked_stops
+from rl.config.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Probability
 
 _NEUTRAL = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 _NEUTRAL |= {"presence_penalty": 0.0, "frequency_penalty": 0.0}
@@ -17,34 +19,21 @@ _NEUTRAL |= {"presence_penalty": 0.0, "frequency_penalty": 0.0}
 class PolicySampler:
     """Samples rollouts of the policy in training; conf/sampler/async.yaml explains the options."""
 
-    RANGES: ClassVar[dict[str, str]] = {
-        "max_staleness": ">= 0",
-        "max_concurrent": ">= 1",
-        "temperature": "> 0",
-        "top_p": "> 0 and <= 1",
-        "top_k": ">= -1",
-        "min_p": ">= 0 and <= 1",
-        "repetition_penalty": "> 0",
-        "max_tokens": ">= 1",
-        "max_prompt_len": ">= 1",
-        "rollout_timeout": "> 0",
-    }
-
     uses_vllm: ClassVar[bool] = True
-    max_staleness: int
-    max_concurrent: int
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    repetition_penalty: float
+    max_staleness: NonNegativeInt
+    max_concurrent: PositiveInt
+    temperature: PositiveFloat
+    top_p: Annotated[float, Meta(gt=0, le=1)]
+    top_k: Annotated[int, Meta(ge=-1)]
+    min_p: Probability
+    repetition_penalty: PositiveFloat
     presence_penalty: float
     frequency_penalty: float
-    max_tokens: int
-    max_prompt_len: int | None
+    max_tokens: PositiveInt
+    max_prompt_len: PositiveInt | None
     stop: Sequence[str]
     seeded: bool
-    rollout_timeout: float
+    rollout_timeout: PositiveFloat
     max_retries: int
     allow_biased_ratio: bool
 

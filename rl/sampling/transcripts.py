@@ -13,7 +13,6 @@ from functools import cache
 from glob import glob
 from pathlib import Path
 from random import Random
-from typing import ClassVar
 
 from envs.episode import StopReason
 from envs.messages import Message
@@ -32,8 +31,6 @@ class TranscriptSampler(Imitator):
         min_reward: lines with a lower `reward`, or none, are left out; None: all are used.
 
     """
-
-    RANGES: ClassVar[dict[str, str]] = {"max_staleness": ">= 0"}
 
     path: str
     min_reward: float | None

@@ -42,24 +42,18 @@ class Resolved:
         return replace(self, run=run), plan_page(self.plan, memory, self.machines)
 
 
-def resolve(
-    config: Mapping[str, Any],
-    choices: Mapping[str, str],
-    *,
-    machines: Sequence[Host] | None = None,
-) -> Resolved:
+def resolve(config: Mapping[str, Any], machines: Sequence[Host] | None = None) -> Resolved:
     """Return the run that a composed configuration describes, with the places of its processes.
 
     Args:
         config: the composed configuration.
-        choices: group: the file that was chosen, as messages name it.
         machines: to plan for instead of this machine.
 
     Raises:
         ConfigError: the configuration is wrong, or the processes do not fit the devices.
 
     """
-    check(config, choices=choices)
+    check(config)
     with refused():
         return placed(Run.of(config), machines)
 

@@ -24,7 +24,6 @@ import yaml
 from envs.loading import cache_folder
 from rl.cluster.host import Demand
 from rl.config.build import build, construct
-from rl.config.check import still_chosen
 from rl.config.resume_rules import run_folder_problems
 from rl.config.schema import ConfigError, Run, refused
 from rl.dry_call.child import DryCall
@@ -58,7 +57,6 @@ def supervise(
     config: dict[str, Any],
     *,
     overrides: list[str],
-    choices: dict[str, str],
     command: Sequence[str],
     compose: Compose,
 ) -> float | None:
@@ -67,7 +65,6 @@ def supervise(
     Args:
         config: the composed configuration.
         overrides: what the command line changed, as written.
-        choices: which file of each group was chosen.
         command: the command line before its overrides, as written.
         compose: returns another configuration of conf/ by its name, without these overrides.
 
@@ -81,8 +78,7 @@ def supervise(
     """
     run_folder = RunFolder(Path(str(config.get("output_dir")), str(config.get("run_name"))))
     ensure_free(run_folder)  # first, because the check would only say that the folder holds a run
-    names = still_chosen(choices, overrides)
-    resolved = resolve(config, names)
+    resolved = resolve(config)
     run = resolved.run
     limit = TimeLimit(run.max_time, run_folder)
     construct(run, CONSTRUCTED)  # a constructor may refuse values that its signature allows
@@ -90,7 +86,7 @@ def supervise(
     if run.resume and is_complete:
         return _repeated_result(run, run_folder)
     lock = locked(run_folder, undone_by=ConfigError)
-    dry_call = DryCall([run.plain()], [names])
+    dry_call = DryCall([run.plain()])
     with stopped_by_signals() as stop, lock, Reaper() as reaper, dry_call:
         # Again under the lock, because another run may have used the folder meanwhile.
         if problems := list(run_folder_problems(config)):
@@ -98,7 +94,7 @@ def supervise(
         # Delete the preparations of an earlier start without steps; other files are the user's.
         if run_folder.overrides.is_file() and not run_folder.has_steps():
             run_folder.clear_preparations(but=run.model.path)
-        record = {"overrides": overrides, "choices": choices, "command": list(command)}
+        record = {"overrides": overrides, "command": list(command)}
         record |= {"started_in": os.getcwd(), "run_name": run.run_name, "commit": commit_of()}
         fetch_references(run)
         launch = _Launch(run_folder, reaper, stop, limit, dry_call)

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
+from rl.config.ranges import PositiveFloat, PositiveInt, Probability
 from rl.config.resume_rules import leaves
 from rl.config.schema import Run
 from rl.runtime.folder import RunFolder
@@ -28,17 +29,10 @@ _LIBRARIES = ("torch", "transformers", "deepspeed", "renderers")
 class WarmStart:
     """How long and how strongly to imitate, and how often the expert errs (conf/model)."""
 
-    RANGES: ClassVar[dict[str, str]] = {
-        "steps": ">= 1",
-        "batch_size": ">= 1",
-        "learning_rate": "> 0",
-        "corruption_rate": ">= 0 and <= 1",
-    }
-
-    steps: int
-    batch_size: int
-    learning_rate: float
-    corruption_rate: float
+    steps: PositiveInt
+    batch_size: PositiveInt
+    learning_rate: PositiveFloat
+    corruption_rate: Probability
 
 
 def warm_start_key(

@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
+from rl.config.ranges import NonNegativeInt, PositiveInt
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import finite
 
@@ -91,13 +92,11 @@ class WandbLogger(Logger):
 
     """
 
-    RANGES: ClassVar[dict[str, str]] = {"rollouts_every": ">= 0", "num_rollouts": ">= 1"}
-
     project: str
     entity: str | None
     mode: Literal["online", "offline", "disabled"]
-    rollouts_every: int
-    num_rollouts: int
+    rollouts_every: NonNegativeInt
+    num_rollouts: PositiveInt
     _run: Any = field(default=None, init=False, repr=False)
     _folder: RunFolder | None = field(default=None, init=False, repr=False)
 

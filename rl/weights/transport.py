@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from rl.config.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from rl.inference.routes import VLLMRoutes
 from rl.weights.memory_file import MemoryFile
 
@@ -61,21 +62,15 @@ class Sender:
     read the class variables from the source.
     """
 
-    RANGES: ClassVar[dict[str, str]] = {
-        "probe_every": ">= 0",
-        "probe_rows": ">= 1",
-        "max_mismatch": "> 0",
-    }
-
     reader: ClassVar[type[Reader]]
     chooses: ClassVar[bool] = False  # stands for the smallest exact way (sync=auto)
     adapter_only: ClassVar[bool] = False  # pushes the LoRA matrices, vLLM has loaded the base
     one_host: ClassVar[bool] = False  # trainer and vLLM must share a host
     reader_copy: ClassVar[bool] = False  # vLLM holds the received copy beside its own weights
 
-    probe_every: int
-    probe_rows: int
-    max_mismatch: float
+    probe_every: NonNegativeInt
+    probe_rows: PositiveInt
+    max_mismatch: PositiveFloat
 
     def open(self, timeout: float) -> None:
         """Prepare for the first push; `timeout` is trainer.wait_timeout, the limit of any wait."""

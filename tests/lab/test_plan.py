@@ -9,7 +9,7 @@ from tests.support.composing import composed
 
 def test_the_plan_of_this_machine_starts_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    page = show_plan(composed(f"output_dir={tmp_path}", "run_name=r"), {})
+    page = show_plan(composed(f"output_dir={tmp_path}", "run_name=r"))
     first, vllm, trainer, others, memory = page.splitlines()
     assert first.split() == ["runs", "on", "GiB", "at", "its", "peak"]
     assert vllm.startswith("vLLM     ")
@@ -21,7 +21,7 @@ def test_the_plan_of_this_machine_starts_nothing(tmp_path, monkeypatch):
 
 def test_other_machines_can_be_planned_for(tmp_path):
     config = composed(f"output_dir={tmp_path}", "run_name=r", "trainer.ranks=9")
-    page = show_plan(config | {"hosts": 2, "gpus": 8, "gpu_gib": 24, "host_gib": 100}, {})
+    page = show_plan(config | {"hosts": 2, "gpus": 8, "gpu_gib": 24, "host_gib": 100})
     assert "trainer x8  host 0, GPU 0 1 2 3 4 5 6 7" in page
     assert "trainer     host 1, GPU 0 " in page
     assert "of 100.0 GiB; each GPU has 24.0" in page
@@ -30,7 +30,7 @@ def test_other_machines_can_be_planned_for(tmp_path):
 def test_a_plan_that_does_not_fit_is_refused(tmp_path):
     config = composed(f"output_dir={tmp_path}", "run_name=r", "trainer.ranks=2")
     with pytest.raises(ConfigError, match=r"trainer\.ranks=2 leaves none of 2 GPUs to vLLM"):
-        show_plan(config | {"gpus": 2}, {})
+        show_plan(config | {"gpus": 2})
 
 
 def test_a_model_without_sizes_is_refused_with_a_remedy(tmp_path, monkeypatch):
@@ -39,16 +39,16 @@ def test_a_model_without_sizes_is_refused_with_a_remedy(tmp_path, monkeypatch):
     with pytest.raises(
         ConfigError, match=r"cannot get nobody/nothing .*model\.path=<local folder>"
     ):
-        show_plan(composed(*overrides), {})
+        show_plan(composed(*overrides))
 
 
 def test_a_cluster_is_planned_as_it_will_be_reserved(tmp_path):
     config = composed(f"output_dir={tmp_path}", "run_name=r", "cluster=ray", "trainer.ranks=2")
-    vllm, trainer, memory, hosts = show_plan(dict(config), {}).splitlines()[1:]
+    vllm, trainer, memory, hosts = show_plan(dict(config)).splitlines()[1:]
     assert vllm.startswith("vLLM        GPU 2 ")
     assert trainer.startswith("trainer x2  GPU 0 1 ")
     assert " of " not in memory  # the machines are not known yet
     assert "+hosts=2 +gpus=8" in hosts
-    pretended = show_plan(config | {"hosts": 2, "gpus": 4}, {})
+    pretended = show_plan(config | {"hosts": 2, "gpus": 4})
     assert "idle" not in pretended
     assert "vLLM        host " in pretended  # one replica, the default of a cluster

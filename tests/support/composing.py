@@ -58,10 +58,10 @@ def changed(config: dict[str, Any], changes: Changes) -> dict[str, Any]:
     return config
 
 
-def check_all(config: dict[str, Any], choices: Mapping[str, str] | None = None) -> None:
+def check_all(config: dict[str, Any]) -> None:
     """Check a configuration as train.py does, with the dry call in this process."""
-    check(config, choices=choices)
-    check_learned(config, learn(config), choices=choices)
+    check(config)
+    check_learned(config, learn(config))
 
 
 def only_problem(config: dict[str, Any]) -> str:

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import torch
 
 from envs.http_client import HttpClient, HttpError
+from rl.config.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from rl.learner.logprobs import Rows, Scored
 from rl.learner.ranks import Ranks
 from rl.learner.reference.protocol import Reference, ReferenceSetting, joined
@@ -44,15 +45,13 @@ class Endpoint:
 
     """
 
-    RANGES: ClassVar[dict[str, str]] = {"timeout": "> 0", "max_retries": ">= 0", "top_k": ">= 1"}
-
     only_temperature_1: ClassVar[bool] = True
 
     url: str
     model: str
-    timeout: float
-    max_retries: int
-    top_k: int
+    timeout: PositiveFloat
+    max_retries: NonNegativeInt
+    top_k: PositiveInt
     sees_hint: bool
 
     def start(self, setting: ReferenceSetting) -> Reference:

@@ -9,12 +9,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.distributed as dist
+from msgspec import Meta
 from safetensors.torch import load_file, save_file
 
+from rl.config.ranges import NonNegativeInt, PositiveInt
 from rl.learner.logprobs import PolicyModule, Rows, Scored
 from rl.learner.policy import Policy
 from rl.learner.reference.protocol import Reference, ReferenceSetting
@@ -37,17 +39,11 @@ class InitialPolicy:
 
     """
 
-    RANGES: ClassVar[dict[str, str]] = {
-        "refresh_every": ">= 0",
-        "refresh_mix": "> 0 and <= 1",
-        "top_k": ">= 1",
-    }
-
     is_policy: ClassVar[bool] = True  # an earlier state of the policy itself
 
-    refresh_every: int
-    refresh_mix: float
-    top_k: int
+    refresh_every: NonNegativeInt
+    refresh_mix: Annotated[float, Meta(gt=0, le=1)]
+    top_k: PositiveInt
     sees_hint: bool
 
     def start(self, setting: ReferenceSetting) -> Reference:
@@ -63,12 +59,10 @@ class InitialPolicy:
 class FrozenModel:
     """A frozen reference from a local folder or the hub (conf/reference/model.yaml)."""
 
-    RANGES: ClassVar[dict[str, str]] = {"top_k": ">= 1"}
-
     path: str
     revision: str | None
     dtype: Literal["bfloat16", "float32"]
-    top_k: int
+    top_k: PositiveInt
     sees_hint: bool
 
     def start(self, setting: ReferenceSetting) -> Reference:

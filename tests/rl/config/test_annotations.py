@@ -1,4 +1,4 @@
-"""Values out of YAML are fitted to annotations, nested nodes included."""
+"""Values from YAML are converted to annotations, nested nodes included."""
 
 from importlib import invalidate_caches
 from pathlib import Path
@@ -12,13 +12,15 @@ from rl.config.schema import ConfigError
 
 
 def take(modules: Path, annotation: str) -> str:
-    """A function with one knob `x` of this annotation; its target."""
+    """Write a function with one option `x` of this annotation and return its target."""
     name = f"knobs_x{len(list(modules.iterdir()))}"
     (modules / f"{name}.py").write_text(
         "from collections.abc import Mapping, Sequence\n"
         "from pathlib import Path\n"
-        "from typing import Any, Literal, Optional, Union\n"
+        "from typing import Annotated, Any, Literal, Optional, Union\n"
+        "from msgspec import Meta\n"
         "Alias = Literal['slow', 'fast']\n"
+        "Rate = Annotated[float, Meta(gt=0, le=1)]\n"
         "class Part:\n    def __init__(self, *, size: int) -> None: self.size = size\n"
         "def part(*, size: int): return size\n"
         f"def f(*, x: {annotation}): return x\n"
@@ -45,6 +47,7 @@ def take(modules: Path, annotation: str) -> str:
         ("Literal['a', 'b']", "b", "b"),
         ("Literal[1, None]", None, None),
         ("Alias", "fast", "fast"),
+        ("Rate", 1, 1.0),
         ("list[float]", [1, 2], [1.0, 2.0]),
         ("Sequence[str]", ["a"], ["a"]),
         ("tuple[float, ...]", [1, 2], (1.0, 2.0)),
@@ -70,32 +73,33 @@ def test_a_value_becomes_what_its_annotation_says(
 @pytest.mark.parametrize(
     ("annotation", "value", "said"),
     [
-        ("int", True, "is true where a whole number is wanted"),
-        ("int", 3.0, "write 3"),
-        ("int", "3", 'is the text "3" where a whole number is wanted: no quotes'),
-        ("int", None, "is null where a whole number is wanted"),
-        ("float", False, "is false where a number is wanted"),
-        ("float", float("nan"), "is nan where a finite number is wanted"),
-        ("float", float("inf"), "is inf where a finite number is wanted"),
-        ("bool", 1, "is 1 where true or false is wanted"),
-        ("str", 3, "put it in quotes, in a shell =\"'3'\""),
-        ("int | None", "many", 'is "many" where a whole number is wanted (or null)'),
-        ("int | str", [1], "where a whole number or text is wanted"),
-        ("Literal['slow', 'fast']", "fats", "can only be slow or fast: did you mean fast?"),
-        ("Literal[1, 2]", True, "can only be 1 or 2"),
-        ("Alias", "quick", "can only be slow or fast"),
-        ("list[int]", [1, "a"], 'has an item 1 that is "a" where a whole number is wanted'),
-        ("list[int]", 1, "where a list (list[int]) is wanted"),
-        ("tuple[int, str]", [1], "where a list (tuple[int, str]) is wanted"),
-        ("dict[str, float]", {"exact": "x"}, 'has an item "exact" that is "x"'),
-        ("Mapping[str, float]", [1], "where a mapping (Mapping[str, float]) is wanted"),
-        ("Part", {"size": 3}, "where a node with _target_ (for Part) is wanted"),
+        ("int", True, "is true, expected int"),
+        ("int", 3.0, "is 3.0, expected int"),
+        ("int", "3", 'is "3", expected int'),
+        ("float", False, "is false, expected float"),
+        ("float", float("nan"), "is nan, expected a finite number"),
+        ("list[float]", [float("inf")], "x.0 is inf, expected a finite number"),
+        ("str", 3, "is 3, expected str: write it in quotes, in a shell "),
+        ("int | None", "many", 'is "many", expected int | null'),
+        ("int | str", [1], "is [1], expected int | str"),
+        ("Literal['slow', 'fast']", "fats", "expected slow or fast: did you mean fast?"),
+        ("Literal[1, 2]", True, "is true, expected 1 or 2"),
+        ("Alias", "quick", "expected slow or fast"),
+        ("Rate", 0, "=0, but it must be > 0"),
+        ("Rate | None", 1.5, "=1.5, but it must be <= 1"),
+        ("list[int]", [1, "a"], 'x.1 is "a", expected int'),
+        ("list[int]", 1, "is 1, expected list"),
+        ("tuple[int, str]", [1], "is [1], expected list of length 2"),
+        ("dict[str, float]", {"exact": "x"}, 'x.exact is "x", expected float'),
+        ("Mapping[str, float]", [1], "is [1], expected mapping"),
+        ("Part", {"size": 3}, "is {'size': 3}, expected a node with _target_"),
+        ("int", {"_target_": "a.b"}, "is a node, expected int"),
     ],
 )
 def test_a_value_that_does_not_fit_is_refused_in_words(
     modules: Path, annotation: str, value: Any, said: str
 ) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ValueError, match=r"expected|must be") as caught:
         build({"_target_": take(modules, annotation), "x": value})
     assert said in str(caught.value)
 
@@ -122,5 +126,5 @@ def test_a_nested_node_is_checked_with_its_whole_path(
     }
     with pytest.raises(ConfigError) as caught:
         check(config)
-    assert 'env.x.0.size is "big" where a whole number is wanted' in caught.value.problems
+    assert 'env.x.0.size is "big", expected int' in caught.value.problems
     assert f"env.x.0.sise is no key of {module}.Part: did you mean size?" in caught.value.problems

@@ -68,15 +68,15 @@ def test_a_user_keeps_choices_and_modules_in_a_folder_of_their_own(tmp_path: Pat
         (
             "env.envs.arithmetic.max_operand",
             "9",
-            'env.envs.arithmetic.max_operand is the text "9" where a whole number is wanted',
+            'env.envs.arithmetic.max_operand is "9", expected int',
         ),
         (
             "env.envs.arithmetic.reward_weights",
             {"correct": 0.0},
             "env.envs.arithmetic.reward_weights={'correct': 0.0} makes every reward 0",
         ),
-        ("env.weights.arithmetic", "much", 'env.weights has an item "arithmetic" that is "much"'),
-        ("env.envs.more", 3, 'env.envs has an item "more" that is 3 where a node with _target_'),
+        ("env.weights.arithmetic", "much", 'env.weights.arithmetic is "much", expected float'),
+        ("env.envs.more", 3, "env.envs.more is 3, expected a node with _target_"),
     ],
 )
 def test_mistakes_inside_a_mixture_are_named_by_their_path(
@@ -112,9 +112,8 @@ def test_a_users_own_parts_are_checked_by_their_signatures(parts: dict[str, Any]
     assert sorted(caught.value.problems) == [
         "env.dataset._target_ is envs.datasets.JsonLine, but envs.datasets has no function or "
         "class 'JsonLine': did you mean JsonLines?",
-        'env.rewards.found.bonus is "x" where a number is wanted',
-        "env.rewards.found.index is no key of knobs_parts.found: the code supplies it, so leave it "
-        "out",
+        'env.rewards.found.bonus is "x", expected float',
+        "env.rewards.found.index is no key of knobs_parts.found: it has bonus",
         "env.tools.0.limt is no key of knobs_parts.search: did you mean limit?",
     ]
 

@@ -4,12 +4,9 @@ import inspect
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from rl.config.check import check
-from rl.config.schema import ConfigError
 from rl.config.signatures import read
 
 BASE = """
@@ -66,26 +63,24 @@ def _written(modules: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "required", "optional", "positional"),
+    ("target", "required", "optional"),
     [
-        ("knobs_base.Base", ["steps"], ["rate"], []),
-        ("knobs_base.Derived", ["rate", "steps"], ["names"], []),
-        ("knobs_base.Plain", ["steps"], ["rate"], []),
-        ("knobs_base.Written", ["size"], ["speed"], ["folder"]),
-        ("knobs_base.Mixed", ["size"], ["speed"], ["folder"]),
-        ("knobs_base.HalfPositional", ["steps"], [], ["folder"]),
-        ("knobs_base.call", ["low"], ["high"], ["tokens", "scale"]),
-        ("knobs_importing.Child", ["rate", "steps"], ["names"], []),
-        ("knobs_importing.call", ["low"], ["high"], ["tokens", "scale"]),
+        ("knobs_base.Base", ["steps"], ["rate"]),
+        ("knobs_base.Derived", ["rate", "steps"], ["names"]),
+        ("knobs_base.Written", ["size"], ["speed"]),
+        ("knobs_base.Mixed", ["size"], ["speed"]),
+        ("knobs_base.HalfPositional", ["steps"], []),
+        ("knobs_base.call", ["low"], ["high"]),
+        ("knobs_importing.Child", ["rate", "steps"], ["names"]),
+        ("knobs_importing.call", ["low"], ["high"]),
     ],
 )
-def test_knobs_are_read_without_importing_the_module(
-    target: str, required: list[str], optional: list[str], positional: list[str]
+def test_options_are_read_without_importing_the_module(
+    target: str, required: list[str], optional: list[str]
 ) -> None:
     signature = read(target)
-    assert sorted(k for k, knob in signature.options.items() if knob.required) == required
-    assert sorted(k for k, knob in signature.options.items() if not knob.required) == optional
-    assert list(signature.positional) == positional
+    assert sorted(k for k, option in signature.options.items() if option.required) == required
+    assert sorted(k for k, option in signature.options.items() if not option.required) == optional
     assert "knobs_base" not in sys.modules
 
 
@@ -120,21 +115,17 @@ def shipped_targets() -> list[str]:
 def test_reading_a_shipped_target_finds_what_importing_it_finds(target: str) -> None:
     module, _, name = target.rpartition(".")
     parameters = inspect.signature(getattr(import_module(module), name)).parameters
-    knobs = {
+    options = {
         key: parameter.default is inspect.Parameter.empty
         for key, parameter in parameters.items()
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY
     }
     signature = read(target)
-    own = {key: knob for key, knob in signature.options.items() if key not in signature.configured}
-    assert {key: knob.required for key, knob in own.items()} == knobs
+    own = {
+        key: option for key, option in signature.options.items() if key not in signature.configured
+    }
+    assert {key: option.required for key, option in own.items()} == options
     if signature.configured:
         later = inspect.signature(getattr(import_module(module), name).configure).parameters
         assert signature.configured <= later.keys()
         assert not any(signature.options[key].required for key in signature.configured)
-
-
-def test_what_the_code_supplies_may_not_be_in_yaml(config: dict[str, Any]) -> None:
-    config["loss"]["tokens"] = 3
-    with pytest.raises(ConfigError, match=r"loss\.tokens .*the code supplies it, so leave it out"):
-        check(config)

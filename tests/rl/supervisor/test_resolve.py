@@ -17,7 +17,7 @@ def config(tmp_path):
 
 
 def test_a_run_has_typed_nodes_and_the_counts_of_its_devices(config):
-    run = resolve(config, {}, machines=GPUS).run
+    run = resolve(config, machines=GPUS).run
     assert (run.trainer.ranks, run.inference.replicas) == (1, 2)
     assert run.inference.names == ["inference0", "inference1"]
     assert isinstance(run.trainer.wait_timeout, float)
@@ -31,7 +31,7 @@ def test_a_run_has_typed_nodes_and_the_counts_of_its_devices(config):
 
 
 def test_a_saved_run_has_the_keys_of_the_command_line_and_its_format(config, tmp_path):
-    run, path = resolve(config, {}, machines=GPUS).run, tmp_path / "config.yaml"
+    run, path = resolve(config, machines=GPUS).run, tmp_path / "config.yaml"
     run.save(path)
     saved = yaml.safe_load(path.read_text())
     assert saved.pop("format") == 2
