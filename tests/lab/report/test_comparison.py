@@ -91,6 +91,8 @@ def test_the_baseline_is_the_first_arm_that_was_run_and_the_numbers_repeat(three
     assert as_json(comparison) == as_json(compare(three_arms))
     with pytest.raises(NoBaseline, match="baseline= is one of loss=grpo, loss=cispo, loss=dapo"):
         compare(three_arms, baseline="loss=ppo")
+    with pytest.raises(NoBaseline, match="no run of the baseline x has finished"):
+        compare([*three_arms, Arm("x", "x", (run(cause="stopped"),))], baseline="x")
 
 
 def test_several_evaluations_are_averaged_but_never_the_untrained_version():
