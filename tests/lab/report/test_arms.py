@@ -46,8 +46,6 @@ def test_a_setting_that_two_later_commits_do_not_share_separates_them(order):
 
 
 def test_arms_are_named_by_differing_settings_and_no_two_arms_share_a_name():
-    two = [run(f"r{rate}", rate=rate) for rate in (1, 2)]
-    assert [arm.label for arm in arms_of(two)] == ["rate=1", "rate=2"]
     runs = []
     for index, last in enumerate((1, 2, 3, 3)):
         first = min(index + 1, 3) // 3  # 0, 0, 1, 1

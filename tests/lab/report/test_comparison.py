@@ -15,7 +15,6 @@ from lab.report.evaluations import Evaluation, Question
 from lab.report.numbers import as_csv, as_json
 from lab.report.run import Curve, Run
 from lab.report.scoring import HELD_OUT, TRAINING
-from lab.report.statistics import UNCLEAR
 
 NUM_QUESTIONS = 16
 
@@ -71,11 +70,6 @@ def test_the_numbers_are_those_of_the_scores(three_arms):
     # Seeds differ by 0.02 and questions by next to nothing, so Welch's test has nearly the p.
     welch = stats.ttest_ind(one.mean(1), base.mean(1), equal_var=False)
     assert 4 * welch.pvalue > cispo.p_value > welch.pvalue / 4
-    reference = stats.bootstrap(
-        (one.mean(1), base.mean(1)), lambda x, y, axis: x.mean(axis) - y.mean(axis), rng=0
-    ).confidence_interval
-    drawn = cispo.difference.high - cispo.difference.low
-    assert 0.8 < drawn / (reference.high - reference.low) < 1.7  # wider: five seeds are few
     assert grpo.decision == "baseline"
 
 
@@ -97,6 +91,8 @@ def test_the_baseline_is_the_first_arm_that_was_run_and_the_numbers_repeat(three
     assert as_json(comparison) == as_json(compare(three_arms))
     with pytest.raises(NoBaseline, match="baseline= is one of loss=grpo, loss=cispo, loss=dapo"):
         compare(three_arms, baseline="loss=ppo")
+    with pytest.raises(NoBaseline, match="no run of the baseline x has finished"):
+        compare([*three_arms, Arm("x", "x", (run(cause="stopped"),))], baseline="x")
 
 
 def test_several_evaluations_are_averaged_but_never_the_untrained_version():
@@ -203,14 +199,11 @@ def test_questions_are_paired_between_arms():
 
 
 def test_the_conclusion_asks_for_at_least_one_more_seed(three_arms):
-    comparison = compare(three_arms, baseline="grpo")
-    needed = {"dapo": 3, "cispo": 5}  # fewer than there are, and as many
-    results = [
-        replace(one, decision=UNCLEAR, seeds_needed=needed.get(one.arm.name))
-        for one in comparison.results
-    ]
-    text = conclusion(replace(comparison, results=tuple(results), baseline=results[0]))
-    assert "1 more seed each would do for" in text
+    comparison = compare(three_arms[::2])  # grpo and dapo, of which 3 of 5 seeds should suffice
+    base, dapo = comparison.results
+    results = (base, replace(dapo, seeds_needed=3))
+    text = conclusion(replace(comparison, results=results, baseline=base))
+    assert "1 more seed would do" in text
 
 
 def test_runs_of_one_name_keep_their_own_scores():

@@ -1,8 +1,9 @@
-"""The page: its content, that it loads nothing from outside, and its command line."""
+"""The page: its content, how a browser draws it, and its command line."""
 
 import csv
 import json
 import re
+import shutil
 
 import pytest
 
@@ -13,6 +14,7 @@ from lab.report.curves import curve_rows
 from lab.report.sources import read_sources
 from tests.support.finished_runs import made_arm, made_run, made_sweep
 
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or ""
 HOSTILE = "x</script><script>alert(1)</script>"
 
 
@@ -96,23 +98,13 @@ def test_bad_arguments_are_refused_with_the_remedy(arguments, status, problem, c
     assert problem in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("name", "problem"),
-    [("loss=grop", "no arm is called loss=grop: baseline= is one of loss=cispo, loss=grpo"),
-     ("loss=grpo", "no run of the baseline loss=grpo has finished")],
-)  # fmt: skip
-def test_a_baseline_that_cannot_be_one_leaves_the_earlier_report_alone(
-    tmp_path, capsys, name, problem
-):
-    runs = made_arm(tmp_path / "runs", "loss=cispo", seeds=1)
-    runs.append(made_run(tmp_path / "runs" / "half", "loss=grpo", steps=4, max_steps=20))
-    folder = made_sweep(tmp_path / "sweep", runs)
-    (folder / "report.json").write_text("earlier")
-    assert main([str(folder), f"baseline={name}"]) == 2
+def test_a_baseline_that_cannot_be_one_leaves_the_earlier_report_alone(sweep, capsys):
+    before = (sweep / "report.json").read_bytes()
+    assert main([str(sweep), "baseline=loss=grop"]) == 2
     told = capsys.readouterr()
-    assert problem in told.err
+    assert "no arm is called loss=grop: baseline= is one of loss=cispo, loss=grpo" in told.err
     assert not told.out
-    assert (folder / "report.json").read_text() == "earlier"
+    assert (sweep / "report.json").read_bytes() == before
 
 
 def test_a_folder_that_cannot_be_written_is_reported_below_the_conclusion(tmp_path, capsys):
@@ -121,3 +113,33 @@ def test_a_folder_that_cannot_be_written_is_reported_below_the_conclusion(tmp_pa
     assert main([str(tmp_path), f"out={tmp_path}/file/report.html"]) == 1
     told = capsys.readouterr().out
     assert told.index("scores 0.250") < told.index("not all could be written")
+
+
+def background(page) -> int:
+    colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    return sum(map(int, re.findall(r"\d+", colour)[:3]))
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="needs Chromium: make browser")
+def test_the_charts_are_drawn_light_and_dark_and_fit_a_narrow_window(sweep):
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    problems, fetched = [], []
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page(color_scheme="light")
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("console", lambda message: problems.append(message.text))
+        page.on("request", lambda request: fetched.append(request.url))
+        page.goto((sweep / "report.html").as_uri())
+        for name in ("forest", "curves"):
+            page.wait_for_selector(f"#{name} svg .mark-group path", state="attached")
+        # The same rows by another measure of how far a run is.
+        page.check("input[value=tokens]")
+        page.wait_for_function("document.querySelector('#curves').textContent.includes('2k')")
+        light = background(page)
+        page.emulate_media(color_scheme="dark")
+        assert background(page) < 120 < 600 < light
+        page.set_viewport_size({"width": 420, "height": 900})
+        page.wait_for_function("document.documentElement.scrollWidth <= 420")
+        browser.close()
+    assert (problems, len(fetched)) == ([], 1)
