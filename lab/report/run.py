@@ -19,7 +19,6 @@ from rl.runtime.folder import RunFolder
 from rl.runtime.lock import FolderInUse, ensure_free
 from rl.runtime.metrics import Row, read_metrics, steps_done
 from rl.runtime.start_record import load_yaml, read_record, resume_command
-from rl.runtime.status import STOPPED, progress_of, read_statuses
 from rl.runtime.text import key_of
 from rl.terminal.panel import ALARMS
 
@@ -193,17 +192,9 @@ def _status(
             return FAILED, f"{failure['part']}: {failure['message']}".splitlines()[0]
     if error is not None or not rows:
         return FAILED, error or "no step was done"
-    if num_steps < max_steps and not _had_learned_all(folder):
+    if num_steps < max_steps:
         return FAILED, f"stopped after {progress}"
     return FINISHED, ""
-
-
-def _had_learned_all(folder: RunFolder) -> bool:
-    """Return whether the trainer ended early for a reason of its own: nothing left to learn."""
-    trainer = read_statuses(folder).get("trainer.rank0")
-    if trainer is None or trainer.phase != "done":
-        return False
-    return progress_of(trainer.doing) not in ("", STOPPED)
 
 
 def _sums_before(rows: Sequence[Row], name: str) -> Floats:

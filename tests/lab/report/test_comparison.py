@@ -19,7 +19,6 @@ from lab.report.sources import read_sources
 from lab.report.statistics import UNCLEAR
 from lab.report.summary import as_csv, as_record
 from rl.runtime.folder import RunFolder
-from rl.runtime.status import Status
 from tests.support.finished_runs import (
     NUM_QUESTIONS,
     made_arm,
@@ -238,21 +237,6 @@ def test_runs_that_do_not_count_are_grouped_by_cause_the_most_frequent_first(thr
         "stopped-5: stopped after step 5 of 20; stopped-6: stopped after step 6 of 20; "
         "1 for other reasons, which the page names"
     )
-
-
-@pytest.mark.parametrize(
-    ("doing", "counts"),
-    [
-        ("done: the task is solved: the buffer rejected the last 64 groups", True),
-        ("done: stopped, as asked", False),
-        ("done", False),
-        ("training step 15", False),
-    ],
-)
-def test_a_run_that_had_nothing_left_to_learn_counts(doing, counts, tmp_path):
-    folder = made_run(tmp_path / "early", steps=15, max_steps=20)
-    Status(RunFolder(folder), "trainer.rank0").set(doing)
-    assert read_sources([folder]).runs[0].finished == counts
 
 
 @pytest.mark.parametrize(
