@@ -17,7 +17,6 @@ from rl.runtime.folder import RunFolder
 from rl.runtime.lock import FolderInUse, ensure_free
 from rl.runtime.metrics import Row, read_metrics, steps_done
 from rl.runtime.start_record import load_yaml, read_record, resume_command
-from rl.runtime.status import STOPPED, progress_of, read_statuses
 from rl.runtime.text import key_of, strip_escapes
 
 LAST_STEPS = 10  # the mean reward of these is the score of a run without evaluations
@@ -185,16 +184,7 @@ def _cause(folder: RunFolder, rows: Sequence[Row], error: str | None, max_steps:
             return f"{failure['part']}: {failure['message']}".splitlines()[0]
     if error is not None or not rows:
         return error or "no step was done"
-    is_short = num_steps < max_steps and not _had_learned_all(folder)
-    return f"stopped after {progress}" if is_short else ""
-
-
-def _had_learned_all(folder: RunFolder) -> bool:
-    """Return whether the trainer ended early for a reason of its own: nothing left to learn."""
-    trainer = read_statuses(folder).get("trainer.rank0")
-    if trainer is None or trainer.phase != "done":
-        return False
-    return progress_of(trainer.doing) not in ("", STOPPED)
+    return f"stopped after {progress}" if num_steps < max_steps else ""
 
 
 def _sums_before(rows: Sequence[Row], name: str) -> Floats:

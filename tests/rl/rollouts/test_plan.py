@@ -1,4 +1,4 @@
-"""The plan: nothing is lost, doubled or reweighted by how a batch is split."""
+"""The split of a batch loses, repeats and reweights no row."""
 
 from functools import partial
 
@@ -21,7 +21,7 @@ splits = settings(max_examples=60, deadline=None, derandomize=True, database=Non
 
 
 def row(number: int, length: int, prompt: int = 1) -> TrainingRow:
-    """A row that can be recognised: its first token is its number, the others are not zero."""
+    """Return a row whose first token is its number; no token is 0."""
     versions = np.full(length, number % 3, np.int32)
     versions[:prompt] = -1
     return TrainingRow(
@@ -34,7 +34,7 @@ def row(number: int, length: int, prompt: int = 1) -> TrainingRow:
 
 
 def weighted(lengths: list[int], idle: int = NEVER) -> list[WeightedRow]:
-    """Rows of which every `idle`-th has no advantage."""
+    """Return rows of which every `idle`-th has no advantage."""
     return [
         weighted_row(
             row(i, n),
@@ -62,7 +62,7 @@ def tokens_of(batch) -> int:
 
 @given(lengths, st.integers(1, 5), idle)
 @splits
-def test_every_row_is_in_exactly_one_micro_batch_of_one_rank_unchanged(lengths, ranks, idle):
+def test_every_row_is_in_exactly_one_micro_batch(lengths, ranks, idle):
     found = {}
     for micro in (m for batch in planned(lengths, ranks, idle) for m in batch.micro_batches):
         for i, first in enumerate(micro.token_ids[:, 0] - 1):
@@ -79,7 +79,7 @@ def test_every_row_is_in_exactly_one_micro_batch_of_one_rank_unchanged(lengths, 
 
 @given(lengths, st.integers(1, 5), idle)
 @splits
-def test_padding_is_on_the_right_and_counts_nothing(lengths, ranks, idle):
+def test_padding_is_on_the_right_and_has_fill_values(lengths, ranks, idle):
     for micro in (m for batch in planned(lengths, ranks, idle) for m in batch.micro_batches):
         padding = micro.token_ids == 0
         assert (np.diff(padding.astype(int), axis=1) >= 0).all()
@@ -90,32 +90,20 @@ def test_padding_is_on_the_right_and_counts_nothing(lengths, ranks, idle):
 
 @given(lengths, st.integers(1, 5), idle)
 @splits
-def test_every_rank_gets_equally_many_micro_batches_and_at_least_one(lengths, ranks, idle):
-    counts = {len(batch.micro_batches) for batch in planned(lengths, ranks, idle)}
-
-    assert len(counts) == 1
-    assert min(counts) >= 1
-
-
-@given(lengths, st.integers(1, 5), idle)
-@splits
-def test_the_token_budget_counts_padding_and_only_a_single_row_may_exceed_it(lengths, ranks, idle):
-    for micro in (m for batch in planned(lengths, ranks, idle) for m in batch.micro_batches):
-        assert micro.token_ids.size <= BUDGET or len(micro.token_ids) == 1
-
-
-@given(lengths, st.integers(2, 5), idle)
-@splits
-def test_the_ranks_loads_differ_by_one_row_at_most(lengths, ranks, idle):
-    loads = [tokens_of(batch) for batch in planned(lengths, ranks, idle)]
-
+def test_the_ranks_get_equally_many_micro_batches_and_tokens(lengths, ranks, idle):
+    batches = planned(lengths, ranks, idle)
+    (count,) = {len(batch.micro_batches) for batch in batches}
+    assert count >= 1
+    for micro in (m for batch in batches for m in batch.micro_batches):
+        assert micro.token_ids.size <= BUDGET or len(micro.token_ids) == 1  # padding included
+    loads = [tokens_of(batch) for batch in batches]
     assert max(loads) - min(loads) <= max(lengths, default=0)
 
 
 @given(lengths, st.integers(1, 5), idle)
 @splits
-def test_rows_without_advantage_come_last_and_by_themselves_on_every_rank(lengths, ranks, idle):
-    """So that the ranks leave out the same backward passes."""
+def test_rows_without_advantage_are_in_the_last_micro_batches_of_every_rank(lengths, ranks, idle):
+    """All ranks then skip the same backward passes."""
     for same_place in zip(*(b.micro_batches for b in planned(lengths, ranks, idle)), strict=True):
         rows = [micro.advantages[micro.rollout_ids >= 0].any(axis=1) for micro in same_place]
         assert len({bool(a) for a in np.concatenate(rows)}) <= 1
@@ -134,13 +122,13 @@ def test_micro_batches_are_filled():
     assert [micro.token_ids.shape for micro in batch.micro_batches] == [(4, 8)] * 4
 
 
-def test_rows_of_like_length_are_together():
+def test_rows_of_similar_length_share_a_micro_batch():
     (batch,) = planned([30, 4, 30, 4, 4, 4], ranks=1)
 
     assert [micro.token_ids.shape for micro in batch.micro_batches] == [(1, 30), (1, 30), (4, 4)]
 
 
-def test_a_rank_with_fewer_micro_batches_splits_what_it_has():
+def test_a_rank_with_fewer_micro_batches_splits_its_own():
     long, short = planned([20, 8, 8, 8, 8, 8, 8], ranks=2)
 
     assert [micro.token_ids.shape for micro in long.micro_batches] == [(1, 20), (2, 8)]
@@ -148,7 +136,7 @@ def test_a_rank_with_fewer_micro_batches_splits_what_it_has():
 
 
 @pytest.mark.parametrize("lengths", [[5], []], ids=["one row", "no row at all"])
-def test_a_rank_without_rows_gets_a_micro_batch_that_weighs_nothing(lengths):
+def test_a_rank_without_rows_gets_a_micro_batch_of_weight_0(lengths):
     *_, idle = planned(lengths, ranks=3)
 
     (micro,) = idle.micro_batches
@@ -158,7 +146,7 @@ def test_a_rank_without_rows_gets_a_micro_batch_that_weighs_nothing(lengths):
     assert (micro.token_versions == -1).all()
 
 
-def test_every_rank_knows_step_and_metrics():
+def test_every_rank_gets_step_and_metrics():
     assert [(b.step, b.metrics) for b in planned([4, 4], ranks=2)] == [(4, {"a": 1.0})] * 2
 
 
@@ -178,7 +166,7 @@ def test_token_weights_are_those_of_the_aggregation_over_the_whole_batch(groups,
         for completions in group:
             rows = [row(number + i, n + 2, prompt=2) for i, n in enumerate(completions)]
             expected |= {number + i: (len(units), g) for i in range(len(rows))}
-            units.append((sum(completions), g))  # however many rows: a rollout is one unit
+            units.append((sum(completions), g))  # a rollout is one unit with any number of rows
             number += len(rows)
             rollouts.append(Rollout(tuple(rows), [], 0.0, {}, StopReason.STOP, 1, 0.0))
         credits = tuple(Credit(0.0, (10.0 * g + i,)) for i in range(len(rollouts)))
@@ -211,7 +199,7 @@ FORKED = [[1, 1, 1, 1, 1, 1], [6]]  # completion tokens: an episode in six rows 
     ],
     ids=["token_mean", "sequence_mean", "constant_length", "prompt_mean"],
 )
-def test_an_episode_counts_the_same_in_however_many_rows_it_came(how, forked, whole):
+def test_the_weight_of_an_episode_does_not_depend_on_its_number_of_rows(how, forked, whole):
     rollouts = [
         Rollout(tuple(row(i, n + 2, prompt=2) for i, n in enumerate(rows)), [], 0.0, {},
                 StopReason.STOP, 1, 0.0)
