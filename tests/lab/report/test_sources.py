@@ -9,7 +9,6 @@ import pytest
 from lab.report.arms import arms_of
 from lab.report.sources import read_sources
 from rl.runtime.folder import RunFolder
-from rl.runtime.status import Status
 from tests.support.finished_runs import NUM_QUESTIONS, made_arm, made_run, made_sweep
 
 
@@ -53,15 +52,6 @@ def test_unfinished_runs_have_a_cause(tmp_path):
         "failed": "inference: vLLM ?is gone",
         "loss=ppo": "no such model",
     }
-
-
-@pytest.mark.parametrize(
-    ("doing", "counts"), [("done: the task is solved", True), ("done: stopped, as asked", False)]
-)
-def test_a_run_that_had_nothing_left_to_learn_counts(doing, counts, tmp_path):
-    folder = made_run(tmp_path / "early", steps=15, max_steps=20)
-    Status(RunFolder(folder), "trainer.rank0").set(doing)
-    assert read(folder)[0].finished == counts
 
 
 def test_broken_files_are_counted_and_the_rest_is_read(tmp_path):
