@@ -37,13 +37,6 @@ def test_a_shorter_rollout_beside_a_longer_one_has_the_same_advantages(gamma, ga
     torch.testing.assert_close(found[0], table([*expected, 0.0, 0.0])[0], rtol=1e-12, atol=1e-12)
 
 
-def test_with_lambda_1_and_equal_values_it_is_the_return_minus_the_value():
-    rewards = torch.randn(4, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    found = gae(rewards, torch.full_like(rewards, 0.75), gamma=1.0, gae_lambda=1.0)
-    returns = rewards.flip(1).cumsum(1).flip(1)
-    torch.testing.assert_close(found, returns - 0.75, rtol=1e-12, atol=1e-12)
-
-
 def test_no_rollout_and_no_step_give_an_empty_table():
     for shape in ((0, 3), (3, 0), (0, 0)):
         empty = torch.zeros(shape)

@@ -6,8 +6,6 @@ import pytest
 import torch
 
 from losses.decoupled_ppo import decoupled_ppo
-from losses.ppo_clip import ppo_clip
-from losses.tokens import Tokens
 from losses.top_entropy import highest, top_entropy
 
 CLIP = {"clip_low": 0.2, "clip_high": 0.28}
@@ -54,14 +52,6 @@ def test_the_number_of_highest_values_is_rounded_up_and_includes_ties(
     assert highest(values, ids, 3, fraction).tolist() == expected  # two sequences have no token
 
 
-def test_with_fraction_1_the_loss_is_ppo():
-    random = torch.Generator().manual_seed(0)
-    pi, mu, advantages, entropies = torch.randn(4, 30, generator=random).double()
-    tokens = Tokens.by_hand(-pi.abs(), -mu.abs(), advantages, entropies=entropies)
-    whole = top_entropy(tokens, fraction=1.0, **CLIP, dual_clip=3.0)
-    torch.testing.assert_close(whole.loss, ppo_clip(tokens, **CLIP, dual_clip=3.0).loss)
-
-
 def test_the_anchor_of_staler_tokens_is_closer_to_the_policy(check_table):
     rows = [  # staleness s: prox = mu^(1 / (s + 1)) * pi^(s / (s + 1))
         (1 / 2, 1 / 4, -1.0, 2.0, 2.0),  # s 0: prox mu, weight 1, ratio 2
@@ -85,14 +75,6 @@ def test_the_anchor_of_staler_tokens_is_closer_to_the_policy(check_table):
         proximal_weight=[1, 1, 1, 2, 2, 1 / 8, 1 / 8, 8, 1],
         weight_capped=[0, 0, 0, 0, 0, 0, 0, 1, 0],
     )
-
-
-def test_without_staleness_the_loss_is_ppo():
-    random = torch.Generator().manual_seed(1)
-    pi, mu, advantages = torch.randn(3, 30, generator=random).double()
-    tokens = Tokens.by_hand(-pi.abs(), -mu.abs(), advantages)
-    found = decoupled_ppo(tokens, **CLIP, weight_cap=5.0)
-    torch.testing.assert_close(found.loss, ppo_clip(tokens, **CLIP, dual_clip=None).loss)
 
 
 def test_the_policy_before_the_first_update_is_the_anchor_if_it_is_known(check_table):

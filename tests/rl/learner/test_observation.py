@@ -9,7 +9,7 @@ import torch
 from losses.aggregation import token_mean
 from losses.correction import Correction, tis_sequence
 from losses.kl import k1, k3
-from losses.tokens import TokenLoss, log_ratio, mean_per_sequence
+from losses.tokens import TokenLoss
 from rl.config.build import build
 from rl.learner.kl import KLPenalty
 from rl.learner.objective import Batch
@@ -92,14 +92,6 @@ def test_what_a_loss_measures_of_a_whole_micro_batch_is_left_out():
     assert found["metric_odd"].tolist() == [False, True, True]  # at positions 0, 1 and 5
 
 
-def focal(tokens):
-    """A loss of a user's own, in which every token of a row moves every other."""
-    gap = log_ratio(tokens.anchor, tokens.logprobs)
-    means = mean_per_sequence(gap.square(), tokens.sequence_ids, tokens.num_sequences)
-    focus = (-means).exp()[tokens.sequence_ids]
-    return TokenLoss(-focus * tokens.advantages * gap.exp() - 0.1 * gap, {"focus": focus.detach()})
-
-
 EVERYTHING = {
     "correction": lambda *args: tis_sequence(*args, cap=1.05),
     "kl": KLPenalty(estimator=k3, beta=9.0, place="loss", target_kl=None),
@@ -125,9 +117,9 @@ def all_grads(rows, objective, ranks, budget):
     return grads
 
 
-@pytest.mark.parametrize("loss", ["grpo", "gspo", "cispo", focal])
+@pytest.mark.parametrize("loss", ["grpo", "gspo", "cispo"])
 def test_a_grad_is_autograd_s_of_the_whole_objective_under_any_split(loss):
-    objective = Objective(loss if callable(loss) else build(chosen("loss", loss)), **EVERYTHING)
+    objective = Objective(build(chosen("loss", loss)), **EVERYTHING)
     rows = weighted_rows(forked_groups(), token_mean)
     # The whole: every row by itself, in one sum that is differentiated once.
     leaves, total = {}, torch.zeros((), dtype=torch.float64)

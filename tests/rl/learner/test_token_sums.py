@@ -12,7 +12,7 @@ from rl.learner.token_sums import TokenSums
 
 @pytest.fixture(scope="module", autouse=True)
 def alone():
-    """A world of one rank; two are in tests/support/update_cases.py."""
+    """A world of one rank; test_updates.py has two."""
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
     yield
     dist.destroy_process_group()

@@ -132,15 +132,10 @@ def test_rank_alpha_and_rslora_reach_peft(folder):
     assert (config.r, config.lora_alpha, config.use_rslora) == (8, 24.0, True)
 
 
-def _matrices(model):
-    return weights(adapter_weights(model)).items()
-
-
 def test_target_modules_choose_the_layers(folder):
     model = adapted(folder, target_modules=["q_proj", "layers.1.mlp.down_proj"])
-    assert {
-        name.removeprefix("base_model.model.model.layers.") for name, _ in _matrices(model)
-    } == {
+    found = weights(adapter_weights(model))
+    assert {name.removeprefix("base_model.model.model.layers.") for name in found} == {
         f"{layer}.lora_{matrix}.weight"
         for layer in ("0.self_attn.q_proj", "1.self_attn.q_proj", "1.mlp.down_proj")
         for matrix in "AB"

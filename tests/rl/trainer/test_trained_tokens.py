@@ -28,15 +28,12 @@ def tokens_of(micro, **more):
     return {name: torch.tensor(np.asarray(values)).double() for name, values in flat.items()}
 
 
-def record(folder, groups, recorded, ranks, **more):
+def record(folder, groups, recorded, ranks, more=lambda number, micro: {}):
     TokenRecord(num_groups=None).write(folder, 5, recorded)
     for rank, share in enumerate(shares(groups, recorded, ranks)):
         step = StepRecord(share)
         for number, micro in enumerate(share.micro_batches):
-            values = {name: make(number, micro) for name, make in more.items()}
-            step.observe(
-                number, tokens_of(micro, **{k: v for k, v in values.items() if v is not None})
-            )
+            step.observe(number, tokens_of(micro, **more(number, micro)))
         step.write(folder, rank)
 
 
@@ -78,9 +75,9 @@ def test_a_metric_that_some_micro_batches_lack_is_nan_there(tmp_path):
     groups, folder = forked_groups(num_groups=4), RunFolder(tmp_path)
 
     def sometimes(number, micro):
-        return np.ones(micro.completion_mask.sum()) if number else None
+        return {"metric_odd": np.ones(micro.completion_mask.sum())} if number else {}
 
-    record(folder, groups, groups, 1, metric_odd=sometimes)
+    record(folder, groups, groups, 1, sometimes)
     values = np.concatenate(
         [
             row.columns["metric_odd"][row.columns["mask"]]
