@@ -282,17 +282,12 @@ def test_no_line_is_lost_between_a_step_and_its_checkpoint(folder, calls):
 
 def test_the_last_evaluation_joins_the_last_step_on_the_screen():
     view = RunView("run", 2)
-    for row in ({"step": 0, **STEP}, {"step": 1, "train/reward": 0.6}, {"step": 2, **LAST}):
-        view.add(row)
-    assert view.done == 2
-    assert view.rows[-1] == {"step": 1, "train/reward": 0.6, **LAST}
-
-
-def test_a_step_without_an_evaluation_shows_the_one_before():
-    view = RunView("run", 3)
     for row in ({"step": 0, **STEP}, {"step": 1, "train/reward": 0.6}):
         view.add(row)
-    assert view.rows[-1]["eval/reward"] == 0.25
+    assert view.rows[-1]["eval/reward"] == 0.25  # of the step before
+    view.add({"step": 2, **LAST})
+    assert view.done == 2
+    assert view.rows[-1] == {"step": 1, "train/reward": 0.6, **LAST}
 
 
 def test_steps_are_counted_with_and_without_the_last_evaluation():
