@@ -187,6 +187,7 @@ def test_no_command_and_no_variable_holds_the_key(tmp_path):
     folder.private.make_key()
     replica = Replica("inference", Address(host="h", port=1), key=folder.private.read_key())
     command, env = vllm_process(VLLMServer(**ONE, args={}), folder, replica, POLICY)
+    assert replica.key
     assert replica.key not in " ".join([*command, *env.values()])
     assert env[KEY_FILE] == str(folder.private.key)
     assert GUARD in command

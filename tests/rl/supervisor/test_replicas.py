@@ -116,6 +116,7 @@ def test_a_replica_on_a_lost_machine_is_not_restarted(fleet):
      ([0, 1, 20, 21], False), ([0, 20, 21, 22], True)],
 )  # fmt: skip
 def test_three_deaths_within_ten_steps_end_the_run(steps, ends, fleet):
+    found = None
     for step in steps:
         fleet.num_steps = step
         fleet.kill("inference0")

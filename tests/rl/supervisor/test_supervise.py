@@ -70,13 +70,11 @@ def test_a_model_that_cannot_be_fetched_is_refused_and_leaves_no_files(
     assert not list(tmp_path.iterdir())
 
 
-MODEL = ["model=hf", "adapter=none", "model.max_seq_len=64", "model.max_tokens=32"]
-
-
 def test_a_model_without_a_tokenizer_is_refused_in_one_sentence(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
-    result = train(*MODEL, "model.path=model", output_dir=tmp_path)
+    model = ["model=hf", "adapter=none", "model.max_seq_len=64", "model.max_tokens=32"]
+    result = train(*model, "model.path=model", output_dir=tmp_path)
     assert "model holds no tokenizer.json: save the tokenizer there" in result.stderr
     assert result.stderr.startswith("this run cannot start:\n- ")
     assert "Traceback" not in result.stderr

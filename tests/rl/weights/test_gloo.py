@@ -17,7 +17,6 @@ import pytest
 import torch
 
 from rl.runtime.failure import RunFailed
-from rl.weights.gloo import own_address
 from rl.weights.transport import open_reader
 from tests.support.receiving import opened
 from tests.support.replicas import replica_at
@@ -159,9 +158,3 @@ def test_a_push_that_fails_late_keeps_the_group_of_the_restarted_replica(tmp_pat
 
 def refused(_: Any) -> None:
     raise RunFailed("refused")
-
-
-def test_the_own_address_is_that_of_the_route_to_the_other_host():
-    assert own_address("127.0.0.1", 9) == "127.0.0.1"
-    assert own_address("127.0.0.7", 9) in ("127.0.0.1", "127.0.0.7")
-    assert own_address("::1", 9) == "::1"
