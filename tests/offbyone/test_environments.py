@@ -34,15 +34,8 @@ def test_every_shipped_environment_loads_or_names_the_missing_option(file):
 
 
 def test_a_class_can_be_loaded_by_its_import_path():
-    env = load(
-        "envs.reverse_text.ReverseText",
-        min_length=1,
-        max_length=2,
-        num_train=3,
-        num_eval=1,
-        reward_weights={"exact": 1.0},
-    )
-    assert len(env.examples("train")) == 3
+    options = {"min_length": 1, "max_length": 2, "num_eval": 1, "reward_weights": {"exact": 1.0}}
+    assert len(load("envs.reverse_text.ReverseText", num_train=3, **options).examples("train")) == 3
 
 
 @pytest.mark.parametrize(
