@@ -394,16 +394,16 @@ PLAYING = (
     mutation(
         "judge: returns points instead of their share",
         "envs/judge.py",
-        "return points / self._max_score",
+        "return points / self.max_score",
         "return points",
         "envs/test_judge.py",
     ),
     mutation(
         "judge: retries refused requests",
         "envs/http_client.py",
-        "if attempt == self._max_retries or not may_succeed_later(error.status):",
-        "if attempt == self._max_retries:",
-        "envs/test_judge.py",
+        "if attempt == self.max_retries or not may_succeed_later(error.status):",
+        "if attempt == self.max_retries:",
+        "envs/test_http_client.py",
     ),
     mutation(
         "arithmetic: eval questions are demonstrated",
