@@ -184,18 +184,9 @@ def play(env: Composed, *messages) -> tuple[Episode, dict[str, float]]:
 def test_the_policy_sees_only_its_own_parameters_of_a_tool(config):
     specs = made(config).tool_specs
     assert [spec["name"] for spec in specs] == ["search", "count", "lookup"]
-    assert specs[0] == {
-        "name": "search",
-        "description": "Search the index.",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "query": {"type": "string", "description": "words."},
-                "limit": {"type": "integer", "default": 3},
-            },
-            "required": ["query"],
-            "additionalProperties": False,
-        },
+    assert specs[0]["parameters"]["properties"] == {
+        "query": {"type": "string", "description": "words."},
+        "limit": {"type": "integer", "default": 3},
     }
     assert list(specs[2]["parameters"]["properties"]) == ["word"]
     assert made(config, describe_tools=False).tool_specs is None

@@ -1,6 +1,5 @@
-"""Environments that ship, played by the player: mixtures, several turns, a judge that is away."""
+"""The player plays shipped environments: mixtures, several turns, demonstrations."""
 
-import asyncio
 from itertools import islice
 from random import Random
 
@@ -8,10 +7,7 @@ import numpy as np
 import pytest
 
 from envs.alphabet_sort import AlphabetSort
-from envs.composed import Composed
-from envs.datasets import JsonLines
 from envs.episode import Example, StopReason
-from envs.judge import Judge
 from envs.messages import user
 from envs.mixture import Mixture
 from rl.inference.live_version import LiveVersion
@@ -106,40 +102,6 @@ def test_the_expert_of_alphabet_sort_plays_a_whole_episode():
     assert (rollout.reward, rollout.turns, rollout.stop_reason) == (2.0, 3, StopReason.STOP)
     assert rollout.messages == shown
     assert len(rollout.rows) == 1
-
-
-async def test_a_judge_that_does_not_answer_costs_the_rollout(tmp_path):
-    options = {"model": "j", "api_key_variable": None, "prompt": "{said}", "max_score": None}
-    limits = {"temperature": 0.0, "max_tokens": 4, "timeout": 1.0, "max_concurrent": 2}
-    judge = Judge(url="http://127.0.0.1:9/v1", max_retries=1, retry_wait=0.01, **options, **limits)
-    (tmp_path / "a.jsonl").write_text('{"q": "hi"}')
-    data = JsonLines(
-        path=str(tmp_path / "a.jsonl"), eval_path=None, prompt="q", answer=None, num_eval=0
-    )
-    env = Composed(
-        name="judged",
-        dataset=data,
-        shared={},
-        per_episode={},
-        bindings={},
-        toolsets={},
-        tools=[],
-        rewards={"right": judge},
-        reward_weights={"right": 1.0},
-        max_turns=1,
-        tool_timeout=1.0,
-        describe_tools=True,
-        max_concurrent=None,
-    )
-    async with asyncio.timeout(20):
-        group = await player(env, ScriptedClient("x")).play_group(0, env.examples("train")[0], 2)
-    for rollout in group:
-        assert (rollout.reward, rollout.stop_reason) == (None, StopReason.ENV_ERROR)
-        assert rollout.error.startswith(
-            "Composed.score raised PartFailed: the reward right: JudgeError: judge.url="
-            "http://127.0.0.1:9/v1 did not answer (ConnectError"
-        )
-        assert "2 times in a row: is the server running" in rollout.error
 
 
 @pytest.mark.parametrize("index", range(4))
