@@ -20,8 +20,8 @@ from verifiers.v1.utils import loaders  # pyright: ignore[reportMissingImports]
 from envs.episode import Split, StopReason
 from envs.messages import Message, user
 from envs.protocol import ContextFull, Speak, Spoken
-from envs.verifiers.adapter import Outcome, Row
 from envs.verifiers.endpoint import MODEL, PolicyEndpoint
+from envs.verifiers.environment import Outcome, Row
 
 _EPISODES_PER_CORE = 4
 _STOPS = {"max_turns": StopReason.MAX_TURNS, "agent_timeout": StopReason.TIMEOUT}
