@@ -44,7 +44,7 @@ def tool_call(name: str, call_id: str = "call_0", content: str = "", **arguments
 def as_sent(message: Message, *dropped: str) -> Message:
     """Return a message for the API of OpenAI without the `dropped` keys.
 
-    Arguments of tool calls become JSON text. A call that cannot be parsed keeps the policy's own text.
+    Arguments of tool calls become JSON text; those that cannot be parsed stay as they are.
     """
     calls = []
     for call in message.get("tool_calls") or []:

@@ -20,8 +20,8 @@ from verifiers.clients import (  # pyright: ignore[reportMissingImports]
 from envs.episode import Split, StopReason
 from envs.messages import Message, call_of, user
 from envs.protocol import ContextFull, Speak
+from envs.verifiers.adapter import Outcome, Row
 from envs.verifiers.endpoint import MODEL, completion, text_of
-from envs.verifiers.environment import Outcome, Row
 
 _STOPS = {"max_turns_reached": StopReason.MAX_TURNS, "timeout_reached": StopReason.TIMEOUT}
 
@@ -29,7 +29,9 @@ _STOPS = {"max_turns_reached": StopReason.MAX_TURNS, "timeout_reached": StopReas
 class ClassicAdapter:
     """An environment that `load_environment` made."""
 
-    max_concurrent = None  # its rollouts are coroutines, so the sampler's limit is enough
+    max_concurrent: int | None = (
+        None  # its rollouts are coroutines, so the sampler's limit is enough
+    )
 
     def __init__(self, name: str, args: dict[str, Any]) -> None:
         with _kept_signal_handlers():

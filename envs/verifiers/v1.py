@@ -20,8 +20,8 @@ from verifiers.v1.utils import loaders  # pyright: ignore[reportMissingImports]
 from envs.episode import Split, StopReason
 from envs.messages import Message, user
 from envs.protocol import ContextFull, Speak, Spoken
+from envs.verifiers.adapter import Outcome, Row
 from envs.verifiers.endpoint import MODEL, PolicyEndpoint
-from envs.verifiers.environment import Outcome, Row
 
 _EPISODES_PER_CORE = 4
 _STOPS = {"max_turns": StopReason.MAX_TURNS, "agent_timeout": StopReason.TIMEOUT}
@@ -35,7 +35,7 @@ class TasksetAdapter:
         self._env = loaders.load_environment(env_config(name, args))
         # A harness and each of its tool servers are processes, and thirty that start together
         # take minutes on two cores. They mostly wait for the policy, hence several per core.
-        self.max_concurrent = _EPISODES_PER_CORE * len(os.sched_getaffinity(0))
+        self.max_concurrent: int | None = _EPISODES_PER_CORE * len(os.sched_getaffinity(0))
         self._endpoint = PolicyEndpoint()
         self._context: asyncio.Future[vf.ModelContext] | None = None
         self.reward_weights: dict[str, float] = {}

@@ -3,7 +3,8 @@
 import pytest
 
 from envs.messages import user
-from envs.verifiers.environment import Row, Verifiers, check_text
+from envs.verifiers.adapter import Row, check_text
+from envs.verifiers.environment import Verifiers
 
 IMAGE = [{"type": "text", "text": "which?"}, {"type": "image_url", "image_url": {"url": "x"}}]
 
