@@ -41,17 +41,17 @@ def tool_call(name: str, call_id: str = "call_0", content: str = "", **arguments
     return {"role": "assistant", "content": content, "tool_calls": calls}
 
 
-def as_sent(message: Message) -> Message:
-    """Return a message for the API of OpenAI: arguments of tool calls are JSON text.
+def as_sent(message: Message, *dropped: str) -> Message:
+    """Return a message for the API of OpenAI without the `dropped` keys.
 
-    A call that cannot be parsed keeps the policy's own text.
+    Arguments of tool calls become JSON text; those that cannot be parsed stay as they are.
     """
     calls = []
     for call in message.get("tool_calls") or []:
         name, given = call["function"]["name"], call["function"]["arguments"]
         text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
         calls.append(call_of(name, text, call.get("id", "")))
-    sent = {key: value for key, value in message.items() if key != "tool_calls"}
+    sent = {key: value for key, value in message.items() if key not in ("tool_calls", *dropped)}
     return sent | ({"tool_calls": calls} if calls else {})
 
 

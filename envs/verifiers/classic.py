@@ -29,7 +29,9 @@ _STOPS = {"max_turns_reached": StopReason.MAX_TURNS, "timeout_reached": StopReas
 class ClassicAdapter:
     """An environment that `load_environment` made."""
 
-    max_concurrent = None  # its rollouts are coroutines, so the sampler's limit is enough
+    max_concurrent: int | None = (
+        None  # its rollouts are coroutines, so the sampler's limit is enough
+    )
 
     def __init__(self, name: str, args: dict[str, Any]) -> None:
         with _kept_signal_handlers():

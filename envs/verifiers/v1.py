@@ -35,7 +35,7 @@ class TasksetAdapter:
         self._env = loaders.load_environment(env_config(name, args))
         # A harness and each of its tool servers are processes, and thirty that start together
         # take minutes on two cores. They mostly wait for the policy, hence several per core.
-        self.max_concurrent = _EPISODES_PER_CORE * len(os.sched_getaffinity(0))
+        self.max_concurrent: int | None = _EPISODES_PER_CORE * len(os.sched_getaffinity(0))
         self._endpoint = PolicyEndpoint()
         self._context: asyncio.Future[vf.ModelContext] | None = None
         self.reward_weights: dict[str, float] = {}

@@ -72,10 +72,6 @@ class WikiSearch(Environment):
         check_at_least(1, num_results=self.num_results, num_eval=self.num_eval)
         if not 0 <= self.giving_up <= 1:
             raise ValueError(f"giving_up={self.giving_up}: a share of demonstrations, from 0 to 1")
-        if "judge" in self.reward_weights and self.judge is None:
-            raise ValueError(
-                "reward_weights names judge, but judge needs a judge: env=wiki-search-judged"
-            )
         checked_weights(self.reward_weights, REWARDS if self.judge else REWARDS[:-1])
 
     def examples(self, split: Split) -> list[Example]:

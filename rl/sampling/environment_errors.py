@@ -33,6 +33,6 @@ def as_environment_error(env: Environment, what: str) -> Iterator[None]:
 
 
 def _explain(env: Environment, what: str, error: BaseException) -> str:
-    message = " ".join(str(error).split())[:_LONGEST]
-    raised = f"{type(env).__name__}.{what} raised {type(error).__name__}: {message}"
-    return raised + place_of(error, type(env).__module__)
+    text = " ".join(str(error).split())[:_LONGEST]
+    place = place_of(error, type(env).__module__)
+    return f"{type(env).__name__}.{what} raised {type(error).__name__}: {text}{place}"

@@ -81,7 +81,7 @@ class MessagesChat(Chat):
     async def generate(self, prompt: Prompt, n: int, seed: int | None = None) -> list[Completion]:
         """Send `n` requests at once. Raise GenerationError if the server cannot be used."""
         body: dict[str, Any] = {
-            "messages": [_without_reasoning(m) for m in prompt.messages],
+            "messages": [as_sent(m, "reasoning_content") for m in prompt.messages],
             "max_tokens": self.sampler.max_tokens,
             **self.sampler.changed(),
         }
@@ -128,10 +128,6 @@ class MessagesChat(Chat):
             num_untracked_tokens=(usage and usage.completion_tokens) or 0,
             message=message,
         )
-
-
-def _without_reasoning(message: Message) -> Message:
-    return as_sent({k: v for k, v in message.items() if k != "reasoning_content"})
 
 
 def _call(index: int, call: Any) -> Message:

@@ -184,18 +184,9 @@ def play(env: Composed, *messages) -> tuple[Episode, dict[str, float]]:
 def test_the_policy_sees_only_its_own_parameters_of_a_tool(config):
     specs = made(config).tool_specs
     assert [spec["name"] for spec in specs] == ["search", "count", "lookup"]
-    assert specs[0] == {
-        "name": "search",
-        "description": "Search the index.",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "query": {"type": "string", "description": "words."},
-                "limit": {"type": "integer", "default": 3},
-            },
-            "required": ["query"],
-            "additionalProperties": False,
-        },
+    assert specs[0]["parameters"]["properties"] == {
+        "query": {"type": "string", "description": "words."},
+        "limit": {"type": "integer", "default": 3},
     }
     assert list(specs[2]["parameters"]["properties"]) == ["word"]
     assert made(config, describe_tools=False).tool_specs is None
@@ -270,21 +261,20 @@ def test_without_tools_the_answers_are_the_demonstrations(config):
 def test_an_object_that_raises_in_close_does_not_keep_others_open():
     closed = []
 
-    class Broken:
-        def close(self):
-            raise OSError("gone")
+    class Held:
+        def __init__(self, is_broken):
+            self.is_broken = is_broken
 
-    class Whole:
         def close(self):
             closed.append(self)
+            if self.is_broken:
+                raise OSError("gone")
 
-    objects = Objects({}, {"one": Whole(), "broken": Broken(), "other": Whole()})
     episode = Episode(Example(0, "x", []), [])
-    for name in objects.names:
-        asyncio.run(objects.get(name, episode))
+    episode.memory["objects"] = {i: Held(i == 1) for i in range(3)}
     with pytest.raises(OSError, match="gone"):
-        objects.close(episode)
-    assert len(closed) == 2
+        Objects({}, {}).close(episode)
+    assert len(closed) == 3
 
 
 def reward(name: str, **options) -> dict:

@@ -94,8 +94,8 @@ def test_parquet_and_csv_give_the_same_examples_as_json_lines(tmp_path, datasets
         files = Files(format=kind, path=str(tmp_path / f"a.{kind}"), eval_path=None, **COLUMNS)
         for ours, theirs in zip(both(files), from_lines, strict=True):
             assert prompts(ours) == prompts(theirs)
-            assert [str(e.info["answer"]) for e in ours] == [e.info["answer"] for e in theirs]
-            assert [e.info["level"] for e in ours] == [e.info["level"] for e in theirs]
+            infos = [{**e.info, "answer": str(e.info["answer"])} for e in ours]
+            assert infos == [e.info for e in theirs]
 
 
 def test_several_files_and_one_for_evaluation(tmp_path, datasets):
@@ -137,10 +137,8 @@ def test_without_the_library_the_message_says_what_to_install(monkeypatch, tmp_p
     ("text", "changes", "message"),
     [
         ('{"question": "q", "solution": 1}', {}, "row 1 has no column 'answer', but 'question', "),
-        ('{"answer": 1}', {}, "no column 'question'"),
         ('{"question": "q", "answer": 1}\n{', {}, "line 2 is no JSON at character 2: Exp.*quotes$"),
         ("[1]", {}, "line 1 is no JSON object"),
-        ("null", {}, "line 1 is no JSON object"),
         ("\n", {}, "holds no rows"),
         (None, {}, "no such file"),
         ('{"question": "q", "answer": 1}', {}, "num_eval=10 leaves nothing .* 1 distinct prompts"),

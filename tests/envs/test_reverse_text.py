@@ -23,15 +23,12 @@ CAT = Example(id=0, env="reverse-text", messages=[], info={"answer": "tac"})
     ("said", "exact", "similarity"),
     [
         ("tac", 1, 1),
-        ("  tac\n", 1, 1),
         ("<think>\ncat, so\n</think>\n\ntac", 1, 1),
         ("it ends in t</think>tac", 1, 1),
         ("<think>tac", 0, 0),  # without an end the reasoning counts as the answer
-        ("tax", 0, 2 / 3),
         ("ta", 0, 2 / 3),
         ("taco", 0, 3 / 4),
         ("cat", 0, 1 / 3),
-        ("act", 0, 0),
         ("TAC", 0, 0),
         ("ta c", 0, 2 / 4),
         ("", 0, 0),

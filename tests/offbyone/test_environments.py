@@ -16,11 +16,10 @@ def test_a_name_is_its_yaml_file_with_options_changed():
     assert env.reward_weights == {"exact": 1.0, "similarity": 0.0}
 
 
-def test_a_system_prompt_is_set_as_in_a_run():
-    for name in ("reverse-text", "mixture"):
-        env = load(name, system_prompt="Be brief.")
-        example = env.pools("train")[0].examples[0]
-        opening = env.environment_of(example).opened([user("hi")])
+def test_a_system_prompt_is_set_in_every_environment_of_a_mixture():
+    env = load("mixture", system_prompt="Be brief.")
+    for pool in env.pools("train"):
+        opening = env.environment_of(pool.examples[0]).opened([user("hi")])
         assert opening == [{"role": "system", "content": "Be brief."}, user("hi")]
 
 
@@ -34,15 +33,8 @@ def test_every_shipped_environment_loads_or_names_the_missing_option(file):
 
 
 def test_a_class_can_be_loaded_by_its_import_path():
-    env = load(
-        "envs.reverse_text.ReverseText",
-        min_length=1,
-        max_length=2,
-        num_train=3,
-        num_eval=1,
-        reward_weights={"exact": 1.0},
-    )
-    assert len(env.examples("train")) == 3
+    options = {"min_length": 1, "max_length": 2, "num_eval": 1, "reward_weights": {"exact": 1.0}}
+    assert len(load("envs.reverse_text.ReverseText", num_train=3, **options).examples("train")) == 3
 
 
 @pytest.mark.parametrize(

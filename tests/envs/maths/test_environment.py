@@ -69,12 +69,13 @@ def test_rewards_of_a_transcript(answer, said, correct, form):
     assert scores(example, said) == {"correct": correct, "format": form, "unjudged": 0.0}
 
 
-def test_an_answer_that_takes_too_long_to_compare_is_wrong_and_counted():
-    grader = Grader(workers=1, cpu_seconds=1, memory_mb=1024, allow_without_landlock=False)
+def test_an_answer_that_takes_too_long_to_compare_is_wrong_and_counted(monkeypatch):
+    async def too_slow(*_):
+        return None
+
+    monkeypatch.setattr(GRADER, "same", too_slow)
     example = Example(id=0, env="maths", messages=[], info={"answer": "1"})
-    messages = [{"role": "assistant", "content": r"\boxed{10^{10^{10}}}"}]
-    scored = asyncio.run(make(grader=grader).score(Episode(example, messages)))
-    grader.close()
+    scored = scores(example, r"\boxed{10^{10^{10}}}")
     assert scored == {"correct": 0.0, "format": 1.0, "unjudged": 1.0}
 
 

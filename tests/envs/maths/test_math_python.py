@@ -112,15 +112,6 @@ def test_a_call_that_breaks_a_limit_gets_an_error_message_and_the_next_call_work
     assert right == "42"
 
 
-def test_an_episode_that_calls_nothing_starts_no_process_and_garbage_scores_zero():
-    env, episode = make(), fresh()
-    before = interpreters()
-    assert asyncio.run(play(env, episode, {"role": "assistant", "content": "dunno"})) is None
-    env.close(episode)
-    assert interpreters() == before
-    assert asyncio.run(env.score(episode))["correct"] == 0.0
-
-
 def test_word_problems_can_be_played_with_the_tool_as_well():
     questions = WordProblems(min_steps=2, max_steps=4, num_train=5, num_eval=5)
     env = make(questions=questions)

@@ -107,23 +107,13 @@ def test_right_and_wrong_calls_get_a_useful_answer(call, answer):
     assert reply(wiki(), call).startswith(answer)
 
 
-@pytest.mark.parametrize(
-    ("last", "exact", "f1"),
-    [
-        ("transition metal", 1.0, 1.0),
-        ("<think>hm</think> transition metal", 1.0, 1.0),
-        ("metal", 0.0, 2 / 3),
-        ("", 0.0, 0.0),
-    ],
-)
-def test_the_last_message_is_compared_with_the_answer(last, exact, f1):
+def test_the_last_message_without_reasoning_is_compared_with_the_answer():
     env = wiki()
     example = next(e for e in env.examples("train") if e.info["answer"] == "transition metal")
-    assert asyncio.run(env.score(Episode(example, [*example.messages, assistant(last)]))) == {
-        "exact": exact,
-        "f1": pytest.approx(f1),
-        "found": [0.0],
-    }
+    for last, exact, f1 in (("<think>hm</think> transition metal", 1, 1), ("metal", 0, 2 / 3)):
+        episode = Episode(example, [*example.messages, assistant(last)])
+        expected = {"exact": exact, "f1": pytest.approx(f1), "found": [0.0]}
+        assert asyncio.run(env.score(episode)) == expected
 
 
 def test_the_held_out_questions_are_about_other_pages():
@@ -233,18 +223,14 @@ def test_a_file_without_pages_is_refused(pages, problem, tmp_path):
         ({"levels": [7]}, "list one or more of 1, 2, 3"),
         ({"questions": "q.jsonl"}, "a corpus of your own needs both"),
         ({"columns": {"titel": "name"}}, "columns names \\['titel'\\]: it maps title, content"),
+        ({"num_eval": 10**6}, "leave no question to train on"),
         ({"giving_up": 2.0}, "giving_up=2.0: a share of demonstrations"),
-        ({"reward_weights": {"judge": 1.0}}, "judge needs a judge: env=wiki-search-judged"),
+        ({"reward_weights": {"judge": 1.0}}, r"\['judge'\], which is not scored here"),
     ],
 )
 def test_impossible_options_are_refused_with_a_remedy(options, problem):
     with pytest.raises(ValueError, match=problem):
-        wiki(**options)
-
-
-def test_a_split_without_questions_to_train_on_is_refused():
-    with pytest.raises(ValueError, match="leave no question to train on"):
-        wiki(num_eval=10**6).examples("train")
+        wiki(**options).examples("train")
 
 
 def test_a_judge_is_one_more_reward():
