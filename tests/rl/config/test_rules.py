@@ -17,7 +17,6 @@ from tests.support.composing import (
     REPO,
     Changes,
     changed,
-    check_all,
     chosen,
     composed,
     only_problem,
@@ -192,19 +191,6 @@ def test_a_value_out_of_its_range_is_refused_by_its_key(
 def test_the_ends_of_a_range_are_allowed(config: dict[str, Any]) -> None:
     check(changed(config, {"sampler.top_p": 0.01, "reference.refresh_mix": 1.0}))
     check(changed(config, {"loss": {**chosen("loss", "ppo_clip"), "dual_clip": 1.01}}))
-
-
-def test_a_problem_names_the_choices_that_the_user_typed(config: dict[str, Any]) -> None:
-    config = changed(config, {"loss": chosen("loss", "sft")})
-    choices = {"loss": "sft", "sampler": "async", "hydra/output": "x", "env@env.envs.a": "b"}
-    with pytest.raises(ConfigError, match=r"^- loss=sft imitates its tokens"):
-        check_all(config, choices=choices)
-    config["buffer"]["sise"] = 3
-    with pytest.raises(ConfigError, match=r"buffer\.sise is no key of buffer=fifo"):
-        check_all(config, choices={"buffer": "fifo"})
-    config["buffer"] = {"_target_": "rl.rollouts.buffer.Fifobuffer"}
-    with pytest.raises(ConfigError, match=r"buffer\._target_ is rl\.rollouts\.buffer\.Fifobuffer"):
-        check_all(config, choices={"buffer": "fifo"})
 
 
 def test_the_default_is_one_step_off_policy_from_the_policys_own_distribution(config):
