@@ -2,19 +2,14 @@
 
 import inspect
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 
-from tests.support.composing import chosen
+from tests.support.composing import CONF, chosen, composed
 
-CONF = Path(__file__).parents[2] / "conf"
 OWN_GROUPS = ("loss", "advantage", "aggregation")
-GROUPS = (*OWN_GROUPS, "sampler", "buffer", "truncation", "kl", "reference", "critic")
 FILES = sorted(path for group in OWN_GROUPS for path in (CONF / group).glob("*.yaml"))
 
 # loss: function, advantage, aggregation
@@ -38,13 +33,6 @@ ALGORITHMS = {
     "jsd_topk": ("jsd_topk", "none", "token_mean"),
     "sft": ("cross_entropy", "none", "token_mean"),
 }
-
-
-def composed(*overrides: str) -> dict[str, Any]:
-    """Return the groups of an algorithm, composed from the shipped train.yaml."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("train", list(overrides))
-        return {g: OmegaConf.to_container(config[g], resolve=True) for g in GROUPS}
 
 
 def names(config: dict[str, Any]) -> tuple[str, ...]:
