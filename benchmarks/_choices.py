@@ -1,19 +1,18 @@
 """Compose every choice of every config group, and ask the check which combinations it allows."""
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cached_property
-from itertools import product
 from typing import Any
 
-from benchmarks._composing import CONF, compose
-from benchmarks._covering import Assignment, Conflict, Covering, merged
+from benchmarks._composing import compose
+from benchmarks._covering import Assignment, Covering, merged
 from rl.config.check import check, check_learned
 from rl.config.learned import Learned
 from rl.config.schema import ConfigError
 from rl.dry_call.learn import learn
+from tests.support.composing import CONF
 
 STEPS = 3
 # Overrides that a choice needs before it can be composed.
@@ -55,6 +54,23 @@ SMALL = {
     **{"model.warm_start": None, "model.dtype": "float32", "reference.dtype": "float32"},
     **{"env.num_train": 300, "env.num_eval": 10},
 }
+
+
+HEAD = """# What composes with what
+
+`python -m benchmarks.compositions --page` writes this page by asking the check of a run, and a
+test compares it. There are {:,} pairs of choices. The check refuses {:,} of them before anything
+starts, and {:,} more cannot occur together, because each needs what the other excludes. All others
+occur in {} allowed compositions, and `python -m benchmarks.compositions` trains a few steps of
+each. Options that are not named keep their defaults.
+
+## Refused
+
+The message is that of the first combination of a row. The others get the same message with their
+own names.
+
+| combination | message |
+|---|---|"""
 
 
 class Compositions:
@@ -115,14 +131,6 @@ class Compositions:
                 look()
             except ConfigError as error:
                 problems += error.problems
-        # A message names callables. On the page, each is the choice of the row that has it.
-        names = {
-            rf"\b{re.escape(config[group]['_target_'])}\b": f"{group}={choice}"
-            for group, choice in row.items()
-            if group in self._files and "_target_" in config[group]
-        }
-        for callable_name, choice in names.items():
-            problems = [re.sub(callable_name, choice, problem) for problem in problems]
         return problems
 
     def _learned(self, config: Mapping[str, Any]) -> Learned:
@@ -166,45 +174,9 @@ def _with(config: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
 
 def page(covering: Covering) -> str:
     """Return the text of docs/compositions.md."""
-    pairs, refused = covering.pairs(), covering.refused()
-    lines = [
-        "# What composes with what",
-        "",
-        "`python -m benchmarks.compositions --page` writes this page by asking the check of a run, "
-        "and a test compares it.",
-        f"There are {len(pairs):,} pairs of choices. The check refuses {len(refused):,} of them "
-        f"before anything starts, and {len(covering.impossible):,} more",
-        "cannot occur together, because each needs what the other excludes. "
-        f"All others occur in {len(covering.rows)} allowed",
-        "compositions; `python -m benchmarks.compositions` trains a few steps of each. Options "
-        "that are not named keep",
-        "their defaults.",
-        "",
-        "## Refused",
-        "",
-        "The message is that of the first combination of a row, and the others get the same. A run "
-        "names the callable (`losses.gspo.gspo`) where this page has the choice (`loss=gspo`).",
-        "",
-        "| combination | message |",
-        "|---|---|",
-    ]
+    rows = []
     for choices, message in merged(covering.conflicts):
-        names = " and ".join(_shown(group, names) for group, names in choices.items())
-        lines.append(f"| {names} | {message} |")
-    return "\n".join([*lines, ""])
-
-
-def _shown(group: str, choices: list[str]) -> str:
-    return f"`{group}={','.join(choices)}`"
-
-
-def read_page(text: str) -> dict[Conflict, str]:
-    """Return the conflicts that a page lists, each with the message of its row."""
-    refused = text.split("## Refused")[1].split("\n## ")[0]
-    rows = re.findall(r"^\| (`.+`) \| (.+) \|$", refused, re.MULTILINE)
-    return {
-        frozenset(zip(groups, choices, strict=True)): message
-        for names, message in rows
-        for groups, lists in [zip(*re.findall(r"`([\w.]+)=([^`]+)`", names), strict=True)]
-        for choices in product(*(names.split(",") for names in lists))
-    }
+        named = [f"`{group}={','.join(names)}`" for group, names in choices.items()]
+        rows.append(f"| {' and '.join(named)} | {message} |")
+    counts = (len(covering.pairs()), len(covering.refused()), len(covering.impossible))
+    return "\n".join([HEAD.format(*counts, len(covering.rows)), *rows, ""])

@@ -58,19 +58,14 @@ def train(config: dict[str, Any], playground: Playground, ranks: Ranks) -> list[
     return stats
 
 
-def start_alone(folder: Path) -> Ranks:
-    """Join a process group of one rank on CPU."""
-    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", DS_ACCELERATOR="cpu")
-    torch.set_num_threads(1)  # one thread is faster for matrices this small
-    return Ranks.join(folder / "rendezvous", 60.0)
-
-
 def train_all(compositions: Compositions, every: int) -> int:
     """Train each `every`-th row, printing a line for each; return how many failed."""
     failed = 0
     rows = list(enumerate(compositions.trainable.rows))[::every]
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", DS_ACCELERATOR="cpu")
+    torch.set_num_threads(1)  # one thread is faster for matrices this small
     with tempfile.TemporaryDirectory() as name:
-        ranks = start_alone(Path(name))
+        ranks = Ranks.join(Path(name) / "rendezvous", 60.0)
         playground = Playground(Path(name), ranks)
         for number, row in rows:
             began = time.monotonic()

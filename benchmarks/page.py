@@ -27,21 +27,7 @@ from rl.runtime.commit import commit_of
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "benchmarks.md"
 OWN_PAGE = "compositions"  # writes docs/compositions.md
-# Programs that were deleted when their question was answered; git has them at LAST_COMMIT.
-LAST_COMMIT = "27b8952"
-DELETED = {
-    "concurrency": "Episodes of wiki-search in flight in one rollouts process, vLLM scripted with "
-    "0.1 to 1 s a turn. `worst_lag_s`: the longest time the event loop was blocked.",
-    "hosts": "The tiny policy's steps on one host and on two hosts of a real Ray (loopback "
-    "addresses), median seconds. `of_one`: a step divided by one on a single host.",
-    "large": "A run of a Qwen3 with 440 M parameters on reverse-text with a checkpoint after every "
-    "step: median seconds, peak GiB of all processes of a component, shared pages shared.",
-    "lengths": "A step of 16,384 tokens in one micro-batch by row length. `MiB`: peak beyond what "
-    "stays resident. `of_shortest`: tokens a second divided by those of 512-token rows.",
-    "memory": "The estimate printed before a run beside the measured peak, without a GPU.",
-    "reporting": "Processor seconds of report.py for 12 arms x 5 seeds x 2,000 steps.",
-    "viewing": "Seconds of view.py with 100,000 rollouts: queries, then the page in Chromium.",
-}
+DELETED = "# Deleted programs\n"  # from here on the page is kept as it is
 HEAD = """# Benchmarks
 
 `python -m benchmarks.page` writes this page. `python -m benchmarks.page updating` runs a program
@@ -85,10 +71,9 @@ def measure(command: str) -> bool:
 
 def page() -> str:
     """Return the page: a section for each program, a table for each command."""
-    deleted = f"# Deleted programs\n\nMeasured by programs that commit {LAST_COMMIT} still has.\n"
     sections = ["\n".join(_section(name, _description(name))) for name in programs()]
-    old = ["\n".join(_deleted(name, text)) for name, text in DELETED.items()]
-    return "\n".join([HEAD, *sections, deleted, *old])
+    kept = PAGE.read_text().partition(DELETED)
+    return "\n".join([HEAD, *sections, "".join(kept[1:])])
 
 
 def _kept(program: str) -> Path:
@@ -115,13 +100,6 @@ def _section(program: str, text: str) -> Iterator[str]:
     several = [{"run": i + 1} if len(kept) > 1 else {} for i in range(len(kept))]
     lines = [run | line for run, one in zip(several, kept, strict=True) for line in one["lines"]]
     yield from ("", *_table(lines), "")
-
-
-def _deleted(program: str, text: str) -> Iterator[str]:
-    kept = measured(program)
-    commands = "; ".join(f"`{one['command']}` ({one['day']}, {one['load']})" for one in kept)
-    yield from (textwrap.fill(f"**{program}**: {text} Commands: {commands}.", 110), "")
-    yield from (*_table([line for one in kept for line in one["lines"]]), "")
 
 
 def _table(lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -2,19 +2,34 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from benchmarks._choices import Compositions, page, read_page
+from benchmarks._choices import Compositions, page
 from benchmarks._covering import Conflict, Covering, form_of
 
 REPO = Path(__file__).parents[1]
 TEXT = (REPO / "docs" / "compositions.md").read_text()
+
+
+def read_page(text: str) -> dict[Conflict, str]:
+    """Return the conflicts that a page lists, each with the message of its row."""
+    refused = text.split("## Refused")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (`.+`) \| (.+) \|$", refused, re.MULTILINE)
+    return {
+        frozenset(zip(groups, choices, strict=True)): message
+        for names, message in rows
+        for groups, lists in [zip(*re.findall(r"`([\w.]+)=([^`]+)`", names), strict=True)]
+        for choices in product(*(names.split(",") for names in lists))
+    }
+
+
 CONFLICTS = read_page(TEXT)
 EVERY = 24  # python -m benchmarks.compositions trains all of them
 

@@ -24,14 +24,9 @@ CONF = Path(__file__).parents[2] / "conf"
 def explain(
     error: Exception, arguments: list[str], primary: str = "train", added: Sequence[str] = ()
 ) -> ConfigError:
-    """Return the explanation of an exception of Hydra.
+    """Return the explanation of an exception of Hydra about these arguments.
 
-    Args:
-        error: the exception.
-        arguments: the command line.
-        primary: the configuration in conf/; the keys of another one (--config-name) are unknown.
-        added: further keys of the program, which are written with a plus.
-
+    `primary` is the configuration in conf/. `added` are keys of the program, written with a plus.
     """
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, choice = str(error.missing_cfg_file).rpartition("/")
@@ -46,8 +41,7 @@ def explain(
     if isinstance(error, HydraException | OmegaConfBaseException | ValueError):
         causes = [error, *([error.__cause__] if error.__cause__ else [])]
         return ConfigError([line for cause in causes if (line := str(cause).strip())])
-    name = type(error).__name__
-    return ConfigError([f"{name}: {error} (HYDRA_FULL_ERROR=1 shows where)"])
+    return ConfigError([f"{type(error).__name__}: {error} (HYDRA_FULL_ERROR=1 shows where)"])
 
 
 def _unknown_key(key: str, arguments: list[str], primary: str, added: Sequence[str]) -> str:

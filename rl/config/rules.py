@@ -212,9 +212,7 @@ def model_folders(config: Config) -> Iterator[str]:
         if not folder.exists() and (is_local or not HUB_NAME.fullmatch(path)):
             near = folder.parent.iterdir() if folder.parent.is_dir() else ()
             hint = did_you_mean(folder.name, [entry.name for entry in near])
-            no_name = "" if is_local and path[:1] not in "/.~" else ", and no name on the hub"
-            what = hint or (" (organisation/model)" if no_name else "")
-            yield f"{key}={path}: no such folder{no_name}{what}"
+            yield f"{key}={path}: no such folder{hint or ', and no name organisation/model'}"
         elif folder.exists() and not (folder / "config.json").is_file():
             yield f"{key}={path}: {folder} holds no config.json, so it is not a model in HF form"
         elif key == "model.path":
@@ -231,8 +229,13 @@ def data_files(config: Config) -> Iterator[str]:
     """Require the files that an environment opens only after the start."""
     for path, node in nodes(config["env"], "env"):
         for key in fact(node["_target_"], "local_files", ()):
-            if isinstance(value := node.get(key), str):
-                yield from _file_problems(f"{path}.{key}", value)
+            if not isinstance(value := node.get(key), str):
+                continue
+            file = Path(value).expanduser()  # or a pattern of names
+            if file.is_dir():
+                yield f"{path}.{key}={value} is a folder: name the file in it that holds the rows"
+            elif not glob(str(file)):
+                yield f"{path}.{key}={value}: no such file (looked for in {Path.cwd()})"
 
 
 def nodes(value: Any, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -245,15 +248,6 @@ def nodes(value: Any, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]
     elif isinstance(value, list | tuple):
         for i, item in enumerate(value):
             yield from nodes(item, f"{path}.{i}")
-
-
-def _file_problems(key: str, value: str) -> Iterator[str]:
-    """Yield what is wrong with the name of a data file, or with a pattern of names."""
-    file = Path(value).expanduser()
-    if file.is_dir():
-        yield f"{key}={value} is a folder: name the file in it that holds the rows"
-    elif not glob(str(file)):
-        yield f"{key}={value}: no such file (looked for in {Path.cwd()})"
 
 
 RULES: tuple[Callable[[Config], Iterator[str]], ...] = (

@@ -104,9 +104,7 @@ class DryCall:
         ConfigError as above.
         """
         self.learned(number)
-        answer = self._answers[number]
-        assert answer is not None
-        return answer["files"]
+        return (self._answers[number] or {})["files"]
 
     def completed(self, run: Run) -> Run:
         """Return the only run of this dry call with what was learned. ConfigError as above."""

@@ -84,8 +84,7 @@ def _built(report: Report, config: Config) -> dict[str, Any]:
         called |= {f"critic.{name}": config["critic"][name] for name in ("estimator", "loss")}
     # The others are only imported; those of `rl` are known to work, and some take seconds.
     others = ("env", "order", "buffer", "client", "logger", "optim", "reference", "critic")
-    nodes = {group: config[group] for group in others}
-    nodes = {group: node for group, node in nodes.items() if not _is_of_rl(node)} | called
+    nodes = {g: config[g] for g in others if not config[g]["_target_"].startswith("rl.")} | called
     built = {}
     for group, node in nodes.items():
         try:
@@ -93,10 +92,6 @@ def _built(report: Report, config: Config) -> dict[str, Any]:
         except ValueError as error:
             report.problems.append(f"{group}: {error}")
     return built
-
-
-def _is_of_rl(node: Config) -> bool:
-    return str(node["_target_"]).startswith("rl.")
 
 
 def own_files(configs: Sequence[Config]) -> list[str]:

@@ -58,6 +58,10 @@ REFUSED: dict[str, tuple[Changes, str]] = {
         {"model.head_dtype": "float32", "inference.args": {"hf-overrides": "{}"}},
         "model.head_dtype=float32 and inference.args.hf_overrides exclude each other",
     ),
+    "turn as long as the row": (
+        {"sampler.max_tokens": 256},
+        "sampler.max_tokens=256 leaves no room for the prompt in max_seq_len=256",
+    ),
     "prompt as long as the row": (
         {"sampler.max_prompt_len": 256},
         "sampler.max_prompt_len=256 leaves no room for an answer in max_seq_len=256",
@@ -197,11 +201,6 @@ def test_the_default_is_one_step_off_policy_from_the_policys_own_distribution(co
     sampler = config["sampler"]
     assert (sampler["max_staleness"], sampler["temperature"]) == (1, 1.0)
     assert (sampler["top_p"], sampler["top_k"], sampler["min_p"]) == (1.0, -1, 0.0)
-
-
-def test_a_turn_as_long_as_the_row_leaves_no_room(config):
-    full = changed(config, {"sampler.max_tokens": config["max_seq_len"]})
-    assert "leaves no room for the prompt" in only_problem(full)
 
 
 def test_the_largest_rank_that_vllm_takes_is_taken():

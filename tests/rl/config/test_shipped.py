@@ -8,6 +8,7 @@ import yaml
 
 from rl.config.build import build
 from rl.config.check import check
+from rl.config.limits import DECIDED_ELSEWHERE, free_form_problems
 from rl.config.schema import ConfigError, Run
 from rl.config.signatures import read
 from tests.support.composing import CONF, SWEEPS, composed
@@ -132,27 +133,13 @@ def test_all_problems_are_said_at_once(config: dict[str, Any]) -> None:
     assert str(caught.value).splitlines() == [f"- {p}" for p in caught.value.problems]
 
 
-@pytest.mark.parametrize(
-    ("part", "key", "ours"),
-    [
-        ("deepspeed", "train_batch_size", "batch_size"),
-        ("deepspeed", "optimizer", "optim"),
-        ("deepspeed", "bf16", "model.dtype"),
-        ("inference.args", "uds", "output_dir"),
-        ("inference.args", "served-model-name", "model.path"),
-        ("inference.args", "--dtype", "model.dtype"),
-        ("inference.args", "max_model_len", "max_seq_len"),
-    ],
-)
-def test_a_free_form_key_that_we_decide_is_refused_with_ours(
-    config: dict[str, Any], part: str, key: str, ours: str
-) -> None:
-    node = config["deepspeed"] if part == "deepspeed" else config["inference"]["args"]
-    node[key] = 1
-    with pytest.raises(ConfigError) as caught:
-        check(config)
-    (problem,) = caught.value.problems
-    assert problem.startswith(f"{part}.{key} is decided by {ours}")
+def test_a_free_form_key_that_the_run_decides_is_refused_with_the_option_that_decides_it() -> None:
+    for part, owners in DECIDED_ELSEWHERE.items():
+        for key, owner in owners.items():
+            given = {f"--{key.replace('_', '-')}": 1}
+            config = {"inference": {"args": given}, "deepspeed": given}
+            problems = [p for p in free_form_problems(config) if p.startswith(part)]
+            assert any(f" is decided by {owner}: set that" in problem for problem in problems)
 
 
 def test_other_free_form_keys_pass_untouched(config: dict[str, Any]) -> None:
