@@ -15,7 +15,6 @@ import os
 import sys
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +41,9 @@ def train(config: dict[str, Any], playground: Playground, ranks: Ranks) -> list[
     """
     run = completed(config)
     if "path" in run.reference:
-        run = replace(run, reference={**run.reference, "path": str(playground.teacher(run.env))})
+        run = run.changed({"reference.path": str(playground.teacher(run.env))})
     if "path" in run.sampler:
-        run = replace(run, sampler={**run.sampler, "path": str(playground.transcripts(run.env))})
+        run = run.changed({"sampler.path": str(playground.transcripts(run.env))})
     run_folder = RunFolder(playground.folder / "run")
     run_folder.path.mkdir(exist_ok=True)
     run_folder.set_model(playground.model(run.env))

@@ -52,10 +52,10 @@ def check_advantage(report: Report, advantage: Any, group_size: int) -> dict[str
     }
     by_turn = False
 
-    def form(rewards: list[float | None]) -> list[Any]:
+    def form(rewards: Sequence[float | None]) -> list[Any]:
         """Return the rewards, or lists of one to three rewards of turns."""
         if not by_turn:
-            return rewards
+            return list(rewards)
         return [None if r is None else [r / 2] * (i % 3 + 1) for i, r in enumerate(rewards)]
 
     def works(report: Report, what: str) -> bool:
