@@ -7,7 +7,6 @@ import asyncio
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
 
@@ -19,7 +18,6 @@ from lab.evaluation.served import (
     as_run_failures,
     chat_setting,
     locked_run_folder,
-    prepare_model,
     prepared_settings,
     record_start,
     serving_policy,
@@ -50,14 +48,11 @@ def evaluate(config: dict[str, Any], *, overrides: list[str], choices: dict[str,
     console = Console()
     env: Environment = build(evaluation.env)()
     in_folder = locked_run_folder(evaluation, evaluation_folder_problems)
-    with in_folder as run_folder, as_run_failures(), ExitStack() as stack:
+    with in_folder as run_folder, as_run_failures():
         examples = choose(env, evaluation.split, evaluation.num_examples)
         record_start(run_folder, evaluation, overrides=overrides, choices=choices)
-        if evaluation.model is not None:
-            prepare_model(evaluation, run_folder)
-            console.print("starting vLLM (logs/inference.log)", highlight=False)
-            stack.enter_context(serving_policy(evaluation, run_folder))
-        played = asyncio.run(_play(evaluation, run_folder, env, examples, console))
+        with serving_policy(evaluation, run_folder, console):
+            played = asyncio.run(_play(evaluation, run_folder, env, examples, console))
         summary = summarise(played, evaluation.pass_threshold)
         write_files(run_folder, played, summary, _facts(evaluation, overrides))
     console.print(report(summary, evaluation.pass_threshold, run_folder.path))

@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from fnmatch import fnmatchcase
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -64,18 +63,9 @@ def run_folder_problems(config: Config) -> Iterator[str]:
             "run_name"
         )
     elif config["resume"] and not saved.is_file():
-        found = parent.glob(f"*/{saved.name}")
-        saves = sorted(found, key=lambda p: p.stat().st_mtime, reverse=True)
-        known = (
-            path.parent.name
-            for path in saves
-            # Evaluations cannot be resumed.
-            if RunFolder(path.parent).has_steps() and not (path.parent / "rollouts.html").is_file()
-        )
-        names = ", ".join(islice(known, 3)) or "none yet"
         yield (
-            f"resume=true, but {saved.parent} holds no run: give run_name=<one of {parent}: "
-            f"{names}>, or leave resume out"
+            f"resume=true, but {saved.parent} holds no run: give run_name=<a folder in {parent}>, "
+            "or leave resume out"
         )
     elif config["resume"]:
         yield from changes(config, saved)
