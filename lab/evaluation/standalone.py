@@ -54,7 +54,11 @@ def evaluate(config: dict[str, Any], *, overrides: list[str], choices: dict[str,
         with serving_policy(evaluation, run_folder, console):
             played = asyncio.run(_play(evaluation, run_folder, env, examples, console))
         summary = summarise(played, evaluation.pass_threshold)
-        write_files(run_folder, played, summary, _facts(evaluation, overrides))
+        client, model = evaluation.client, evaluation.model
+        name = f"{client['model']} at {client['url']}" if model is None else model.path
+        command = shlex.join(["python", "evaluate.py", *overrides])
+        facts = " · ".join(filter(None, [name, evaluation.adapter_path, command]))
+        write_files(run_folder, played, summary, facts)
     console.print(report(summary, evaluation.pass_threshold, run_folder.path))
     return summary.reward
 
@@ -87,14 +91,6 @@ async def _play(
                 max_concurrent=sampler.max_concurrent,
                 done=count,
             )
-
-
-def _facts(evaluation: Evaluation, overrides: list[str]) -> str:
-    """Return what was evaluated and how."""
-    client, model = evaluation.client, evaluation.model
-    name = f"{client['model']} at {client['url']}" if model is None else model.path or ""
-    command = shlex.join(["python", "evaluate.py", *overrides])
-    return " · ".join(filter(None, [str(name), evaluation.adapter_path, command]))
 
 
 def write_files(
