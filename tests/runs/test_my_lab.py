@@ -7,14 +7,13 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import read_metrics
 from rl.runtime.sweep_folder import DONE, SweepFolder
-from tests.support.launching import ROOT, Result, stop, wait_for
+from tests.support.launching import ROOT, Launcher, Result, stop, wait_for
 
 LIMIT = pytest.mark.timeout(600)
 TRAIN = [sys.executable, str(ROOT / "train.py"), "--config-dir", "conf"]
@@ -26,24 +25,14 @@ MODEL = ["model=tiny-wiki", f"model.path={ROOT}/models/tiny-wiki", "entropy_bonu
 
 
 @dataclass
-class Lab:
+class Lab(Launcher):
     """A copy of the folder, and the environment variables of its user."""
 
-    folder: Path
-    environment: dict[str, str]
-
     def start(self, command: list[str] | str) -> subprocess.Popen:
-        return subprocess.Popen(
-            command,
-            shell=isinstance(command, str),
-            cwd=self.folder,
-            env={**os.environ, **self.environment},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        shell, env = isinstance(command, str), {**os.environ, **self.environment}
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
+        pipes |= {"stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
+        return subprocess.Popen(command, shell=shell, cwd=self.output, env=env, **pipes)
 
     def run(self, command: list[str] | str, name: str = "") -> Result:
         process = self.start(command)
@@ -51,7 +40,7 @@ class Lab:
             screen, _ = process.communicate(timeout=300)
         finally:
             stop(process)
-        return Result(process.returncode, screen, self.folder / "outputs" / name)
+        return Result(process.returncode, screen, self.output / "outputs" / name)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +54,7 @@ def lab(tmp_path_factory) -> Lab:
     return Lab(home / "my-lab", environment)
 
 
-def test_its_own_tests_pass_and_every_yaml_of_it_with_them(lab):
+def test_the_tests_of_the_folder_pass(lab):
     result = lab.run([sys.executable, "-m", "pytest", "-q"])
     assert result.status == 0, result.screen
     assert int(result.screen.rpartition(" passed")[0].split()[-1]) > 50
@@ -78,7 +67,7 @@ def test_its_own_tests_pass_and_every_yaml_of_it_with_them(lab):
         (["--config-name", "does_focal_help"], "this sweep cannot start"),
     ],
 )
-def test_train_py_accepts_the_copied_folder_and_names_only_the_real_mistake(lab, command, said):
+def test_train_py_accepts_the_copied_folder_and_reports_only_the_mistake(lab, command, said):
     result = lab.run([*TRAIN, *command, "batch_size=17"])
     assert result.status == 2, result.screen
     title, *problems = result.screen.strip().splitlines()
@@ -92,7 +81,7 @@ def interrupted(lab) -> Result:
     """Return a run that Ctrl-C stopped after its first checkpoints."""
     settings = ["run_name=mine", "max_steps=6", "trainer.checkpoint_every=1"]
     process = lab.start([*TRAIN, *CHOICES, *SMALL, *MODEL, *settings])
-    folder = lab.folder / "outputs" / "mine"
+    folder = lab.output / "outputs" / "mine"
     try:
         saved = folder / "checkpoints" / "step_000002"
         assert wait_for(lambda: saved.is_dir() or process.poll() is not None, 300)
@@ -140,17 +129,17 @@ def test_the_printed_command_resumes_the_run(interrupted, lab):
 
 @LIMIT
 @pytest.mark.server
-def test_its_sweep_trains_and_ends_with_a_table(lab):
+def test_the_sweep_of_the_folder_trains_and_ends_with_a_table(lab):
     # The sweep's own jobs are checked above. These jobs imitate the expert, which needs no vLLM.
     jobs = ["hydra.sweeper.params=null", "seed=0,1", "loss=sft", "sampler=demonstrations"]
     brief = ["max_steps=1", "batch_size=16", "group_size=4", "model.warm_start=null"]
     result = lab.run([*TRAIN, "--config-name", "does_focal_help", *jobs, *brief])
     assert result.status == 0, result.screen
-    (sweep,) = (lab.folder / "outputs" / "sweeps").iterdir()
+    (sweep,) = (lab.output / "outputs" / "sweeps").iterdir()
     records = [record for _, record in sorted(SweepFolder(sweep).records().items())]
     assert [(record.state, record.result) for record in records] == [(DONE, 1.0), (DONE, 1.0)]
     # The jobs run one after the other, so all lines of one job are older than those of the other.
-    folders = [RunFolder(lab.folder / str(record.folder)) for record in records]
+    folders = [RunFolder(lab.output / str(record.folder)) for record in records]
     first, second = ([row["time"] for row in read_metrics(folder)] for folder in folders)
     assert max(first) < min(second) or max(second) < min(first)
     shown = rollouts(Result(0, "", folders[0].path), 0)[0]["messages"]
