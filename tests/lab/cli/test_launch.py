@@ -86,13 +86,6 @@ def test_a_machine_of_a_plan_is_written_with_a_plus(tmp_path: Path) -> None:
     )
 
 
-def test_the_resolved_configuration_can_be_shown(tmp_path: Path) -> None:
-    result = train("--cfg", "job", "--resolve", "loss=grpo", "seed=3", output_dir=tmp_path)
-    assert "run_name: reverse-text-grpo-s3-" in result.stdout
-    assert "${" not in result.stdout
-    assert result.returncode == 0
-
-
 PROGRAM = """
 import sys
 import time
