@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rl.runtime.folder import RunFolder
 from rl.runtime.start_record import read_overrides
-from rl.runtime.sweep_folder import JobRecord, SweepFolder
+from rl.runtime.sweep_folder import SweepFolder
 
 
 @dataclass(frozen=True)
@@ -22,20 +22,14 @@ def runs_at(path: Path) -> list[FoundRun]:
     """Return the jobs of a sweep, else the run in a folder, else the runs directly below it."""
     sweep = SweepFolder(path)
     if sweep.jobs.is_dir():
-        jobs = sweep.records().values()
-        return [
-            FoundRun(_folder_of(job), list(map(str, job.overrides)), job.error)
-            for job in jobs
-            if isinstance(job.overrides, list)
-        ]
+        jobs = [job for job in sweep.records().values() if isinstance(job.overrides, list)]
+        folders = [RunFolder(Path(str(job.folder))) if job.folder else None for job in jobs]
+        described = [(list(map(str, job.overrides)), job.error) for job in jobs]
+        return [FoundRun(folder, *one) for folder, one in zip(folders, described, strict=True)]
     below = sorted(path.iterdir()) if path.is_dir() else []
     folders = [path] if RunFolder(path).is_run else [p for p in below if RunFolder(p).is_run]
     runs = [RunFolder(folder.absolute()) for folder in folders]
     return [FoundRun(run, read_overrides(run)) for run in runs]
-
-
-def _folder_of(job: JobRecord) -> RunFolder | None:
-    return RunFolder(Path(str(job.folder))) if job.folder else None
 
 
 def folders_and_options(

@@ -145,9 +145,19 @@ class SweepStart(Callback):
             config.hydra.sweep.dir = str(folder)  # ${now:...} may differ in the jobs
         os.environ[SWEEP_VARIABLE] = str(folder)
         sweep = SweepFolder(folder)
-        numbers = _claimed(sweep, jobs_of(config))
         again = rerun_command(sys.orig_argv, folder)
-        sweep.write_info(_info(config, sweep, again, slots, numbers))
+        info = {
+            "question": sweep.read_info().get("question") or question_of(config),
+            "command": again,
+            "config_name": config.hydra.job.config_name,
+            "started": time.time(),  # of the latest start
+            # Of the latest start; empty for a search, which chooses its jobs later.
+            "jobs": _claimed(sweep, jobs_of(config)),
+            "slots": [asdict(slot) for slot in slots],
+            "process": this_process(),
+            "run_command": command_of(sys.orig_argv, sys.argv, config.hydra.overrides.hydra),
+        }
+        sweep.write_info(info)
         _say(what_will_be_done(sweep, again))
         # Hydra does not call on_multirun_end after a failed job or an interrupt.
         atexit.register(self.on_multirun_end, config)
@@ -172,23 +182,6 @@ def _claimed(sweep: SweepFolder, jobs: Sequence[list[str]]) -> list[int]:
             record.state = WAITING
             sweep.write(number, record)
     return numbers
-
-
-def _info(
-    config: DictConfig, sweep: SweepFolder, again: str, slots: list[Slot], numbers: list[int]
-) -> dict[str, Any]:
-    """Return the content of sweep.json."""
-    before, name = sweep.read_info(), config.hydra.job.config_name
-    return {
-        "question": before.get("question") or question_of(config),
-        "command": again,
-        "config_name": name,
-        "started": time.time(),  # of the latest start
-        "jobs": numbers,  # of the latest start; empty for a search, which picks its jobs later
-        "slots": [asdict(slot) for slot in slots],
-        "process": this_process(),
-        "run_command": command_of(sys.orig_argv, sys.argv, config.hydra.overrides.hydra),
-    }
 
 
 def question_of(config: DictConfig) -> str | None:

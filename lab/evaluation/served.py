@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from rich.console import Console
 
 from envs.protocol import Environment
 from lab.evaluation.settings import P, PlayedPolicy
@@ -86,17 +87,15 @@ def as_run_failures() -> Iterator[None]:
         raise
 
 
-def prepare_model(policy: PlayedPolicy, run_folder: RunFolder) -> None:
-    """Download or build the model and record its folder. ConfigError if that is impossible."""
-    assert policy.model is not None
+@contextmanager
+def serving_policy(policy: PlayedPolicy, run_folder: RunFolder, console: Console) -> Iterator[None]:
+    """Download or build the model and serve it while the block lasts, if no other server has it."""
+    if policy.model is None:
+        yield
+        return
     with refused():
         run_folder.set_model(build(policy.model)().prepare(run_folder.built_model))
-
-
-@contextmanager
-def serving_policy(policy: PlayedPolicy, run_folder: RunFolder) -> Iterator[None]:
-    """Serve the prepared model while the block lasts."""
-    assert policy.model is not None
+    console.print("starting vLLM (logs/inference.log)", highlight=False)
     server = build(policy.inference or {})()
     adapter, limits = None, None
     if policy.adapter_path is not None:

@@ -7,7 +7,6 @@ import asyncio
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
 
@@ -19,7 +18,6 @@ from lab.evaluation.served import (
     as_run_failures,
     chat_setting,
     locked_run_folder,
-    prepare_model,
     prepared_settings,
     record_start,
     serving_policy,
@@ -50,16 +48,17 @@ def evaluate(config: dict[str, Any], *, overrides: list[str]) -> float:
     console = Console()
     env: Environment = build(evaluation.env)()
     in_folder = locked_run_folder(evaluation, evaluation_folder_problems)
-    with in_folder as run_folder, as_run_failures(), ExitStack() as stack:
+    with in_folder as run_folder, as_run_failures():
         examples = choose(env, evaluation.split, evaluation.num_examples)
         record_start(run_folder, evaluation, overrides=overrides)
-        if evaluation.model is not None:
-            prepare_model(evaluation, run_folder)
-            console.print("starting vLLM (logs/inference.log)", highlight=False)
-            stack.enter_context(serving_policy(evaluation, run_folder))
-        played = asyncio.run(_play(evaluation, run_folder, env, examples, console))
+        with serving_policy(evaluation, run_folder, console):
+            played = asyncio.run(_play(evaluation, run_folder, env, examples, console))
         summary = summarise(played, evaluation.pass_threshold)
-        write_files(run_folder, played, summary, _facts(evaluation, overrides))
+        client, model = evaluation.client, evaluation.model
+        name = f"{client['model']} at {client['url']}" if model is None else model.path
+        command = shlex.join(["python", "evaluate.py", *overrides])
+        facts = " · ".join(filter(None, [name, evaluation.adapter_path, command]))
+        write_files(run_folder, played, summary, facts)
     console.print(report(summary, evaluation.pass_threshold, run_folder.path))
     return summary.reward
 
@@ -92,14 +91,6 @@ async def _play(
                 max_concurrent=sampler.max_concurrent,
                 done=count,
             )
-
-
-def _facts(evaluation: Evaluation, overrides: list[str]) -> str:
-    """Return what was evaluated and how."""
-    client, model = evaluation.client, evaluation.model
-    name = f"{client['model']} at {client['url']}" if model is None else model.path or ""
-    command = shlex.join(["python", "evaluate.py", *overrides])
-    return " · ".join(filter(None, [str(name), evaluation.adapter_path, command]))
 
 
 def write_files(

@@ -19,7 +19,6 @@ from lab.evaluation.served import (
     as_run_failures,
     chat_setting,
     locked_run_folder,
-    prepare_model,
     prepared_settings,
     record_start,
     serving_policy,
@@ -183,10 +182,7 @@ class ServedSearch:
     def _serve(self, stack: ExitStack) -> None:
         """Start a vLLM for each model that this program serves."""
         settings, reflection = self.settings, self.reflection
-        if settings.model is not None:
-            prepare_model(settings, self.run_folder)
-            self.console.print("starting vLLM (logs/inference.log)", highlight=False)
-            stack.enter_context(serving_policy(settings, self.run_folder))
+        stack.enter_context(serving_policy(settings, self.run_folder, self.console))
         if reflection.path is not None:
             log = "teacher/logs/inference.log"
             self.console.print(f"starting the teacher's vLLM ({log})", highlight=False)

@@ -55,7 +55,21 @@ def write_outputs(
     folder: Path, candidates: Candidates, validation: Sequence[Task], summary: dict[str, Any]
 ) -> None:
     """Write all four files; `summary` is added to metadata.json."""
-    rows = [_row(candidates, index) for index in range(len(candidates.prompts))]
+    rows = [
+        {
+            "example_id": i,
+            "reward": candidates.means[i],
+            "info": {
+                "system_prompt": prompt,
+                "prompt": digest(prompt),  # as in rollouts.jsonl
+                "is_best": i == candidates.best,
+                "parents": candidates.parents[i],
+                "calls_before": candidates.discovered[i],
+                "scores": candidates.scores[i],
+            },
+        }
+        for i, prompt in enumerate(candidates.prompts)
+    ]
     frontier = [_best_at(candidates, place, task) for place, task in enumerate(validation)]
     gain, error = candidates.gain()
     metadata = {
@@ -74,22 +88,6 @@ def write_outputs(
     write_whole(folder / "results.jsonl", "".join(map(json_line, rows)))
     write_whole(folder / "pareto_frontier.jsonl", "".join(map(json_line, frontier)))
     write_whole(folder / "metadata.json", json.dumps(plain(metadata), indent=1) + "\n")
-
-
-def _row(candidates: Candidates, index: int) -> dict[str, Any]:
-    prompt, scores = candidates.prompts[index], candidates.scores[index]
-    return {
-        "example_id": index,
-        "reward": candidates.means[index],
-        "info": {
-            "system_prompt": prompt,
-            "prompt": digest(prompt),  # as in rollouts.jsonl
-            "is_best": index == candidates.best,
-            "parents": candidates.parents[index],
-            "calls_before": candidates.discovered[index],
-            "scores": scores,
-        },
-    }
 
 
 def _best_at(candidates: Candidates, place: int, task: Task) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from envs.episode import Example, Split
-from envs.messages import Message
 from envs.protocol import Environment
 from rl.evaluation.play import evaluated_line, play
 from rl.evaluation.summary import Played
@@ -91,13 +90,11 @@ class PromptPlayer:
                 await play(play_group, [task.example for task in tasks], 1, max_concurrent=most)
 
         self.runner.run(play_all())
-        return [
-            Attempt(task.example, len(self._opened(task.example)), records[i])
-            for i, task in enumerate(tasks)
-        ]
-
-    def _opened(self, example: Example) -> list[Message]:
-        return self._env_of(example).opened(example.messages)
+        attempts = []
+        for i, task in enumerate(tasks):
+            opening = self._env_of(task.example).opened(task.example.messages)
+            attempts.append(Attempt(task.example, len(opening), records[i]))
+        return attempts
 
     def _env_of(self, example: Example) -> Environment:
         return self.player.env.environment_of(example)

@@ -43,19 +43,16 @@ class Jobs:
         return Counter(record.state for record in self.records.values())
 
     @property
-    def num_to_come(self) -> int:
-        """How many jobs this start will begin. A job that it cut short waits for the next start."""
-        waiting = (record for record in self.records.values() if record.state == WAITING)
-        return sum((record.ended or 0.0) < self.started for record in waiting)
-
-    @property
     def seconds_left(self) -> float | None:
         """Estimate the remaining seconds; None until a job is done."""
         done = [record for record in self.records.values() if record.state == DONE]
         times = [
             record.ended - record.started for record in done if record.ended and record.started
         ]
-        left = self.num_to_come + self.counts[RUNNING]
+        waiting = [record for record in self.records.values() if record.state == WAITING]
+        # A job that this start cut short waits for the next start.
+        to_come = sum((record.ended or 0.0) < self.started for record in waiting)
+        left = to_come + self.counts[RUNNING]
         return fmean(times) * left / self.num_slots if times else None
 
     def progress(self) -> str:

@@ -31,8 +31,6 @@ def end_with(host: str, pid: int) -> None:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         os.kill(os.getpid(), signal.SIGKILL)
-    except OSError:  # this kernel has no pidfd
-        return
     else:
         Thread(target=_end_when_readable, args=(descriptor,), daemon=True).start()
 

@@ -5,15 +5,13 @@ conversations and tokens when the user opens a rollout.
 """
 
 import json
-import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import yaml
 
 from lab.viewer.index import RunIndex
-from lab.viewer.rollout_lines import Row, without_surrogates
+from lab.viewer.rollout_lines import without_surrogates
 from lab.viewer.token_record import tokens_of
 from rl.runtime.lock import FolderInUse, ensure_free
 
@@ -21,9 +19,7 @@ COLUMNS = (
     *("step", "source", "group_id", "place", "env", "reward", "advantage", "length", "turns"),
     *("staleness", "push", "stop", "used", "error", "question"),
 )
-_MEASURED = ("reward", "advantage", "push")  # columns of numbers that are not whole
 _MOST_BROKEN = 5  # lines that are named
-_DIGITS = 5  # after the decimal point: more than a histogram or a label shows
 
 
 def table(index: RunIndex, start: int = 0, generation: int = 0) -> dict[str, Any]:
@@ -32,29 +28,18 @@ def table(index: RunIndex, start: int = 0, generation: int = 0) -> dict[str, Any
         if generation != index.generation:
             start = 0
         rows = index.rows[start:]
+        pushes = [index.push(row) for row in rows]
         return {
             "generation": index.generation,
             "start": start,
             "columns": {
-                name: [_rounded(x) for x in values] if name in _MEASURED else values
-                for name, values in _columns(index, rows, COLUMNS).items()
+                name: pushes if name == "push" else [getattr(row, name) for row in rows]
+                for name in COLUMNS
             },
             "titles": {str(row.question): row.title for row in rows},
             "scales": {str(step): x for step, x in index.scales.items() if x is not None},
             **facts(index),
         }
-
-
-def _columns(index: RunIndex, rows: Sequence[Row], names: Sequence[str]) -> dict[str, list[Any]]:
-    given = zip(*rows, strict=True) if rows else [()] * len(Row._fields)
-    columns: dict[str, list[Any]]
-    columns = {name: list(values) for name, values in zip(Row._fields, given, strict=True)}
-    columns["push"] = [index.push(row) for row in rows]
-    return {name: columns[name] for name in names}
-
-
-def _rounded(value: float | None) -> float | None:
-    return round(value, _DIGITS) if value is not None and math.isfinite(value) else None
 
 
 def facts(index: RunIndex) -> dict[str, Any]:
@@ -65,15 +50,12 @@ def facts(index: RunIndex) -> dict[str, Any]:
     except FolderInUse:
         going = True
     broken = [line for path in sorted(index.broken) for line in index.broken[path]]
-    problems = [
-        f"{_short(line.path)} line {line.number} is not a rollout: {line.why}"
-        for line in broken[:_MOST_BROKEN]
-    ]
+    problems = broken[:_MOST_BROKEN]
     if len(broken) > _MOST_BROKEN:
         problems.append(f"and {len(broken) - _MOST_BROKEN} more lines like that")
     if not going:  # a run that is going on may be writing the line
-        half = sorted(index.incomplete)
-        problems += [f"{_short(path)} ends with an incomplete line" for path in half]
+        half = ["/".join(path.parts[-2:]) for path in sorted(index.incomplete)]
+        problems += [f"{name} ends with an incomplete line" for name in half]
     if index.records_problem:
         problems.append(index.records_problem)
     return {
@@ -83,10 +65,6 @@ def facts(index: RunIndex) -> dict[str, Any]:
         "record": bool(index.scales),
         "problems": problems,
     }
-
-
-def _short(path: Path) -> str:
-    return "/".join(path.parts[-2:])
 
 
 def rollouts(index: RunIndex, numbers: Sequence[int]) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from lab.viewer.rollout_lines import BrokenLine, Row, SourceFile, rows_of
+from lab.viewer.rollout_lines import Row, SourceFile, rows_of
 from rl.runtime.folder import RunFolder, step_of
 
 _STRONG = 0.98  # quantile of the tokens with a gradient
@@ -42,7 +42,7 @@ class RunIndex:
         self.generation += 1
         self.rows: list[Row] = []
         self.files: dict[Path, SourceFile] = {}
-        self.broken: dict[Path, list[BrokenLine]] = {}
+        self.broken: dict[Path, list[str]] = {}
         self.incomplete: set[Path] = set()  # files that end in half a line
         self.scales: dict[int, float | None] = {}  # by step: the |gradient| of a strong token
         self._pushes: dict[int, dict[str, float]] = {}  # by step and rollout

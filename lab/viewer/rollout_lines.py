@@ -78,28 +78,19 @@ _DECODER = msgspec.json.Decoder(RolloutLine)
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
-@dataclass(frozen=True)
-class BrokenLine:
-    """A line that is not a rollout; the number counts from 1."""
-
-    path: Path
-    number: int
-    why: str
-
-
-def rows_of(file: SourceFile) -> tuple[list[Row], list[BrokenLine], bool]:
-    """Return the rows of a file, its broken lines, and whether its last line is complete."""
+def rows_of(file: SourceFile) -> tuple[list[Row], list[str], bool]:
+    """Return the rows of a file, why lines are broken, and whether the last line is complete."""
     content = file.path.read_bytes()
     complete = content[: content.rfind(b"\n") + 1]
     rows: list[Row] = []
-    broken: list[BrokenLine] = []
+    name, broken = "/".join(file.path.parts[-2:]), list[str]()
     offset, places = 0, Counter[int]()  # rollouts of each group so far
     for number, line in enumerate(complete.splitlines(keepends=True), 1):
         try:
             rows.append(_row(_decoded(line), file, offset, len(line), places))
         except (ValueError, RecursionError) as error:
             if line.strip():
-                broken.append(BrokenLine(file.path, number, str(error)))
+                broken.append(f"{name} line {number} is not a rollout: {error}")
         offset += len(line)
     return rows, broken, len(complete) == len(content)
 

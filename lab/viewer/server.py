@@ -48,12 +48,11 @@ def application(indexes: Sequence[RunIndex], names: Sequence[str], key: str) -> 
         index.refresh()
         return answers.table(index, int(query["start"]), int(query["generation"]))
 
-    def rollouts(index: RunIndex, query: Any) -> Any:
-        return answers.rollouts(index, [int(n) for n in query["n"].split(",") if n])
-
     questions: dict[str, Callable[[RunIndex, Any], Any]] = {
         "table": table,
-        "rollouts": rollouts,
+        "rollouts": lambda index, query: answers.rollouts(
+            index, [int(n) for n in query["n"].split(",") if n]
+        ),
         "tokens": lambda index, query: answers.tokens(index, int(query["n"])),
         "search": lambda index, query: answers.search(index, query["q"]),
     }

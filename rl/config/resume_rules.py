@@ -64,8 +64,8 @@ def run_folder_problems(config: Config) -> Iterator[str]:
         )
     elif config["resume"] and not saved.is_file():
         yield (
-            f"resume=true, but {saved.parent} holds no run: give the run_name of a folder in "
-            f"{parent}, or leave resume out"
+            f"resume=true, but {saved.parent} holds no run: give run_name=<a folder in {parent}>, "
+            "or leave resume out"
         )
     elif config["resume"]:
         yield from changes(config, saved)

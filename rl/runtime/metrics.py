@@ -84,14 +84,11 @@ def read_metrics(run_folder: RunFolder) -> list[Row]:
 
 def _parsed(line: bytes) -> Row | None:
     """Return one line of metrics.jsonl, None if it is broken."""
-    with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):  # 10 times as fast as json
-        row: Row = _ROW.decode(line)
-        return row if type(row.get("step")) is int else None
-    with contextlib.suppress(ValueError):
-        row = json.loads(line)
-        if isinstance(row, dict) and type(row.get("step")) is int:
-            return {name: value if name == "step" else finite(value) for name, value in row.items()}
-    return None
+    try:
+        row: Row = _ROW.decode(line)  # 10 times as fast as json
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    return row if type(row.get("step")) is int else None
 
 
 def finite(value: Any) -> float | None:

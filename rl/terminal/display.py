@@ -1,6 +1,6 @@
 """Live output on a terminal: a picture that is redrawn in place, or lines in a log file.
 
-The screens of a run, of a sweep and of a prompt search are Displays.
+The screen of a run and progress bars are Displays.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""conf/evaluate.yaml: every choice composes, and what cannot work is said in a sentence."""
+"""conf/evaluate.yaml: every choice composes, and impossible settings are refused."""
 
 import json
 from pathlib import Path
@@ -54,12 +54,12 @@ def test_every_choice_of_every_group_can_be_evaluated(choice: str, tmp_path: Pat
     evaluation(choice, *HUB, *needed, output_dir=tmp_path)
 
 
-def test_a_remote_model_needs_none_of_ours(tmp_path: Path) -> None:
+def test_a_remote_model_needs_no_local_model(tmp_path: Path) -> None:
     remote = evaluation(*REMOTE, output_dir=tmp_path)
     assert remote.model is remote.inference is None
 
 
-def test_the_folder_of_an_adapter_stands_for_its_base_and_itself(tmp_path: Path) -> None:
+def test_the_folder_of_an_adapter_selects_its_base_model_and_the_adapter(tmp_path: Path) -> None:
     described = {"base_model_name_or_path": "Qwen/Qwen3-0.6B", "r": 8}
     (tmp_path / "adapter_config.json").write_text(json.dumps(described))
     found = evaluation(f"model.path={tmp_path}", output_dir=tmp_path)
@@ -96,13 +96,13 @@ def test_the_folder_of_an_adapter_stands_for_its_base_and_itself(tmp_path: Path)
         (["model.path=/nowhere/at/all"], "model.path=/nowhere/at/all: no such folder"),
     ],
 )
-def test_what_cannot_be_evaluated_is_refused_in_one_sentence(
+def test_an_impossible_evaluation_is_refused(
     overrides: list[str], said: str, tmp_path: Path
 ) -> None:
     assert only_problem(*overrides, output_dir=tmp_path).startswith(said)
 
 
-def test_a_folder_holds_one_evaluation(tmp_path: Path) -> None:
+def test_a_folder_contains_one_evaluation(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.yaml").touch()
     problem = only_problem(*HUB, "run_name=mine", output_dir=tmp_path)
@@ -119,7 +119,7 @@ def test_a_folder_holds_one_evaluation(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_mistake_on_the_command_line_is_said_in_a_few_lines(
+def test_a_mistake_on_the_command_line_is_reported_without_a_traceback(
     arguments: list[str], said: str, tmp_path: Path
 ) -> None:
     done = train(*arguments, output_dir=tmp_path, program="evaluate.py")
@@ -131,7 +131,7 @@ def test_a_mistake_on_the_command_line_is_said_in_a_few_lines(
 
 @pytest.fixture
 def short_model(tmp_path: Path) -> Path:
-    """The folder of a model that was built for rows of 2,048 tokens, as far as a check looks."""
+    """Return the folder of a model with 2,048 positions; only a check can read it."""
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf" / "config.json").write_text('{"max_position_embeddings": 2048}')
     return tmp_path / "hf"

@@ -1,4 +1,4 @@
-"""What an evaluation writes and prints, and how it ends."""
+"""The files, the output and the errors of an evaluation."""
 
 import gzip
 import json
@@ -35,7 +35,7 @@ def played(*rollouts: Rollout, env: str = "mine", **info) -> Played:
 
 
 def written(folder: Path, *examples: Played) -> dict:
-    """The content of the page."""
+    """Return the content of the page."""
     write_files(RunFolder(folder), examples, summarise(examples, 1.0), "my/model · python e.py")
     text = (folder / "rollouts.html").read_text(encoding="utf-8")
     return json.loads(gzip.decompress(b64decode(re.search(r'id="embedded">([^<]+)<', text)[1])))
@@ -55,7 +55,7 @@ def test_the_page_has_every_rollout_with_reward_stop_reason_and_the_right_answer
     assert json.loads((tmp_path / "summary.json").read_text())["num_scored"] == 1
 
 
-def test_an_example_without_an_answer_shows_all_that_is_known_of_it(tmp_path):
+def test_an_example_without_an_answer_shows_its_info(tmp_path):
     content = written(tmp_path, played(rollout(0.0), names=["a", "b"]))
     assert content["runs"][0]["rollouts"][0]["expected"] == '{"names": ["a", "b"]}'
 
@@ -78,7 +78,7 @@ def test_a_message_of_any_shape_is_written_and_printed(message, tmp_path):
     assert "1 x " in table(odd)
 
 
-def test_a_page_holds_the_first_groups_of_a_large_evaluation(tmp_path, monkeypatch):
+def test_a_page_contains_the_first_groups_of_a_large_evaluation(tmp_path, monkeypatch):
     monkeypatch.setattr("lab.viewer.export.MOST_ROLLOUTS", 5)
     examples = [played(rollout(1.0), rollout(0.0)) for _ in range(4)]
     examples = [replace(one, example=replace(one.example, id=i)) for i, one in enumerate(examples)]
@@ -94,14 +94,14 @@ def table(*examples: Played) -> str:
     return console.file.getvalue()
 
 
-def test_the_table_has_the_numbers_and_what_they_mean():
+def test_the_table_contains_the_numbers_and_advice():
     lines = table(played(rollout(0.0), rollout(0.0)), played(rollout(0.0), rollout(0.0)))
     assert "pass@2" in lines
     assert "0.000 ± 0.000" in lines
     assert "! pass@1 is 0 %: too hard" in lines
 
 
-def test_a_mixture_has_a_column_each_and_nothing_is_called_nan():
+def test_a_mixture_has_a_column_for_each_environment_and_no_nan():
     lines = table(played(rollout(1.0), env="a"), played(rollout(None, error="broke"), env="b"))
     head = next(line for line in lines.splitlines() if line.strip())
     assert head.split() == ["all", "a", "b"]
@@ -120,7 +120,7 @@ def test_progress_is_at_most_ten_lines_in_a_log_file(size):
     assert lines[-1] == f"{2 * size} of {2 * size} rollouts, mean reward 0.500"
 
 
-def test_names_that_look_like_markup_are_shown_as_they_are():
+def test_names_are_not_interpreted_as_markup():
     odd = rollout(1.0, error="[/red] broke", rewards={"[bold]mine": 1.0, "[/]": 0.5})
     lines = table(played(odd, env="[/env]"), played(rollout(0.0), env="[red]b"))
     for name in ("[/env]", "[red]b", "[bold]mine", "[/]", "[/red] broke"):

@@ -1,4 +1,4 @@
-"""The commands that a search prints are commands."""
+"""The commands that a search prints can be run."""
 
 import shlex
 from collections import Counter
@@ -43,7 +43,7 @@ def composed_by(line: str, tmp_path: Path) -> dict:
         (["env=mixture", *HARD, "model.path=Qwen/Qwen3-0.6B"], LOCAL | {"env": "mixture"}),
     ],
 )
-def test_what_is_printed_evaluates_and_trains_the_same_policy_with_the_prompt_that_was_found(
+def test_the_printed_commands_evaluate_and_train_the_same_policy_with_the_found_prompt(
     overrides, choices, folder, tmp_path
 ):
     search = composed(*overrides, *SEARCH, primary="optimize_prompt")
@@ -68,7 +68,7 @@ def test_one_example_has_no_standard_error_and_none_is_printed(folder, capsys):
     assert "evaluate it on other examples" in screen
 
 
-def test_words_of_somebody_elses_server_are_evaluated_and_not_trained_on(folder, tmp_path):
+def test_a_remote_policy_gets_no_command_that_trains_it(folder, tmp_path):
     choices = LOCAL | {"client": "messages"}
     (evaluate,) = commands(folder, [*REMOTE, *SEARCH], choices, 50)
     assert checked(composed_by(evaluate, tmp_path)).client["model"] == "name"

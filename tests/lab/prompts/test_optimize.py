@@ -31,7 +31,7 @@ def flaky(broken: str = "", empty: str = "[]") -> dict[str, object]:
 
 
 def search(endpoint: PromptedEndpoint, folder: Path, **more: object) -> Path:
-    """Search in this process; the search's folder."""
+    """Search in this process and return the folder."""
     overrides = endpoint.overrides(**more, output_dir=folder, run_name="mine")
     config = composed(*overrides, primary="optimize_prompt")
     choices = {"env": "reverse-text", "client": "messages", "model": "hf"}
@@ -47,7 +47,7 @@ def metadata(folder: Path) -> dict:
     return json.loads((folder / "metadata.json").read_text())
 
 
-def test_the_best_prompt_is_found_and_kept_with_the_way_to_it(endpoint, tmp_path, capsys):
+def test_a_search_finds_the_best_prompt_and_records_its_parents(endpoint, tmp_path, capsys):
     endpoint.proposals = ("", *PROPOSALS)  # an answer without a prompt costs one round
     folder = search(endpoint, tmp_path)
 
@@ -74,10 +74,10 @@ def test_the_best_prompt_is_found_and_kept_with_the_way_to_it(endpoint, tmp_path
     assert "validation score 0.000 -> 1.000 on 10 examples (+1.000 ± 0.000)" in screen
     assert f"env.system_prompt={folder}/system_prompt.txt" in screen
     assert "python evaluate.py env=reverse-text client=messages" in screen
-    assert "python train.py" not in screen  # no words of somebody else's server can be trained on
+    assert "python train.py" not in screen  # a remote server returns no tokens to train on
 
 
-def test_the_teacher_sees_what_was_asked_said_and_wanted_and_the_prompt_so_far(endpoint, tmp_path):
+def test_the_teacher_reads_the_prompt_the_question_the_answer_and_the_reward(endpoint, tmp_path):
     search(endpoint, tmp_path, num_rounds=1, state_columns="[stop_reason]")
 
     (question,) = endpoint.teacher_asked
@@ -95,7 +95,7 @@ def test_a_search_whose_teacher_is_the_policy_itself(endpoint, tmp_path):
 
 
 @pytest.mark.parametrize("max_calls", [26, 37, 42, 43])
-def test_the_budget_is_never_exceeded_whatever_it_is(max_calls, endpoint, tmp_path):
+def test_no_search_exceeds_its_budget(max_calls, endpoint, tmp_path):
     folder = search(endpoint, tmp_path, max_calls=max_calls)
     num_calls = metadata(folder)["num_calls"]
     assert num_calls == len(endpoint.policy_asked) <= max_calls
@@ -109,7 +109,7 @@ def test_a_search_ends_when_nothing_is_left_to_improve(endpoint, tmp_path):
     assert metadata(folder)["num_calls"] < 100
 
 
-def test_where_no_prompt_is_better_the_first_remains(endpoint, tmp_path, capsys):
+def test_a_search_without_a_better_prompt_keeps_the_first(endpoint, tmp_path, capsys):
     endpoint.proposals = ("```\nShout it.\n```",)
     folder = search(endpoint, tmp_path, num_rounds=2)
     assert (folder / "system_prompt.txt").read_text() == f"{START}\n"
@@ -119,7 +119,7 @@ def test_where_no_prompt_is_better_the_first_remains(endpoint, tmp_path, capsys)
     assert "python evaluate.py" not in screen
 
 
-def test_what_the_environment_cannot_score_is_no_prompts_fault(endpoint, tmp_path, capsys):
+def test_unscored_rollouts_change_no_score(endpoint, tmp_path, capsys):
     folder = search(endpoint, tmp_path, **flaky("aeioubcdf"), max_calls=200, num_val=20)
 
     rows = lines(folder / "results.jsonl")
@@ -162,7 +162,7 @@ def test_an_environment_that_scores_nothing_ends_the_search(endpoint, tmp_path):
         ),
     ],
 )
-def test_what_cannot_be_searched_is_said_before_anything_is_asked(more, said, endpoint, tmp_path):
+def test_an_impossible_search_is_refused_before_the_first_request(more, said, endpoint, tmp_path):
     with pytest.raises(ConfigError) as caught:
         search(endpoint, tmp_path, **more)
     (problem,) = caught.value.problems
@@ -170,9 +170,7 @@ def test_what_cannot_be_searched_is_said_before_anything_is_asked(more, said, en
     assert not endpoint.policy_asked
 
 
-def test_a_teacher_that_is_not_there_or_refuses_the_key_is_said_before_the_first_rollout(
-    endpoint, tmp_path
-):
+def test_an_unusable_teacher_is_reported_before_the_first_rollout(endpoint, tmp_path):
     nobody = {"reflection.base_url": "http://127.0.0.1:9/v1"}
     with pytest.raises(RunFailed, match=r"reflection\.base_url=http://127\S+ did not answer"):
         search(endpoint, tmp_path, **nobody)
@@ -183,7 +181,7 @@ def test_a_teacher_that_is_not_there_or_refuses_the_key_is_said_before_the_first
     assert not endpoint.policy_asked
 
 
-def test_a_teacher_that_says_nothing_ends_the_search_before_the_budget_does(endpoint, tmp_path):
+def test_four_empty_answers_of_the_teacher_end_the_search(endpoint, tmp_path):
     endpoint.proposals = ("<think>well</think>",)
     with pytest.raises(RunFailed) as caught:
         search(endpoint, tmp_path, max_calls=400)

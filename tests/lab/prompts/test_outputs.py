@@ -1,4 +1,4 @@
-"""What a search found, in numbers worked by hand."""
+"""The result files of a search, with numbers worked by hand."""
 
 import json
 import math

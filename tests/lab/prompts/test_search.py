@@ -1,4 +1,4 @@
-"""When a prompt becomes a candidate, and what GEPA would pass over in silence."""
+"""When a prompt becomes a candidate, and errors that GEPA would ignore."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +29,7 @@ def evaluated(rewards: list[float | None]) -> SubsampleEvaluation:
         ([None, 1.0], [1.0, None], False),  # nothing to compare
     ],
 )
-def test_a_prompt_is_better_by_what_both_it_and_its_parent_scored(before, after, accepted):
+def test_a_prompt_is_compared_with_its_parent_on_examples_that_both_scored(before, after, accepted):
     proposal = CandidateProposal(
         candidate={COMPONENT: "new"},
         parent_program_ids=[0],
@@ -47,7 +47,7 @@ def searching() -> Search:
     return Search(settings, None, teacher, None, Path())
 
 
-def test_a_rollout_that_cannot_be_told_ends_the_search():
+def test_a_rollout_that_cannot_be_described_ends_the_search():
     search = searching()
     messages = [{"role": "assistant", "tool_calls": ["no call"]}]
     attempt = Attempt(EXAMPLE, 0, {"reward": 1.0, "messages": messages, "stop_reason": "stop"})

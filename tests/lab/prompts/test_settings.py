@@ -1,4 +1,4 @@
-"""conf/optimize_prompt.yaml: every choice composes, and what cannot work is said in a sentence."""
+"""conf/optimize_prompt.yaml: every choice composes, and impossible settings are refused."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The command line says what is wrong in a sentence, and exports one file."""
+"""The command line of view.py: its errors, its export and its server."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
     return status, " ".join(capsys.readouterr().out.split())
 
 
-def test_without_words_it_says_how_it_is_used_and_what_there_is(run, capsys, monkeypatch):
+def test_without_arguments_it_prints_its_usage_and_lists_the_runs(run, capsys, monkeypatch):
     monkeypatch.chdir(run.parents[1])
     status, text = said(capsys)
     assert status == 0
@@ -52,7 +52,7 @@ def test_wrong_options_are_refused(run, capsys):
     assert said(capsys, str(run), "port=many")[1].startswith("port=many is not a port")
 
 
-def test_a_folder_of_runs_and_a_sweep_are_all_their_runs(run, capsys, tmp_path):
+def test_a_folder_of_runs_and_a_sweep_show_all_their_runs(run, capsys, tmp_path):
     copy_run(run.parent / "second", steps=1)
     page = tmp_path / "page.html"
     assert main([str(run.parent), f"export={page}"]) == 0
@@ -77,7 +77,7 @@ def test_an_export_that_would_be_empty_or_wrong_is_refused(run, capsys, tmp_path
     assert not page.exists()
 
 
-def test_an_export_of_too_much_names_a_step_that_the_run_has(run, capsys, tmp_path, monkeypatch):
+def test_a_refused_export_suggests_filters_that_work(run, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("lab.viewer.export.MOST_ROLLOUTS", 20)
     page = tmp_path / "page.html"
     status, text = said(capsys, str(run), f"export={page}")
@@ -88,13 +88,13 @@ def test_an_export_of_too_much_names_a_step_that_the_run_has(run, capsys, tmp_pa
     assert said(capsys, str(run), f"export={page}", *filters)[0] == 0
 
 
-def test_an_export_tells_nobody_where_the_run_lay(run, tmp_path, capsys):
+def test_an_export_contains_no_path_of_the_run(run, tmp_path, capsys):
     page = tmp_path / "page.html"
     assert main([str(run), f"export={page}", "step=1"]) == 0
     assert str(run.parent) not in page.read_text()
 
 
-def test_it_serves_those_who_have_the_key_and_ctrl_c_ends_it_quietly(run):
+def test_the_server_requires_the_key_and_ends_on_ctrl_c(run):
     command = [sys.executable, "view.py", str(run)]
     environment = {**os.environ, "PYTHONPATH": str(REPO), "PYTHONUNBUFFERED": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

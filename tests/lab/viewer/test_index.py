@@ -1,4 +1,4 @@
-"""The index says of every complete line what the file says, whatever was written meanwhile."""
+"""The index contains a row for every complete line, also while files change."""
 
 import json
 from pathlib import Path
@@ -95,10 +95,8 @@ def test_steps_that_a_resumed_run_deleted_disappear_with_their_pushes(run: Path)
     index.refresh()
     after = answers.table(index, 30, before["generation"])
     assert (after["start"], after["generation"] == before["generation"]) == (0, False)
-    assert 2 not in after["columns"]["step"][: after["columns"]["source"].index("evaluation")]
     assert after["columns"]["push"][:24] == before["columns"]["push"][:24]
     assert "2" not in after["scales"]
-    assert answers.rollouts(index, [30])[0]["source"] == "evaluation"
 
 
 def test_a_broken_line_is_reported_and_the_others_are_read(run: Path):
@@ -152,7 +150,7 @@ def test_messages_of_any_shape_are_read(tmp_path: Path):
     assert answers.search(index, "GRÖßE") == [0]
 
 
-def test_a_question_is_the_same_in_every_version_and_run_whatever_the_system_says(tmp_path: Path):
+def test_a_question_is_the_same_in_every_version_and_run_with_any_system_prompt(tmp_path: Path):
     runs = [copy_run(tmp_path / name) for name in ("a", "b")]
     path = runs[1] / "evaluations" / "version_000002.jsonl"
     path.write_text(path.read_text().replace("Be brief.", "Take your time."))
@@ -177,7 +175,7 @@ def test_a_broken_token_record_is_reported_and_the_rollouts_are_read(run: Path):
     assert "step 1 cannot be read" in answers.tokens(index, n)["why"]
 
 
-def test_examples_that_ask_the_same_are_groups_of_their_own_in_an_evaluation(tmp_path: Path):
+def test_examples_with_equal_questions_are_separate_groups_of_an_evaluation(tmp_path: Path):
     run = tmp_path / "run"
     (run / "evaluations").mkdir(parents=True)
     talk = [{"role": "user", "content": "open it"}, {"role": "assistant", "content": "3"}]

@@ -1,4 +1,4 @@
-"""What is shown of a token is what was recorded of it, with a reason where nothing came of it."""
+"""The viewer shows the recorded numbers of a token, and why it has no gradient."""
 
 import math
 from pathlib import Path
@@ -56,7 +56,7 @@ def test_why_a_token_has_no_gradient(changes, flagged, reason):
     assert no_gradient({**TOKEN, **changes}, flagged, PPO) == reason
 
 
-def test_numbers_stand_at_the_tokens_that_were_sampled_and_nowhere_else(run: RunFolder):
+def test_only_sampled_tokens_have_numbers(run: RunFolder):
     (row,) = read(run, "000003.2", 1)["rows"]
     sampled = [i for i, m in enumerate(row["mask"]) if m]
     for name in ("pi", "mu", "ratio", "mismatch", "grad", "entropy"):
@@ -74,7 +74,7 @@ def test_numbers_stand_at_the_tokens_that_were_sampled_and_nowhere_else(run: Run
     assert text.count("<|im_end|>") in (3, 5)
 
 
-def test_with_old_logprobs_the_ratio_is_to_them_and_the_mismatch_is_theirs(
+def test_old_logprobs_replace_mu_in_the_ratio_and_pi_in_the_mismatch(
     run: RunFolder, tmp_path: Path
 ):
     moved = RunFolder(copy_run(tmp_path / "run", steps=1))
@@ -88,7 +88,7 @@ def test_with_old_logprobs_the_ratio_is_to_them_and_the_mismatch_is_theirs(
     assert row["mismatch"][i] == pytest.approx(row["pi"][i] - 0.5 - row["mu"][i], abs=1e-4)
 
 
-def test_a_fork_has_a_row_for_each_of_its_prompts_wherever_the_ranks_took_them(run: RunFolder):
+def test_a_fork_has_a_row_for_each_of_its_prompts_from_any_rank(run: RunFolder):
     rows = read(run, "000001.1")["rows"]
     assert [row["row"] for row in rows] == [0, 1]
     assert {turn for turn in rows[1]["turns"] if turn >= 0} == {1}
@@ -104,7 +104,7 @@ def test_a_rejected_rollout_has_tokens_and_a_reason_for_each(run: RunFolder):
     assert all(x is None for x in row["reason"][: row["mask"].index(True)])
 
 
-def test_what_is_missing_is_said(run: RunFolder, tmp_path: Path):
+def test_a_missing_record_is_reported(run: RunFolder, tmp_path: Path):
     assert read(run, "000000.0", step=77) == {"rows": [], "why": NO_RECORD}
     assert read(run, "") == {"rows": [], "why": NO_RECORD}
     assert read(run, "000099.0")["why"].startswith("this group is not in the token record")
@@ -117,7 +117,7 @@ def test_what_is_missing_is_said(run: RunFolder, tmp_path: Path):
     assert answer["rows"][0]["pieces"][0] == f"{answer['rows'][0]['ids'][0]} "
 
 
-def test_a_record_that_does_not_fit_its_tokens_is_said_and_not_shown(tmp_path: Path):
+def test_a_record_of_other_tokens_is_reported_and_not_shown(tmp_path: Path):
     run = RunFolder(copy_run(tmp_path / "run", steps=1))
     for path in (tmp_path / "run" / "tokens").glob("*.trainer.rank*"):
         table = pq.read_table(path)
@@ -128,7 +128,7 @@ def test_a_record_that_does_not_fit_its_tokens_is_said_and_not_shown(tmp_path: P
     assert "these files are of two runs" in answer["why"]
 
 
-def test_a_character_of_several_tokens_stands_at_its_last():
+def test_the_last_token_of_a_character_shows_it():
     tokenizer = tokenizers.Tokenizer.from_file(str(TOKENIZER / "tokenizer.json"))
     ids = tokenizer.encode("é<|im_end|>日", add_special_tokens=False).ids
     shown = pieces(tokenizer, ids)
@@ -137,7 +137,7 @@ def test_a_character_of_several_tokens_stands_at_its_last():
     assert shown[0] == ""
 
 
-def test_bytes_that_are_no_character_stop_nothing():
+def test_invalid_bytes_do_not_hide_later_characters():
     words = {"<unk>": 0, "a": 1, **{f"<0x{i:02X}>": 2 + i for i in range(256)}}
     model = tokenizers.models.BPE(words, [], byte_fallback=True, unk_token="<unk>")
     tokenizer = tokenizers.Tokenizer(model)

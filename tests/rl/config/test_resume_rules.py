@@ -117,8 +117,9 @@ def test_a_folder_that_holds_a_run_is_refused_with_two_remedies(config: dict[str
     assert "already holds a run" in only_problem(config)
 
 
-def test_a_resume_needs_a_run(config: dict[str, Any]) -> None:
-    assert "here holds no run" in only_problem(changed(config, {"resume": True}))
+def test_resuming_needs_a_run(config: dict[str, Any]) -> None:
+    problem = only_problem(changed(config, {"resume": True}))
+    assert "here holds no run: give run_name=<a folder in " in problem
 
 
 @pytest.mark.parametrize("inside", [True, False], ids=["then outside", "then inside"])

@@ -35,12 +35,11 @@ def test_a_line_is_on_disk_at_once_and_contains_only_json(tmp_path):
 
 def test_broken_lines_are_skipped_and_the_next_line_is_separate(ten_steps):
     with (ten_steps / "metrics.jsonl").open("ab") as file:
-        file.write(b'[1]\n\n{"step": "x"}\n\xff\xfe\n{"step": 10, "a": "text", "b": {}}\n')
+        file.write(b'[1]\n\n{"step": "x"}\n\xff\xfe\n{"step": 10, "a": "text"}\n')
         file.write(b'{"step": 10, "train/rew')
+    assert steps(ten_steps) == list(range(10))
+    MetricsFile(RunFolder(ten_steps)).append(10, {})
     assert steps(ten_steps) == list(range(11))
-    assert read_metrics(RunFolder(ten_steps))[-1]["a"] is None
-    MetricsFile(RunFolder(ten_steps)).append(11, {})
-    assert steps(ten_steps) == list(range(12))
 
 
 def test_a_resume_drops_the_later_lines_and_appends_to_the_others(ten_steps):
