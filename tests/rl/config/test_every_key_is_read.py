@@ -32,7 +32,7 @@ def test_every_option_of_a_shipped_node_is_read(target: str, read_anywhere: str)
     module, _ = definition_of(target)
     with module.path.open("rb") as file:
         names = [token.string for token in tokenize.tokenize(file.readline)]
-    for option in read(target).options:
+    for option in read(target):
         # As a name besides the parameter, as an attribute, as a key, or in ${...} of another key.
         by_name = names.count(option) > 1
         assert by_name or re.search(rf'\.{option}\b|\["{option}"|get\("{option}"', read_anywhere)
@@ -44,7 +44,7 @@ def removals(config: dict[str, Any], group: str) -> Iterator[tuple[str, dict[str
         for key in node:
             spoilt = deepcopy(config)
             parent = spoilt
-            if key in read(node["_target_"]).configured:
+            if key != "_target_" and read(node["_target_"])[key].configured:
                 continue  # every environment has it, and does without
             if path.startswith("env.rewards.") and key == "_target_":
                 continue  # fn and weight may stand there: the constructor says so

@@ -93,7 +93,7 @@ def test_a_typo_in_any_option_of_any_node_is_refused_with_the_name_that_was_mean
     config: dict[str, Any],
 ) -> None:
     for path, node in nodes(config):
-        for option in node.keys() & read(node["_target_"]).options.keys():
+        for option in node.keys() & read(node["_target_"]).keys():
             typo = f"{option}{option[-1]}"
             node[typo] = node.pop(option)
             with pytest.raises(ConfigError) as caught:
