@@ -27,7 +27,6 @@ from rl.config.rules import (
 )
 from rl.config.schema import Settings
 from rl.config.secrets import secret_problems
-from rl.config.signatures import read
 from rl.config.vllm_flags import flag_problems
 from rl.runtime.folder import RunFolder
 
@@ -102,10 +101,9 @@ def of_played_policy(config: Config) -> Config:
 def _needs_vllm(client: Config) -> bool:
     """Return True if a client asks a vLLM that this program starts."""
     try:
-        read(str(client.get("_target_")))
+        return fact(str(client.get("_target_")), "needs_vllm", True)
     except LookupError:  # `check` reports it
         return True
-    return fact(client["_target_"], "needs_vllm", True)
 
 
 def _policy(config: Config) -> Iterator[str]:

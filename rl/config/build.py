@@ -1,4 +1,4 @@
-"""How the nodes of a configuration become callables and objects."""
+"""Build callables and objects from the nodes of a configuration."""
 
 from collections.abc import Iterable, Mapping
 from functools import partial

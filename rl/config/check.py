@@ -1,4 +1,4 @@
-"""Whether a run's configuration is right: its keys, their values, the nodes and what is in them.
+"""Check a run's configuration: its keys, their values, and nested nodes.
 
 The callable's signature is the schema. A node is a mapping with `_target_`, which names one of our
 callables; its other keys are that callable's keyword-only parameters (rl/config/signatures.py):

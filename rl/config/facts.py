@@ -1,4 +1,4 @@
-"""What the chosen classes say about themselves: constants that their subclasses inherit.
+"""Read constants that the chosen classes state about themselves; subclasses inherit them.
 
 class Imitator:        uses_vllm: ClassVar[bool] = False
 

@@ -1,4 +1,4 @@
-"""What a `_target_` takes, read from its source, because importing a loss takes seconds.
+"""Read the options of a `_target_` from its source, because importing a loss takes seconds.
 
     @dataclass(frozen=True, kw_only=True)     def cispo(tokens: Tokens, *, clip_low: float): ...
     class Reverse(Environment):                         |                '- options: from YAML

@@ -1,4 +1,4 @@
-"""An order or a buffer of one's own is looked at before anything starts."""
+"""A user's own order, logger and loss are checked before the run starts."""
 
 import sys
 from types import SimpleNamespace
@@ -52,7 +52,7 @@ def test_a_logger_whose_package_is_not_installed_is_refused(modules):
         check(composed(f"logger={installed}"))
 
 
-def test_a_slip_in_a_file_of_ones_own_is_said_with_its_line(modules):
+def test_a_syntax_error_in_a_users_file_is_reported_with_its_line(modules):
     (modules / "own_slip.py").write_text("def loss(tokens):\n    return (\n")
     problem = only_problem(changed(composed(), {"loss": {"_target_": "own_slip.loss"}}))
     assert problem == f"{modules}/own_slip.py, line 2: '(' was never closed"

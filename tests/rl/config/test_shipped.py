@@ -1,4 +1,4 @@
-"""Everything in conf/ and sweeps/ composes and is right, and a typo in any of it is not."""
+"""Everything in conf/ and sweeps/ composes and passes the check; a typo is refused."""
 
 from pathlib import Path
 from typing import Any
@@ -113,7 +113,7 @@ def test_a_typo_at_the_top_is_refused_likewise(config: dict[str, Any]) -> None:
     assert caught.value.problems == ["max_stepz is no key of a run: did you mean max_steps?"]
 
 
-def test_all_problems_are_said_at_once(config: dict[str, Any]) -> None:
+def test_all_problems_are_reported_at_once(config: dict[str, Any]) -> None:
     del config["seed"], config["optim"]["eps"], config["logger"]
     config["loss"]["clip_high"] = "high"
     config["max_steps"] = "???"
@@ -146,7 +146,7 @@ def test_all_problems_are_said_at_once(config: dict[str, Any]) -> None:
         ("inference.args", "max_model_len", "max_seq_len"),
     ],
 )
-def test_a_free_form_key_that_we_decide_is_refused_with_ours(
+def test_a_free_form_key_that_another_option_decides_is_refused_with_that_option(
     config: dict[str, Any], part: str, key: str, ours: str
 ) -> None:
     node = config["deepspeed"] if part == "deepspeed" else config["inference"]["args"]
@@ -157,7 +157,7 @@ def test_a_free_form_key_that_we_decide_is_refused_with_ours(
     assert problem.startswith(f"{part}.{key} is decided by {ours}")
 
 
-def test_other_free_form_keys_pass_untouched(config: dict[str, Any]) -> None:
+def test_other_free_form_keys_are_not_changed(config: dict[str, Any]) -> None:
     config["deepspeed"] = {"zero_optimization": {"stage": 3, "anything": [1, {"a": None}]}}
     config["inference"]["args"] = {
         "enforce_eager": True,
