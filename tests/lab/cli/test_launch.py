@@ -235,7 +235,7 @@ def test_all_runs_of_a_sweep_are_checked_before_the_first_starts(tmp_path: Path)
     assert result.returncode == 2
     # In this order nothing is trained should the check be missing.
     assert result.stderr.startswith("this sweep cannot start:\n- seed=-1, but it must be >= 0")
-    assert "\n- loss=gspo gives" in result.stderr
+    assert "\n- losses.gspo.gspo gives" in result.stderr
     assert "(2 of 6 runs, first: loss=gspo aggregation=token_mean seed=0 " in result.stderr
     assert "- seed=-1, but it must be >= 0 (2 of 6 runs, first: loss=gspo agg" in result.stderr
 
