@@ -26,7 +26,6 @@ from rl.config.rules import (
     secret_problems,
 )
 from rl.config.schema import Settings
-from rl.config.signatures import read
 from rl.runtime.folder import RunFolder
 
 Config = Mapping[str, Any]
@@ -100,10 +99,9 @@ def of_played_policy(config: Config) -> Config:
 def _needs_vllm(client: Config) -> bool:
     """Return True if a client asks a vLLM that this program starts."""
     try:
-        read(str(client.get("_target_")))
+        return fact(str(client.get("_target_")), "needs_vllm", True)
     except LookupError:  # `check` reports it
         return True
-    return fact(client["_target_"], "needs_vllm", True)
 
 
 def _policy(config: Config) -> Iterator[str]:

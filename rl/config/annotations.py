@@ -10,6 +10,7 @@ one of these nor an alias accepts any value, which the called function checks it
 
 import ast
 import builtins
+import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -132,25 +133,18 @@ def _sentence(value: Any, kind: Any, path: str, error: str) -> str:
     """Return what is wrong with a value, given msgspec's message."""
     if bound := re.match(r"Expected `\w+` ([<>]=?) (\S+)", error):
         return f"{path}={value}, but it must be {bound[1]} {float(bound[2]):g}"
+    shown = "a node" if isinstance(value, Nested) else json.dumps(value, default=str)
     literals = [member for member in _alternatives(kind) if get_origin(member) is Literal]
     if names := [str(option) for member in literals for option in get_args(member)]:
         hint = did_you_mean(value, names) if isinstance(value, str) else ""
-        return f"{path} is {shown(value)}, expected {' or '.join(names)}{hint}"
+        return f"{path} is {shown}, expected {' or '.join(names)}{hint}"
     expected = error.removeprefix("Expected ").partition(", got")[0].replace("`", "")
     expected = re.sub(r"\w+", lambda word: _WORDS.get(word[0], word[0]), expected)
     quoted = expected.startswith("str") and isinstance(value, int | float)
-    remedy = f": write it in quotes, in a shell {path}=\"'{shown(value)}'\"" if quoted else ""
-    what = "a node" if isinstance(value, Nested) else shown(value)
-    return f"{path} is {what}, expected {expected}{remedy}"
+    remedy = f": write it in quotes, in a shell {path}=\"'{shown}'\"" if quoted else ""
+    return f"{path} is {shown}, expected {expected}{remedy}"
 
 
 def is_node(value: Any) -> bool:
     """Whether a value is a node of the configuration."""
     return isinstance(value, dict) and "_target_" in value
-
-
-def shown(value: Any) -> str:
-    """Return a value as YAML writes it."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return f'"{value}"' if isinstance(value, str) else str(value)

@@ -1,4 +1,4 @@
-"""How the nodes of a configuration become callables and objects."""
+"""Build callables and objects from the nodes of a configuration."""
 
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -19,17 +19,17 @@ def build(node: Mapping[str, Any]) -> partial[Any]:
     takes in `configure` are passed right after its constructor has run.
     """
     target = str(node["_target_"])
-    signature = read(target)
-    if unknown := node.keys() - signature.options.keys() - {"_target_"}:
+    known = read(target)
+    if unknown := node.keys() - known.keys() - {"_target_"}:
         raise ConfigError([f"{target}.{key} is not an option" for key in sorted(unknown)])
     options = {
-        key: converted(value, signature.options[key], f"{target}.{key}", _built)
+        key: converted(value, known[key], f"{target}.{key}", _built)
         for key, value in node.items()
         if key != "_target_"
     }
     module, _, name = target.rpartition(".")
     made = getattr(_imported(module, target), name)
-    settings = {key: options.pop(key) for key in signature.configured & options.keys()}
+    settings = {key: options.pop(key) for key in [*options] if known[key].configured}
     return partial(_configured, made, settings, **options) if settings else partial(made, **options)
 
 

@@ -1,4 +1,4 @@
-"""Whether a run's configuration is right: its keys, their values, the nodes and what is in them.
+"""Check a run's configuration: its keys, their values, and nested nodes.
 
 The callable's signature is the schema. A node is a mapping with `_target_`, which names one of our
 callables; its other keys are that callable's keyword-only parameters (rl/config/signatures.py):
@@ -19,7 +19,7 @@ from rl.config.learned import Learned
 from rl.config.limits import order_problems
 from rl.config.rules import rule_problems
 from rl.config.schema import RENAMED, ConfigError, parsed
-from rl.config.signatures import Signature, did_you_mean, read
+from rl.config.signatures import Options, did_you_mean, read
 
 MISSING = "???"
 
@@ -58,44 +58,44 @@ def _node_problems(node: Mapping[str, Any], path: str) -> Iterator[str]:
     """Yield what is wrong with a node and the nodes in it; the top level has the path ""."""
     target = node["_target_"]
     try:
-        signature = read(str(target))
+        options = read(str(target))
     except LookupError as error:
         yield f"{path}._target_ is {target}, but {error.args[0]}"
         return
-    yield from _key_problems(node, signature, path)
+    yield from _key_problems(node, options, path)
     problems: list[str] = []
 
     def descend(node: Node, where: str) -> Node:
         problems.extend(_node_problems(node, where))
         return node
 
-    for key in (key for key in signature.options if key in node):
+    for key in (key for key in options if key in node):
         where = f"{path}.{key}" if path else key
         try:
             if node[key] == MISSING:
                 raise Misfit(f"{where} has no value yet: give it one, {where}=...")
-            converted(node[key], signature.options[key], where, descend)
+            converted(node[key], options[key], where, descend)
         except Misfit as misfit:
             problems.append(str(misfit))
     yield from problems or order_problems(node, path)
 
 
-def _key_problems(node: Mapping[str, Any], signature: Signature, path: str) -> Iterator[str]:
+def _key_problems(node: Mapping[str, Any], options: Options, path: str) -> Iterator[str]:
     """Yield a sentence for each key that the target does not take, and each that it misses."""
     prefix, owner = (f"{path}.", node["_target_"]) if path else ("", "a run")
-    missing = [k for k, option in signature.options.items() if option.required and k not in node]
+    missing = [k for k, option in options.items() if option.required and k not in node]
     for key in node:
-        if key == "_target_" or key in signature.options:
+        if key == "_target_" or key in options:
             continue
-        hint = did_you_mean(str(key), signature.options)
+        hint = did_you_mean(str(key), options)
         missing = [name for name in missing if not hint.endswith(f" {name}?")]
-        known = f": it has {', '.join(signature.options) or 'none'}"
+        known = f": it has {', '.join(options) or 'none'}"
         if new := RENAMED.get(f"{prefix}{key}"):
             missing = [name for name in missing if f"{prefix}{name}" != new]
             hint = f": renamed to {new}"
         yield f"{prefix}{key} is no key of {owner}{hint or known}"
     for key in missing:
-        kind = signature.options[key].annotation
+        kind = options[key].annotation
         if not path and isinstance(kind, ast.Name) and kind.id == "Node":
             yield f"{key} is missing: choose one with {key}=<name of a file in conf/{key}>"
         else:

@@ -1,4 +1,4 @@
-"""What the chosen classes say about themselves: constants that their subclasses inherit.
+"""Read constants that the chosen classes state about themselves; subclasses inherit them.
 
 class Imitator:        uses_vllm: ClassVar[bool] = False
 
@@ -7,10 +7,11 @@ What the dry call finds out about functions is in rl/config/learned.py.
 """
 
 import ast
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
-from rl.config.signatures import Module, bases, definition_of
+from rl.config.signatures import Definition, Module, bases, definition_of
 
 Config = Mapping[str, Any]
 
@@ -60,30 +61,19 @@ def sees_hint(config: Config, env: str) -> bool:
 
 def fact(target: str, name: str, default: Any) -> Any:
     """Return a constant of a class, its bases included, or of the file of a function."""
-    module, definition = definition_of(target)
-    if isinstance(definition, ast.ClassDef):
-        value = _constant_of_class(module, definition, name)
-    else:
-        value = _constant(module.statements(), name)
+    value = _constant(*definition_of(target), name)
     return default if value is None else value
 
 
-def _constant_of_class(module: Module, definition: ast.ClassDef, name: str) -> Any:
-    if (value := _constant(definition.body, name)) is not None:
-        return value
-    inherited = (_constant_of_class(*base, name) for base in bases(module, definition))
-    return next((value for value in inherited if value is not None), None)
-
-
-def _constant(statements: Iterable[ast.stmt], name: str) -> Any:
-    for statement in statements:
+def _constant(module: Module, definition: Definition, name: str) -> Any:
+    is_class = isinstance(definition, ast.ClassDef)
+    for statement in definition.body if is_class else module.statements():
         match statement:
             case (
                 ast.Assign(targets=[ast.Name(id=target)], value=value)
                 | ast.AnnAssign(target=ast.Name(id=target), value=ast.expr() as value)
             ) if target == name:
-                try:
+                with suppress(ValueError):  # computed at run time
                     return ast.literal_eval(value)
-                except ValueError:  # computed at run time
-                    return None
-    return None
+    inherited = (_constant(*base, name) for base in (bases(module, definition) if is_class else ()))
+    return next((value for value in inherited if value is not None), None)

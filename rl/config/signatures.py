@@ -1,4 +1,4 @@
-"""What a `_target_` takes, read from its source, because importing a loss takes seconds.
+"""Read the options of a `_target_` from its source, because importing a loss takes seconds.
 
     @dataclass(frozen=True, kw_only=True)     def cispo(tokens: Tokens, *, clip_low: float): ...
     class Reverse(Environment):                         |                '- options: from YAML
@@ -14,7 +14,7 @@ import ast
 import difflib
 import importlib.util
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -51,14 +51,10 @@ class Option:
     annotation: ast.expr | None
     required: bool  # has no default
     module: Module  # the annotation's names are looked up here
+    configured: bool = False  # the method `configure` takes it
 
 
-@dataclass(frozen=True, eq=False)
-class Signature:
-    """What a target takes."""
-
-    options: dict[str, Option]
-    configured: frozenset[str] = frozenset()  # options that the method `configure` takes
+Options = dict[str, Option]
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -146,16 +142,15 @@ def absolute(module: Module, statement: ast.ImportFrom) -> str:
 
 
 @cache
-def read(target: str) -> Signature:
-    """Return the signature of `package.module.name`. LookupError with one sentence if unknown."""
+def read(target: str) -> Options:
+    """Return the options of `package.module.name`. LookupError with one sentence if unknown."""
     module, definition = definition_of(target)
     if not isinstance(definition, ast.ClassDef):
         return _parameters(module, definition)
-    made = _method(module, definition, "__init__") or Signature({})
-    later = _method(module, definition, "configure") or Signature({})
+    made = _method(module, definition, "__init__") or {}
+    later = _method(module, definition, "configure") or {}
     # An option that both have goes to the constructor.
-    configured = frozenset(later.options.keys() - made.options.keys())
-    return Signature(later.options | made.options, configured)
+    return {key: replace(option, configured=True) for key, option in later.items()} | made
 
 
 def definition_of(target: str) -> tuple[Module, Definition]:
@@ -185,23 +180,21 @@ def _siblings(name: str) -> list[str]:
     return [f"{package}.{p.stem}" for folder in folders for p in Path(folder).glob("*.py")]
 
 
-def _parameters(module: Module, function: ast.FunctionDef | ast.AsyncFunctionDef) -> Signature:
-    """Return the signature of a def."""
+def _parameters(module: Module, function: ast.FunctionDef | ast.AsyncFunctionDef) -> Options:
+    """Return the options of a def."""
     pairs = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
-    return Signature(
-        {arg.arg: Option(arg.annotation, default is None, module) for arg, default in pairs}
-    )
+    return {arg.arg: Option(arg.annotation, default is None, module) for arg, default in pairs}
 
 
-def _method(module: Module, definition: ast.ClassDef, name: str) -> Signature | None:
-    """Return the signature of a class's own or inherited method, None without it."""
+def _method(module: Module, definition: ast.ClassDef, name: str) -> Options | None:
+    """Return the options of a class's own or inherited method, None without it."""
     for statement in definition.body:
         if isinstance(statement, ast.FunctionDef) and statement.name == name:
             return _parameters(module, statement)
     if name == "__init__" and _dataclass(definition):
         return _fields(module, definition)
     inherited = (_method(*base, name) for base in bases(module, definition))
-    return next((signature for signature in inherited if signature), None)
+    return next((options for options in inherited if options is not None), None)
 
 
 def bases(module: Module, definition: ast.ClassDef) -> Iterator[tuple[Module, ast.ClassDef]]:
@@ -220,12 +213,12 @@ def _dataclass(definition: ast.ClassDef) -> str:
     return next((text for text in decorators if text.split("(")[0].endswith("dataclass")), "")
 
 
-def _fields(module: Module, definition: ast.ClassDef) -> Signature:
-    """Return the signature that @dataclass writes: fields of the bases first."""
-    options: dict[str, Option] = {}
+def _fields(module: Module, definition: ast.ClassDef) -> Options:
+    """Return the options of the `__init__` that @dataclass writes."""
+    options: Options = {}
     for base in reversed(list(bases(module, definition))):
         if _dataclass(base[1]):
-            options |= _fields(*base).options
+            options |= _fields(*base)
     keyword_only = "kw_only=True" in _dataclass(definition)
     for statement in definition.body:
         if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
@@ -240,4 +233,4 @@ def _fields(module: Module, definition: ast.ClassDef) -> Signature:
             is_call = default.split("(")[0].endswith("field")
             required = "default" not in default if is_call else not default
             options[name] = Option(statement.annotation, required, module)
-    return Signature(options)
+    return options

@@ -92,7 +92,7 @@ def test_a_value_becomes_what_its_annotation_says(
         ("tuple[int, str]", [1], "is [1], expected list of length 2"),
         ("dict[str, float]", {"exact": "x"}, 'x.exact is "x", expected float'),
         ("Mapping[str, float]", [1], "is [1], expected mapping"),
-        ("Part", {"size": 3}, "is {'size': 3}, expected a node with _target_"),
+        ("Part", {"size": 3}, 'is {"size": 3}, expected a node with _target_'),
         ("int", {"_target_": "a.b"}, "is a node, expected int"),
     ],
 )

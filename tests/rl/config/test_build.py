@@ -1,4 +1,4 @@
-"""Environments inside environments: what the check, the rules and the warm start see of them."""
+"""Nested environments: paths in messages, the user's components, and the key of the warm start."""
 
 import json
 import subprocess
@@ -88,7 +88,7 @@ def test_mistakes_inside_a_mixture_are_named_by_their_path(
 
 @pytest.fixture
 def parts(modules: Path) -> dict[str, Any]:
-    """An environment with a tool and a reward of the user's own."""
+    """Return an environment with a tool and a reward of the user's own."""
     (modules / "knobs_parts.py").write_text(TOOLS)
     (modules / "data.jsonl").write_text(json.dumps({"question": "q", "answer": "a"}))
     config = composed("env=composed", f"env.dataset.path={modules}/data.jsonl", "run_name=here")
@@ -102,7 +102,7 @@ def parts(modules: Path) -> dict[str, Any]:
     return config
 
 
-def test_a_users_own_parts_are_checked_by_their_signatures(parts: dict[str, Any]) -> None:
+def test_a_users_own_components_are_checked_by_their_signatures(parts: dict[str, Any]) -> None:
     check(parts)
     parts["env"]["tools"][0] = {"_target_": "knobs_parts.search", "limt": 3}
     parts["env"]["rewards"]["found"] = {"_target_": "knobs_parts.found", "index": 3, "bonus": "x"}

@@ -78,9 +78,9 @@ def _written(modules: Path) -> None:
 def test_options_are_read_without_importing_the_module(
     target: str, required: list[str], optional: list[str]
 ) -> None:
-    signature = read(target)
-    assert sorted(k for k, option in signature.options.items() if option.required) == required
-    assert sorted(k for k, option in signature.options.items() if not option.required) == optional
+    options = read(target)
+    assert sorted(key for key, option in options.items() if option.required) == required
+    assert sorted(key for key, option in options.items() if not option.required) == optional
     assert "knobs_base" not in sys.modules
 
 
@@ -114,18 +114,14 @@ def shipped_targets() -> list[str]:
 @pytest.mark.parametrize("target", shipped_targets())
 def test_reading_a_shipped_target_finds_what_importing_it_finds(target: str) -> None:
     module, _, name = target.rpartition(".")
-    parameters = inspect.signature(getattr(import_module(module), name)).parameters
-    options = {
+    imported = getattr(import_module(module), name)
+    found = read(target)
+    own = {key: option.required for key, option in found.items() if not option.configured}
+    assert own == {
         key: parameter.default is inspect.Parameter.empty
-        for key, parameter in parameters.items()
+        for key, parameter in inspect.signature(imported).parameters.items()
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY
     }
-    signature = read(target)
-    own = {
-        key: option for key, option in signature.options.items() if key not in signature.configured
-    }
-    assert {key: option.required for key, option in own.items()} == options
-    if signature.configured:
-        later = inspect.signature(getattr(import_module(module), name).configure).parameters
-        assert signature.configured <= later.keys()
-        assert not any(signature.options[key].required for key in signature.configured)
+    if configured := found.keys() - own.keys():
+        assert configured <= inspect.signature(imported.configure).parameters.keys()
+        assert not any(found[key].required for key in configured)
