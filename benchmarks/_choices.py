@@ -1,6 +1,7 @@
 """Compose every choice of every config group, and ask the check which combinations it allows."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cached_property
@@ -66,8 +67,8 @@ each. Options that are not named keep their defaults.
 
 ## Refused
 
-The message is that of the first combination of a row. The others get the same message with their
-own names.
+The message is that of the first combination of a row. The others get the same message. A run names
+the callable (`losses.gspo.gspo`) where this page has the choice (`loss=gspo`).
 
 | combination | message |
 |---|---|"""
@@ -131,6 +132,11 @@ class Compositions:
                 look()
             except ConfigError as error:
                 problems += error.problems
+        # A message names callables. On the page, each is the choice of the row that has it.
+        for group, choice in row.items():
+            if group in self._files and "_target_" in config[group]:
+                name = rf"\b{re.escape(config[group]['_target_'])}\b"
+                problems = [re.sub(name, f"{group}={choice}", problem) for problem in problems]
         return problems
 
     def _learned(self, config: Mapping[str, Any]) -> Learned:
