@@ -164,14 +164,14 @@ RUNNING = (
     mutation(
         "warm_start: every seed has its own warm start",
         "rl/supervisor/warm_start.py",
-        '            "seed": 0,\n',
-        "",
+        '"max_time": run.max_time,',
+        '"max_time": run.max_time, "seed": run.seed,',
         "rl/supervisor/test_warm_start.py",
     ),
     mutation(
         "warm_start: the key ignores the expert's files",
         "rl/supervisor/warm_start.py",
-        'content["files"] = [_file_hash(value) for node in nodes for value in node.values()]',
+        'content["files"] = [_file_hash(value) for _, value in leaves(content["env"])]',
         'content["files"] = []',
         "rl/supervisor/test_warm_start.py",
         "rl/config/test_build.py",
