@@ -145,9 +145,8 @@ def offload(config: Config) -> Iterator[str]:
 
 def compilation(config: Config) -> Iterator[str]:
     """Refuse compilation under ZeRO 3, which gathers weights inside the compiled layers."""
-    if value_of(config, "trainer.compile") and (
-        value_of(config, "deepspeed.zero_optimization.stage") == 3
-    ):
+    stage = value_of(config, "deepspeed.zero_optimization.stage")
+    if stage == 3 and value_of(config, "trainer.compile"):
         yield (
             "trainer.compile=true compiles whole layers, and ZeRO stage 3 gathers weights inside "
             "them: use deepspeed=zero2, or trainer.compile=false"

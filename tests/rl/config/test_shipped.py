@@ -61,8 +61,6 @@ CHOICES = sorted(
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_every_choice_of_every_group_is_a_run_that_could_start(choice: str, tmp_path: Path) -> None:
-    if choice == "cluster=ray":
-        pytest.importorskip("ray", reason="Ray is not installed: make cluster")
     check(composed(choice, *COMPANIONS.get(choice, []), f"output_dir={tmp_path}"))
 
 
