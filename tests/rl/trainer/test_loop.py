@@ -40,7 +40,7 @@ EMPTY = MicroBatch(
 )
 EVALUATION = {
     "_target_": "rl.evaluation.periodic.PeriodicEvaluation",
-    **{"num_examples": 2, "rollouts_per_example": 1, "temperature": 0.0, "pass_threshold": 1.0},
+    **{"num_examples": 2, "rollouts_per_example": 1, "temperature": 1.0, "pass_threshold": 1.0},
 }
 STATS = {"train/grad_norm": 1.0, "train/learning_rate": 1e-3, "train/skipped": 0.0}
 
