@@ -82,8 +82,10 @@ class RayCluster:
 
 def _connected(address: str) -> Any:
     """Return the connected module ray; keep our own signal handlers."""
-    import ray  # pyright: ignore[reportMissingImports] an extra
-
+    try:
+        import ray  # pyright: ignore[reportMissingImports] an extra
+    except ModuleNotFoundError as error:
+        raise RunFailed("cluster=ray needs Ray, which is not installed: pip install ray") from error
     before = signal.getsignal(signal.SIGTERM)
     logging.getLogger("ray").setLevel(logging.ERROR)
     try:

@@ -9,7 +9,7 @@ import pytest
 
 from envs.chat_endpoint import ChatEndpoint
 from envs.http_client import HttpClient, HttpError
-from tests.support.http import Answers, completion
+from tests.support.answers import Answers, completion
 
 OPTIONS = {"timeout": 5.0, "max_retries": 2, "max_concurrent": 4, "max_mib": 1, "retry_wait": 0.01}
 BOMB = gzip.compress(bytes(10**7))

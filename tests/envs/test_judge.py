@@ -4,7 +4,7 @@ import pytest
 
 from envs.episode import Episode, Example
 from envs.judge import Judge, JudgeError
-from tests.support.http import Answers, completion
+from tests.support.answers import Answers, completion
 
 OPTIONS = {
     "model": "judge",

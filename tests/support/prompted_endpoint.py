@@ -5,12 +5,11 @@ prompt says "backwards" (only a short word if it also says "short"), and else re
 """
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.support.http import Answers, completion
+from tests.support.answers import Answers, completion
 
 SHORT = 4  # letters
 
@@ -52,12 +51,6 @@ class PromptedEndpoint(Answers):
             self.policy_asked.append((system, word))
         obeys = "backwards" in system and (len(word) <= SHORT or "short" not in system)
         return word[::-1] if obeys else word
-
-    @contextmanager
-    def listening(self) -> Iterator["PromptedEndpoint"]:
-        """Listen on the loopback interface while the block lasts."""
-        with self.serving(self.port) as self.url:
-            yield self
 
     def overrides(self, **more: object) -> list[str]:
         """Return overrides of optimize_prompt.py that use it as policy and teacher."""

@@ -25,7 +25,7 @@ from rl.model.tokenizer import Tokenizer
 from rl.records import MicroBatch, RankBatch
 from rl.runtime.failure import RunFailed
 from tests.support import tiny_policy
-from tests.support.http import Answers
+from tests.support.answers import Answers
 
 torch.set_num_threads(1)
 

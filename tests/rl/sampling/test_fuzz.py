@@ -102,7 +102,7 @@ def assert_written(rollouts: tuple[Rollout, ...], folder: Path) -> None:
     write_rollouts(folder / "rollouts.jsonl", played)
     index = RunIndex(RunFolder(folder))
     index.refresh()
-    assert (len(index.rows), index.broken) == (len(rollouts), [])
+    assert (len(index.rows), [*index.broken.values()]) == (len(rollouts), [[]])
     write_page(RunFolder(folder), folder / "page.html", "fuzz")
 
 

@@ -13,8 +13,8 @@ from rl.inference.router import Router
 from rl.sampling.chat import ChatSetting
 from rl.sampling.messages_chat import MessagesClient
 from rl.sampling.player import Player
-from tests.support.http import Answers
-from tests.support.http import completion as said
+from tests.support.answers import Answers
+from tests.support.answers import completion as said
 from tests.support.scripted import SAMPLER, ScriptedEnv
 
 SETTING = ChatSetting(

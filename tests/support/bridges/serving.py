@@ -6,7 +6,7 @@ from typing import Any
 from envs.messages import Message
 from envs.protocol import Spoken
 from envs.verifiers.endpoint import completion
-from tests.support.http import Answers
+from tests.support.answers import Answers
 
 
 class ScriptedEndpoint(Answers):
