@@ -106,6 +106,6 @@ def _seed_rows(comparison: Comparison) -> list[dict[str, Any]]:
 
 def view_command(run: Run, measure: str, step: int) -> str:
     """Return the command that shows the rollouts of a step, or the evaluation of a version."""
-    source = "source = 'evaluation' AND " if measure == HELD_OUT else ""
+    source = "evaluation" if measure == HELD_OUT else "training"
     folder = relative_path(run.folder) if run.folder else run.name
-    return f'python view.py {shlex.quote(folder)} where="{source}step = {step}"'
+    return f"python view.py {shlex.quote(folder)} source={source} step={step}"

@@ -31,6 +31,8 @@ def end_with(host: str, pid: int) -> None:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         os.kill(os.getpid(), signal.SIGKILL)
+    except OSError:  # some kernels and containers have no pidfd
+        return
     else:
         Thread(target=_end_when_readable, args=(descriptor,), daemon=True).start()
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
+from importlib.util import find_spec
 from typing import Any, ClassVar
 
 from rl.cluster.bundles import Bundle, bundles_for
@@ -42,6 +43,10 @@ class RayCluster:
     cores_per_replica: int
     cores_per_rank: int
     reserve_timeout: float
+
+    def __post_init__(self) -> None:
+        if find_spec("ray") is None:
+            raise ValueError("cluster=ray needs Ray, which is not installed: pip install ray")
 
     @contextmanager
     def hosts(self, run_folder: RunFolder, reaper: Reaper, demand: Demand) -> Iterator[Hosts]:
@@ -82,10 +87,8 @@ class RayCluster:
 
 def _connected(address: str) -> Any:
     """Return the connected module ray; keep our own signal handlers."""
-    try:
-        import ray  # pyright: ignore[reportMissingImports] an extra
-    except ModuleNotFoundError as error:
-        raise RunFailed("cluster=ray needs Ray, which is not installed: pip install ray") from error
+    import ray  # pyright: ignore[reportMissingImports] an extra
+
     before = signal.getsignal(signal.SIGTERM)
     logging.getLogger("ray").setLevel(logging.ERROR)
     try:

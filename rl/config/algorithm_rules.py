@@ -84,6 +84,8 @@ def divergence(config: Config, learned: Learned) -> Iterator[str]:
     kl = config["kl"]
     estimator, place = kl["estimator"].get("_target_"), kl["place"]
     if kl["beta"] == 0:
+        if kl["target_kl"] is not None:
+            yield f"kl.target_kl={kl['target_kl']} steers kl.beta=0, which stays 0: try kl=k3"
         return
     if place == "loss" and learned.divergence_is_linear:
         yield (

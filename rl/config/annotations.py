@@ -14,6 +14,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Optional, Union, get_args, get_origin
@@ -70,6 +71,13 @@ class _Names(dict[str, Any]):
         return Any
 
 
+class _Unqualified(ast.NodeTransformer):
+    """Replaces pathlib.Path by Path."""
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.Name:
+        return ast.Name(node.attr)
+
+
 def _evaluated(text: str, module: Module) -> Any:
     """Return the type that an annotation means; Any if it is none that can be checked."""
     try:
@@ -84,7 +92,8 @@ def converted(value: Any, option: Option, path: str, on_node: NodeHandler) -> An
 
     Raise Misfit if the value does not fit.
     """
-    text = ast.unparse(option.annotation) if option.annotation else "Any"
+    annotation = _Unqualified().visit(deepcopy(option.annotation or ast.Name("Any")))
+    text = ast.unparse(annotation)
     return _converted(value, _evaluated(text, option.module), path, on_node)
 
 
@@ -114,6 +123,11 @@ def _alternatives(kind: Any) -> tuple[Any, ...]:
 
 
 def _convert(value: Any, kind: Any, path: str) -> Any:
+    members = _alternatives(kind)
+    if Nested in members[1:] or Nested in members[:-1]:  # msgspec accepts no such union
+        if isinstance(value, Nested):
+            return value
+        kind = Union[tuple(m for m in members if m is not Nested)]  # noqa: UP007 built at run time
     try:
         fitting = msgspec.convert(value, kind, dec_hook=_from_text)
     except TypeError:  # msgspec does not know the type
@@ -135,7 +149,8 @@ def _sentence(value: Any, kind: Any, path: str, error: str) -> str:
         return f"{path}={value}, but it must be {bound[1]} {float(bound[2]):g}"
     shown = "a node" if isinstance(value, Nested) else json.dumps(value, default=str)
     literals = [member for member in _alternatives(kind) if get_origin(member) is Literal]
-    if names := [str(option) for member in literals for option in get_args(member)]:
+    names = [str(option) for member in literals for option in get_args(member)]
+    if names and isinstance(value, str | int | float):
         hint = did_you_mean(value, names) if isinstance(value, str) else ""
         return f"{path} is {shown}, expected {' or '.join(names)}{hint}"
     expected = error.removeprefix("Expected ").partition(", got")[0].replace("`", "")

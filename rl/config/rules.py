@@ -11,7 +11,7 @@ from glob import glob
 from pathlib import Path
 from typing import Any
 
-from rl.config.facts import fact, is_imitator, references
+from rl.config.facts import fact, is_imitator, references, spans_hosts
 from rl.config.limits import free_form_problems, value_of
 from rl.config.positions import too_long
 from rl.config.resume_rules import leaves, run_folder_problems
@@ -87,14 +87,22 @@ def text_alone(config: Config) -> Iterator[str]:
         )
 
 
+def _sampling(config: Config) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the limits of all environments, and those of single environments, by their path."""
+    limits = value_of(config, "env.sampling") or {}
+    return [("sampler", config["sampler"]), *((f"env.sampling.{k}", v) for k, v in limits.items())]
+
+
 def lengths(config: Config) -> Iterator[str]:
     """Compare the tokens of a turn, of a row, and of the longest row of the model."""
-    longest, turn = config["max_seq_len"], value_of(config, "sampler.max_tokens")
-    if turn is not None and turn >= longest:
-        yield (
-            f"sampler.max_tokens={turn} leaves no room for the prompt in max_seq_len={longest}: "
-            "lower the one or raise the other"
-        )
+    longest = config["max_seq_len"]
+    for path, limits in _sampling(config):
+        turn = limits.get("max_tokens")
+        if isinstance(turn, int) and turn >= longest:
+            yield (
+                f"{path}.max_tokens={turn} leaves no room for the prompt in max_seq_len={longest}: "
+                "lower the one or raise the other"
+            )
     prompt = value_of(config, "sampler.max_prompt_len")
     if prompt is not None and prompt >= longest:
         yield (
@@ -161,6 +169,24 @@ def steps_and_waits(config: Config) -> Iterator[str]:
             f"one slow rollout (sampler.rollout_timeout={episode} s) would stop the run "
             f"(trainer.wait_timeout={wait} s): raise the latter above the former"
         )
+    for path, limits in _sampling(config):
+        own = limits.get("rollout_timeout")
+        if episode is not None and isinstance(own, int | float) and own > episode:
+            yield (
+                f"{path}.rollout_timeout={own} exceeds sampler.rollout_timeout={episode}, the "
+                "longest that vLLM may be silent: raise that one, and give the others less"
+            )
+
+
+def devices(config: Config) -> Iterator[str]:
+    """Refuse names of devices if the hosts are not known yet."""
+    for key in ("inference.devices", "trainer.devices"):
+        names = value_of(config, key)
+        if names is not None and "cluster" in config and spans_hosts(config["cluster"]):
+            yield (
+                f"{key}={names} names GPUs of this machine, and {config['cluster']['_target_']} "
+                "starts processes on others: leave it null, and set CUDA_VISIBLE_DEVICES on each"
+            )
 
 
 def time_limit(config: Config) -> Iterator[str]:
@@ -259,6 +285,7 @@ RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     offload,
     compilation,
     steps_and_waits,
+    devices,
     time_limit,
     rewards,
     transport_problems,

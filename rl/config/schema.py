@@ -190,7 +190,8 @@ def seconds_of(duration: float | str) -> float:
 
     """
     text = str(duration).replace(" ", "")
-    numbers = _DURATION.fullmatch(f"{text}s" if text[-1:].isdigit() else text)
+    is_number = re.fullmatch(r"\d+(\.\d+)?", text)
+    numbers = _DURATION.fullmatch(f"{text}s" if is_number else text)
     pairs = zip(numbers.groups() if numbers else (), _UNITS.values(), strict=False)
     if not (seconds := sum(float(number) * unit for number, unit in pairs if number)):
         raise ValueError(f"{duration} is not a time: write 3h30m, 90m, or a number of seconds")

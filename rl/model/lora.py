@@ -14,7 +14,9 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from msgspec import Meta
 
 from rl.config.ranges import BelowOne, PositiveFloat, PositiveInt
 
@@ -46,7 +48,7 @@ class LoRA:
     rank: PositiveInt
     alpha: PositiveFloat
     dropout: BelowOne
-    target_modules: Literal["all-linear"] | list[str]
+    target_modules: Literal["all-linear"] | Annotated[list[str], Meta(min_length=1)]
     modules_to_save: list[str]
     rslora: bool
 

@@ -8,6 +8,7 @@ same examples.
 
 import logging
 from collections.abc import Sequence
+from itertools import chain
 from random import Random
 
 from envs.episode import Example
@@ -50,16 +51,16 @@ class FittingExamples(LazyExamples):
 
     def made(self, index: int) -> Example:
         rng = Random(f"substitute:{index}")
-        tried = [index]
-        while self._excess(tried[-1]):
-            if len(tried) > _TRIES:
-                shortest = min(map(self._excess, tried))
-                raise ValueError(
-                    f"{len(set(tried))} prompts of env {self._examples[index].env!r} were tried, "
-                    f"and all of them {self._problem}. The shortest has {shortest} tokens"
-                )
-            tried.append(rng.randrange(len(self)))
-        return self._examples[tried[-1]]
+        draws = (rng.randrange(len(self)) for _ in range(_TRIES))
+        # Few prompts may fit, so all are tried in order after the draws.
+        for tried in chain([index], draws, range(len(self))):
+            if not self._excess(tried):
+                return self._examples[tried]
+        shortest = min(self._measured.values())
+        raise ValueError(
+            f"all {len(self)} prompts of env {self._examples[index].env!r} {self._problem}. "
+            f"The shortest has {shortest} tokens"
+        )
 
     def _excess(self, index: int) -> int:
         """Return the tokens of a prompt that is too long, or 0; measure it at the first call."""

@@ -102,15 +102,22 @@ class WandbLogger(Logger):
 
     @never_fails
     def start(self, folder: Path, run_name: str, config: Mapping[str, Any]) -> None:
-        """Open the run of this folder, so that a resumed one continues it."""
+        """Open the run of this folder, so that a resumed one continues it.
+
+        Without a key or a connection the logger writes to the folder, so that nothing is lost.
+        """
         if self.mode == "disabled":
             self.is_off = True
             return
         import wandb
 
-        self._folder = RunFolder(folder)
+        mode, self._folder = self.mode, RunFolder(folder)
+        if mode == "online" and (problem := _login_problem()):
+            later = folder / "wandb" / "offline-run-*"
+            log.warning("wandb is offline (%s). Send the run later: wandb sync %s", problem, later)
+            mode = "offline"
         self._run = wandb.init(
-            project=self.project, entity=self.entity, mode=self.mode, dir=folder, name=run_name,
+            project=self.project, entity=self.entity, mode=mode, dir=folder, name=run_name,
             id=wandb_id(folder, run_name), resume="allow", config=dict(config),
             settings=wandb.Settings(
                 silent=True, console="off",
@@ -141,6 +148,17 @@ class WandbLogger(Logger):
 
         table = wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
         return {"rollouts": table}
+
+
+def _login_problem() -> str:
+    """Return why nothing can be sent to wandb, or an empty text; never wait for a typed key."""
+    import wandb
+
+    try:
+        known = wandb.login(prompt=False)
+    except wandb.Error as error:
+        return str(error).splitlines()[0]
+    return "" if known else "no key; run `wandb login` or set WANDB_API_KEY"
 
 
 def wandb_id(folder: Path, run_name: str) -> str:

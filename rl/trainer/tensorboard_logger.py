@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,10 @@ class TensorBoardLogger(Logger):
     """Event files in the run's folder."""
 
     _writer: Any = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if find_spec("tensorboard") is None:
+            raise ValueError("logger=tensorboard needs TensorBoard: pip install tensorboard")
 
     @never_fails
     def start(self, folder: Path, run_name: str, config: Mapping[str, Any]) -> None:

@@ -77,7 +77,7 @@ def test_the_curves_are_those_of_the_runs(sweep):
     assert [band["steps"] for band in cispo] == [0, 10, 20]
     assert [band["seconds"] for band in cispo] == [0, 30, 60]
     assert all(band["low"] <= band["score"] <= band["high"] for band in cispo)
-    assert "source = 'evaluation' AND step = 20" in points[-1]["view"]
+    assert "source=evaluation step=20" in points[-1]["view"]
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def test_a_prompt_that_is_too_long_is_replaced_and_counted(max_prompt_len, probl
 @pytest.mark.parametrize(
     ("lengths", "max_seq_len", "message"),
     [
-        ((50, 60), 40, "2 prompts of env 'scripted' were tried, and all of them fill max_seq_len="),
+        ((50, 60), 40, "all 2 prompts of env 'scripted' fill max_seq_len="),
         ((100_000,), 256, "fill max_seq_len=256: .* The shortest has 100000 tokens"),
     ],
 )

@@ -90,13 +90,17 @@ def test_wandb_offline_writes_below_the_run_folder(tmp_path):
 
 @pytest.mark.parametrize(
     ("environment", "said"),
-    [({}, "No API key"), ({"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": "0" * 40}, "")],
+    [
+        ({}, "no key"),
+        ({"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": "0" * 40}, "wandb sync"),
+    ],
     ids=["no key", "no network"],
 )
-def test_wandb_that_cannot_start_is_off_with_one_warning(tmp_path, environment, said):
+def test_wandb_that_cannot_connect_writes_files_and_warns_once(tmp_path, environment, said):
     (warning,) = use_wandb(tmp_path / "run", "online", **environment)
-    assert warning.startswith("WandbLogger is off from here on: ")
+    assert warning.startswith("wandb is offline (")
     assert said in warning
+    assert list((tmp_path / "run").glob("wandb/offline*/*.wandb"))
 
 
 def test_wandb_disabled_leaves_no_trace(tmp_path):
