@@ -14,7 +14,6 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Optional, Union, get_args, get_origin
@@ -81,7 +80,8 @@ class _Unqualified(ast.NodeTransformer):
 def _evaluated(text: str, module: Module) -> Any:
     """Return the type that an annotation means; Any if it is none that can be checked."""
     try:
-        kind = eval(text, {}, _Names(module))
+        tree = _Unqualified().visit(ast.parse(text, mode="eval"))
+        kind = eval(ast.unparse(tree), {}, _Names(module))
     except (AttributeError, NameError, TypeError):
         return Any
     return _evaluated(kind, module) if isinstance(kind, str) else kind  # a quoted annotation
@@ -92,8 +92,7 @@ def converted(value: Any, option: Option, path: str, on_node: NodeHandler) -> An
 
     Raise Misfit if the value does not fit.
     """
-    annotation = _Unqualified().visit(deepcopy(option.annotation or ast.Name("Any")))
-    text = ast.unparse(annotation)
+    text = ast.unparse(option.annotation) if option.annotation else "Any"
     return _converted(value, _evaluated(text, option.module), path, on_node)
 
 
@@ -123,17 +122,17 @@ def _alternatives(kind: Any) -> tuple[Any, ...]:
 
 
 def _convert(value: Any, kind: Any, path: str) -> Any:
-    members = _alternatives(kind)
-    if Nested in members[1:] or Nested in members[:-1]:  # msgspec accepts no such union
+    others, or_node = [m for m in _alternatives(kind) if m is not Nested], ""
+    if Nested in _alternatives(kind) and set(others) - {type(None)}:  # no union for msgspec
         if isinstance(value, Nested):
             return value
-        kind = Union[tuple(m for m in members if m is not Nested)]  # noqa: UP007 built at run time
+        kind, or_node = Union[tuple(others)], ", or a node with _target_"  # noqa: UP007
     try:
         fitting = msgspec.convert(value, kind, dec_hook=_from_text)
     except TypeError:  # msgspec does not know the type
         return value
     except msgspec.ValidationError as error:
-        raise Misfit(_sentence(value, kind, path, str(error))) from None
+        raise Misfit(_sentence(value, kind, path, str(error)) + or_node) from None
     if isinstance(fitting, float) and not math.isfinite(fitting):
         raise Misfit(f"{path} is {value}, expected a finite number")
     return fitting

@@ -61,6 +61,7 @@ class WarningTail:
         new = []
         for path in sorted(self._run_folder.warnings.glob("*.log")):
             tail = self._tails.setdefault(path.stem, LineTail(path))
-            lines = [line.decode(errors="replace") for line in tail.read()]
-            new += [f"{path.stem}: {strip_escapes(line)}" for line in lines]
+            with suppress(OSError):  # warnings on a broken file system must not end the run
+                lines = [line.decode(errors="replace") for line in tail.read()]
+                new += [f"{path.stem}: {strip_escapes(line)}" for line in lines]
         return new
