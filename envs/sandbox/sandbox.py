@@ -1,19 +1,19 @@
-"""Run the policy's Python code in a process that can compute and do nothing else.
+r"""A sandbox that runs the policy's Python code in a process that can only compute.
 
     sandbox = Sandbox(limits)                 nothing starts yet
     await sandbox.run("x = 6 * 7")            ''     the process starts here
     await sandbox.run("x")                    '42\n'
     sandbox.close()                           the process is killed
 
-One process per episode keeps the variables between calls. It cannot write a file, open a socket,
-start a process or a thread, signal or trace another process, or read more than Python's library
-(confinement.py). If code breaks a limit, its process ends and the policy gets an error message.
+One process per episode keeps the variables between calls. The process cannot write a file, open a
+socket, start a process or a thread, signal or trace another process, or read files other than
+Python's library (confinement.py). If code exceeds a limit, its process ends and the policy gets an
+error message.
 
-This protects your own machine against accidents and crude attacks of a policy. It does not stop
-exploits of the kernel, because the allowed system calls are reachable and timing can be measured.
-For code that strangers write, run the rollouts in a virtual machine. Without Landlock (before Linux
-5.13, or switched off) nothing starts, unless the configuration accepts that Python's own hooks are
-the only protection of files.
+The sandbox protects your machine against accidents and simple attacks of a policy. It does not stop
+exploits of the kernel or timing attacks. For code from untrusted people, run the rollouts in a
+virtual machine. Without Landlock (Linux 5.13 or newer, not switched off), the sandbox does not
+start, unless the configuration accepts that only Python's own hooks protect files.
 """
 
 import asyncio
@@ -34,23 +34,23 @@ from envs.options import check_at_least
 from envs.sandbox.interpreter import HEADER, READY
 from envs.tools import ToolError
 
-START_TIMEOUT = 120.0  # seconds
+START_TIMEOUT = 120.0  # maximum seconds for the start of a process
 BOOT = "import sys; sys.path.append({!r}); from envs.sandbox.interpreter import main; main()"
 OURS = str(Path(__file__).parents[2])
-# No variable of the parent process. One thread, because numerical libraries cannot start more.
+# Pass no variable of the parent. Use one thread, because libraries cannot start more threads.
 ENVIRONMENT = {"LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What code in a sandbox may use.
+    """The limits of code in a sandbox.
 
     Attributes:
         cpu_seconds: processor time of one call.
-        call_timeout: seconds of one call on the clock, which run faster on a busy machine.
-        memory_mb: address space of the process; Python itself takes about 30.
-        max_output_chars: length of one answer; a longer answer loses its middle.
-        site_packages: whether installed packages (sympy, numpy) can be imported.
+        call_timeout: maximum seconds of one call, waiting for a busy machine included.
+        memory_mb: address space of the process in MiB; Python itself needs about 30.
+        max_output_chars: maximum length of one answer; a longer answer loses its middle.
+        site_packages: whether code can import installed packages (sympy, numpy).
         allow_without_landlock: whether code may run if Python's own hooks are the only protection
             against reading files.
     """
@@ -71,11 +71,11 @@ class Limits:
 
 
 class _Lost(Exception):
-    """The process ended or sent an impossible answer. The message says which."""
+    """The error of a process that sent an invalid answer. The message completes "the code ..."."""
 
 
 def try_out(limits: Limits, preload: str = "") -> None:
-    """Start one sandbox and end it. Raise ValueError if this machine cannot start one."""
+    """Start and close one sandbox. Raise ValueError if this machine cannot start a sandbox."""
 
     async def start() -> None:
         sandbox = Sandbox(limits, preload)
@@ -90,37 +90,37 @@ def try_out(limits: Limits, preload: str = "") -> None:
 
 
 class Sandbox:
-    """A confined Python interpreter. It starts at its first use."""
+    """A confined Python interpreter, which starts at its first use."""
 
     def __init__(self, limits: Limits, preload: str = "") -> None:
-        """`preload` is code that every new process runs first, without the time limit of a call."""
+        """Create a sandbox. Each new process first runs `preload`, without the limits of a call."""
         self._limits, self._preload = limits, preload
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
-        self._watch: asyncio.TimerHandle | None = None  # the next look at the processor time
-        self._spent = False  # True: killed because of its processor time
+        self._watch: asyncio.TimerHandle | None = None  # next check of the processor time
+        self._spent = False  # True if the process was killed because of its processor time
 
     async def run(self, code: str) -> str:
-        """Return the printed text of `code`, the value of its last expression, and its exception.
+        """Run `code`. Return its output, its last expression's value and any traceback.
 
-        Raise ToolError if it broke a limit or ended its process; the next call starts a new one.
-        Raise RuntimeError if this machine cannot start a sandbox.
+        Raise ToolError if the code exceeds a limit or ends its process. The next call then starts a
+        new process. Raise RuntimeError if this machine cannot start a sandbox.
         """
         try:
             return await self._ask(code)
-        except BaseException:  # cancellation included, so that no late answer meets the next call
+        except BaseException:  # also on cancellation, so that the next call gets no late answer
             self.close()
             raise
 
     def close(self) -> None:
-        """Kill the process and do not wait for its end."""
+        """Kill the process without waiting for its end."""
         if self._watch:
             self._watch.cancel()
         if self._socket:
             self._socket.close()
         if self._process:
             self._process.kill()
-            # Waiting would block the event loop, so _reap collects the process later.
+            # Waiting would block the event loop, so _reap collects the exit status later.
             _ending.append(self._process)
         self._process = self._socket = None
         _reap()
@@ -128,7 +128,7 @@ class Sandbox:
     async def _ask(self, code: str) -> str:
         if self._process is None:
             await self._start()
-        # A random ticket, so that code cannot forge answers to later calls in advance.
+        # Use a random ticket, so that code cannot forge answers to later calls in advance.
         ticket = secrets.token_bytes(8)
         try:
             async with asyncio.timeout(self._limits.call_timeout):
@@ -139,14 +139,14 @@ class Sandbox:
             what = f"took longer than {self._limits.call_timeout:g} s"
         except _Lost as lost:
             what = str(lost)
-        except OSError:  # the process has closed its end of the socket
+        except OSError:  # The process has closed its end of the socket.
             what = await self._cause()
         raise ToolError(
             f"the code {what}; the interpreter was restarted and its variables are gone"
         )
 
     def _allow_processor_time(self) -> None:
-        """Kill the process when it has used cpu_seconds from now, even after its answer.
+        """Kill the process after cpu_seconds more of processor time, even if it has answered.
 
         The kernel's own limit is not enough, because it sends a signal that code can ignore.
         """
@@ -157,7 +157,7 @@ class Sandbox:
         def look() -> None:
             with suppress(OSError):
                 left = until - _processor_time(process)
-                if left > 0:  # one thread needs at least this long to use the rest
+                if left > 0:  # One thread cannot use the remaining time sooner.
                     self._watch = loop.call_later(left, look)
                 else:
                     self._spent = True
@@ -168,7 +168,7 @@ class Sandbox:
         self._watch = loop.call_later(self._limits.cpu_seconds, look)
 
     async def _cause(self) -> str:
-        """Return why the process has ended, or is about to end."""
+        """Kill the process and return why it failed, as a completion of "the code ..."."""
         assert self._process
         self._process.kill()
         status = await threads.call(self._process.wait)
@@ -193,7 +193,7 @@ class Sandbox:
             "max_output_chars": limits.max_output_chars,
             "allow_without_landlock": limits.allow_without_landlock,
         }
-        # Not in another thread, because the process dies with the thread that starts it.
+        # Do not start it in another thread, because it dies with the thread that starts it.
         with child_end:
             python = [sys.executable, "-ISB", "-X", "utf8", "-c", BOOT.format(OURS)]
             self._process = subprocess.Popen(
@@ -204,7 +204,7 @@ class Sandbox:
                 env=ENVIRONMENT,
                 cwd="/",
                 pass_fds=[child_end.fileno()],
-                start_new_session=True,  # so that Ctrl-C at the terminal does not reach it
+                start_new_session=True,  # Ctrl-C at the terminal must not stop the process.
             )
         try:
             async with asyncio.timeout(START_TIMEOUT):
@@ -224,9 +224,9 @@ class Sandbox:
         await asyncio.get_running_loop().sock_sendall(self._socket, message)
 
     async def _receive(self, ticket: bytes) -> str:
-        """Return the answer with this ticket. Raise _Lost if the ticket or the length is wrong."""
+        """Return the answer. Raise _InvalidAnswer if the ticket or the length is wrong."""
         length, answered = HEADER.unpack(await self._read(HEADER.size))
-        # At most 4 bytes per character, and 100 characters to say what was left out.
+        # A character has at most 4 bytes. The note about left-out characters has at most 100.
         if answered != ticket or length > 4 * (self._limits.max_output_chars + 100):
             raise _Lost("answered in the interpreter's place")
         return (await self._read(length)).decode(errors="replace")
@@ -243,11 +243,11 @@ class Sandbox:
 
 
 def _processor_time(process: subprocess.Popen[bytes]) -> float:
-    """Return the processor time of a process. Raise OSError if it has ended."""
-    return time.clock_gettime((~process.pid << 3) | 2)  # the kernel's id of its clock
+    """Return the processor time of a process. Raise OSError if the process has ended."""
+    return time.clock_gettime((~process.pid << 3) | 2)  # id of the process's CPU clock
 
 
-_ending: list[subprocess.Popen[bytes]] = []  # killed, and not yet collected
+_ending: list[subprocess.Popen[bytes]] = []  # killed processes without a collected exit status
 
 
 def _reap() -> None:

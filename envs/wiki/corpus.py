@@ -1,11 +1,11 @@
-"""Pages with sections, the questions about them, and the files that both come from.
+"""Pages with sections, questions about the pages, and functions to load both.
 
     {"title": "Paris", "sections": {"Overview": "Paris is the capital of France."}}      a page
     {"question": "...", "answer": "..."}                                                 a question
 
-A page may have `content` instead of `sections`: Markdown, one section per heading. Pages and
-questions come from JSON lines, or from a source that the library `datasets` loads: a data set of
-the Hugging Face hub, or a folder.
+A page may have `content` instead of `sections`: Markdown with one section per heading. Pages and
+questions come from a JSON lines file, or from a data set of the Hugging Face hub or a folder that
+the library `datasets` loads.
 """
 
 import re
@@ -16,42 +16,42 @@ from typing import Any
 
 from envs.loading import json_lines, load_rows
 
-INTRODUCTION = "Introduction"  # the section before the first heading of Markdown
+INTRODUCTION = "Introduction"  # heading of the text before the first Markdown heading
 HEADING = re.compile(r"^#{1,6}\s+(.+?)\s*#*$")
 
 
 @dataclass(frozen=True)
 class Page:
-    """One page."""
+    """One page of the corpus."""
 
     title: str
-    sections: dict[str, str]  # heading -> text, in order
+    sections: dict[str, str]  # text of each section by heading, in the order of the page
 
     @property
     def id(self) -> str:
-        """The title with underscores instead of spaces."""
+        """The id of the page, which is its title with underscores instead of spaces."""
         return self.title.replace(" ", "_")
 
     @property
     def section_ids(self) -> list[str]:
-        """`Page_title:Heading` of each section."""
+        """The ids of all sections, in the form `Page_title:Heading`."""
         return [f"{self.id}:{name.replace(' ', '_')}" for name in self.sections]
 
     @property
     def text(self) -> str:
-        """The whole page as one text, for the index."""
+        """The whole page as one text for the search index."""
         return "\n".join([self.title, *(f"{name}\n{text}" for name, text in self.sections.items())])
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question with its answer.
+    """A question about the corpus, with its answer.
 
     Attributes:
         level: 1: the question names the page. 2: the page must be found by its content. 3: the
-            answer takes two pages. 0: unknown.
+            answer needs two pages. 0: unknown.
         path: (title, heading) of each section that an expert reads, in order; empty: unknown.
-        query: the expert's first search; empty: the first title.
+        query: the expert's first search query; empty: the first title of `path`.
     """
 
     text: str
@@ -77,7 +77,7 @@ def read_pages(source: str, split: str, columns: Mapping[str, str]) -> list[Page
 
 
 def page_of(record: dict[str, Any], where: str) -> Page:
-    """Return a record as a page. Raise ValueError, which names `where`, if it is no page."""
+    """Convert a record to a page. Raise ValueError with the place `where` if this fails."""
     title, sections, content = (record.get(key) for key in ("title", "sections", "content"))
     if not isinstance(title, str) or not title.strip():
         raise ValueError(f"{where}: a page needs a `title`{_has(record)}")
@@ -102,7 +102,7 @@ def _split(markdown: str) -> Iterator[tuple[str, str]]:
 
 
 def read_questions(source: str, split: str, columns: Mapping[str, str]) -> list[Question]:
-    """Return the questions of a source (`question`, `answer`, optional `level`), as `read_pages`.
+    """Return the questions of a source with the columns question, answer and optional level.
 
     Raise ValueError if the source cannot be read, or a row lacks question or answer.
     """
@@ -118,7 +118,7 @@ def read_questions(source: str, split: str, columns: Mapping[str, str]) -> list[
 def _records(
     source: str, split: str, columns: Mapping[str, str]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each row with its columns renamed, after its file and line for error messages."""
+    """Yield the place of each row, for error messages, and the row with renamed columns."""
     if source.endswith(".jsonl"):
         rows = ((f"{source}, line {n}", row) for n, row in json_lines(Path(source).expanduser()))
     else:
