@@ -1,12 +1,12 @@
-"""The dry call in a child process, beside what the supervisor does meanwhile. No torch here.
+"""Run the dry call in a child process while the supervisor starts vLLM. Imports no torch.
 
     with DryCall([config]) as dry_call:      the child starts, unless the result is in the cache
         ...                                  vLLM starts
-        learned = dry_call.learned()         waits for the child; ConfigError
+        learned = dry_call.learned()         waits for the child; may raise ConfigError
 
-What was learned is kept in the user's cache until one of the files that the child imported changes.
-It is not kept if the environment's first examples could not be read in time, because the child then
-did not check the order.
+A result stays in the user's cache until one of the files that the child imported changes. A result
+is not cached if the environment's first examples could not be read in time, because the child then
+did not check the example order.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ Answer = Mapping[str, Any]
 
 
 class DryCall:
-    """The dry calls of some configurations; those that are not in the cache share one child."""
+    """The dry calls of some configurations; one child handles all that are not in the cache."""
 
     def __init__(self, configs: Sequence[Mapping[str, Any]]) -> None:
         self._whole = configs
@@ -59,7 +59,7 @@ class DryCall:
                     stdin=asked,
                     stdout=log,
                     stderr=log,
-                    # One thread each: vLLM starts at the same time.
+                    # Use one thread, because vLLM starts at the same time.
                     env={**os.environ, "OMP_NUM_THREADS": "1"},
                 )
         return self
@@ -82,11 +82,10 @@ class DryCall:
         return [i for i, answer in enumerate(self._answers) if answer is None]
 
     def learned(self, number: int = 0) -> Learned:
-        """Return what was learned about one of the configurations.
+        """Return the facts about one of the configurations.
 
         Raises:
-            ConfigError: one of its callables cannot be used, or they do not go together.
-
+            ConfigError: a component cannot be used, or the components cannot be combined.
         """
         if waiting := self._waiting():
             self._read_answers(waiting)
@@ -99,22 +98,22 @@ class DryCall:
         return learned
 
     def files(self, number: int = 0) -> list[str]:
-        """Return the source files that the dry call of a configuration imported, but libraries.
+        """Return the source files that a configuration's dry call imported, except libraries.
 
-        ConfigError as above.
+        Raise ConfigError as `learned` does.
         """
         self.learned(number)
         return (self._answers[number] or {})["files"]
 
     def completed(self, run: Run) -> Run:
-        """Return the only run of this dry call with what was learned. ConfigError as above."""
+        """Return the run with the facts of its dry call; raise ConfigError as `learned` does."""
         return replace(run, learned=asdict(self.learned()))
 
     def _read_answers(self, waiting: Sequence[int]) -> None:
         assert self._child is not None
         try:
             status = self._child.wait(LIMIT_S)
-        except subprocess.TimeoutExpired:  # code outside of Python ignores the child's own clock
+        except subprocess.TimeoutExpired:  # native code can ignore the child's own timer
             self._child.kill()
             status = self._child.wait()
         try:
@@ -132,7 +131,7 @@ class DryCall:
 
 
 def _asked(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys that a dry call looks at; the seed and the folder change nothing."""
+    """Return the keys that affect a dry call; the seed and the folder do not."""
     sampler = {"max_staleness": config["sampler"].get("max_staleness")}
     return {**{key: config[key] for key in _KEYS}, "sampler": sampler}
 
@@ -149,7 +148,7 @@ def _identity(file: str) -> list[int]:
 
 
 def _kept(config: Mapping[str, Any]) -> Answer | None:
-    """Return the cached answer if none of its files has changed."""
+    """Return the cached answer if none of its source files has changed, else None."""
     with suppress(OSError, ValueError, KeyError):
         kept = json.loads(_kept_at(config).read_text())
         if all(_identity(file) == then for file, then in kept["files"].items()):
@@ -159,7 +158,7 @@ def _kept(config: Mapping[str, Any]) -> Answer | None:
 
 
 def _keep(config: Mapping[str, Any], learned: Answer, files: Sequence[str]) -> None:
-    """Write an answer to the cache, whole or not at all; without a cache the run goes on."""
+    """Write an answer to the cache atomically; ignore a cache that cannot be written."""
     path = _kept_at(config)
     with suppress(OSError):
         content = {"learned": learned, "files": {file: _identity(file) for file in files}}

@@ -1,6 +1,6 @@
 """Dry calls of the classes that handle examples and groups: environment, order, buffer.
 
-Imports no torch.
+This module imports no torch.
 """
 
 import inspect
@@ -22,14 +22,14 @@ from rl.rollouts.buffer import FifoBuffer
 from rl.rollouts.example_order import ExampleOrder
 
 ENV_S = 2.0
-_MOST_EXAMPLES = 16  # of a pool, for the order
+_MOST_EXAMPLES = 16  # number of examples per pool that the order gets
 _ROUNDS = 3
-# Problems and pools by environment, for a sweep; None: its examples could not be read in time.
+# Problems and pools by environment, cached for sweeps. The pools are None if reading was too slow.
 _LOOKED_UP: dict[str, tuple[list[str], list[Pool] | None]] = {}
 
 
 def check_buffer(report: Report, node: Any, count: int, max_staleness: int) -> None:
-    """Add groups and draw batches for a few rounds, saving and loading the state in between."""
+    """Dry-call a buffer: add groups, draw batches, then save and load its state."""
     made = build(node)
     with report.calling("buffer", made, "made-up groups", unknown=KeyError):
         buffer, waiting, index = made(), set[int](), 0
@@ -63,14 +63,14 @@ def _made_up_group(index: int, version: int, example: Example | None = None) -> 
 
 
 def _require_methods(made: object, base: type, methods: Sequence[str]) -> None:
-    """Raise Wrong if a method is missing, some of which are called only after a resume."""
+    """Raise Wrong if a method is missing, because some methods run only after a resume."""
     if missing := [name for name in methods if not callable(getattr(made, name, None))]:
         names = " and no ".join(f"{name}()" for name in missing)
         raise Wrong(f"has no {names}: derive it from {base.__module__}.{base.__qualname__}")
 
 
 def _as_saved(state: Any) -> Any:
-    """Return the state after it was in a checkpoint."""
+    """Return the state after a JSON round trip, as checkpoints store it."""
     try:
         return json.loads(json.dumps(state))
     except (TypeError, ValueError) as error:
@@ -81,7 +81,7 @@ def _as_saved(state: Any) -> Any:
 
 
 def check_order(report: Report, node: Any, pools: list[Pool]) -> None:
-    """Take examples for a few rounds, tell the order of the groups, and save and load it."""
+    """Dry-call an example order: draw examples, report groups, then save and load its state."""
     made = build(node)
     firsts = [range(min(len(pool.examples), _MOST_EXAMPLES)) for pool in pools]
     pools = [
@@ -103,9 +103,9 @@ def check_order(report: Report, node: Any, pools: list[Pool]) -> None:
 
 
 def first_examples(report: Report, node: Any) -> list[Pool]:
-    """Return the environment's training examples, none if they take longer than two seconds.
+    """Return the training pools of an environment, or [] if reading takes over two seconds.
 
-    Data that cannot be reached says so when the rollouts start: `OSError` is not a problem here.
+    An `OSError` is not a problem here, because missing data is reported when rollouts start.
     """
     key = repr(node)
     if key not in _LOOKED_UP:
@@ -121,7 +121,7 @@ def could_read(node: Any) -> bool:
 
 
 def _look_up(node: Any) -> tuple[list[str], list[Pool] | None]:
-    """Return what is wrong with the examples, and the pools; None if they could not be read."""
+    """Return the problems of the examples, and the pools or None if they could not be read."""
     made, trial = build(node), Report()
     found: list[list[Pool] | None] = [None]
 
@@ -135,7 +135,7 @@ def _look_up(node: Any) -> tuple[list[str], list[Pool] | None]:
                         kind = type(pool.examples[0]).__name__
                         raise Wrong(f"has examples that are a {kind}: return envs.episode.Example")
                 found[0] = pools
-            except ValueError as error:  # a signal handler, which only the main thread may set
+            except ValueError as error:  # only the main thread may set a signal handler
                 if "main thread" not in str(error):
                     raise
                 found[0] = []
@@ -151,7 +151,7 @@ def _look_up(node: Any) -> tuple[list[str], list[Pool] | None]:
 
 
 def check_methods(report: Report, env: type) -> None:
-    """Compare the parameters of `score` and `reply`, which are not called, with the protocol's."""
+    """Check that `score` and `reply` accept the protocol's arguments, without calling them."""
     for name, given in (("score", ["the episode"]), ("reply", ["the episode", "the message"])):
         method = inspect.getattr_static(env, name, None)
         if not inspect.isfunction(method):

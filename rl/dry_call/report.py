@@ -1,4 +1,4 @@
-"""How a dry call reports what a user's code raised or returned: value, remedy, file and line."""
+"""Report errors of user code in a dry call: value, remedy, file and line."""
 
 import inspect
 from collections.abc import Iterator
@@ -10,11 +10,11 @@ from envs.user_code import frame_of
 
 
 class Wrong(ValueError):
-    """The code under test returned something that a run cannot use; the message has the remedy."""
+    """The error that user code returned an unusable value; the message has the remedy."""
 
 
 class Report:
-    """Collects the problems of one configuration."""
+    """The problems of one configuration."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
@@ -27,7 +27,7 @@ class Report:
         given: str = "",
         unknown: type[Exception] | tuple[()] = (),
     ) -> Iterator[None]:
-        """Note what the block raises as a problem of `made`, which was called with `given`.
+        """Record an error in the block as a problem of `made`, which was called with `given`.
 
         An error of the type `unknown` is ignored, because made-up values may cause it.
         """
@@ -44,7 +44,7 @@ class Report:
 
 
 def unwrapped(made: Any) -> Any:
-    """Return the user's function or class behind partials, decorators and instances."""
+    """Return the user's function or class without its partials, decorators and instances."""
     while hasattr(made, "func"):
         made = made.func
     made = inspect.unwrap(made) if callable(made) else made
@@ -67,7 +67,7 @@ def defined_at(made: Any) -> tuple[str, int] | None:
 
 
 def raised_at(error: BaseException, made: Any) -> tuple[str, int] | None:
-    """Return the last line of the user's own code that an exception passed through."""
+    """Return the file and the line of the last frame of user code in a traceback."""
     if isinstance(error, SyntaxError) and error.filename:
         return error.filename, error.lineno or 1
     own = defined_at(made)

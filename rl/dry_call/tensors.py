@@ -1,7 +1,7 @@
-"""Dry calls of what computes with tensors: loss, correction, divergence, critic.
+"""Dry calls of components that compute with tensors: loss, correction, divergence, critic.
 
-Eight made-up tokens of two sequences with several turns; a third sequence has no token here. The
-importance ratios are near 1, so that no bound is reached, and advantages have both signs.
+The input has eight made-up tokens of two sequences with several turns. A third sequence has no
+tokens. The importance ratios are near 1, so that no bound is reached. Advantages have both signs.
 """
 
 import sys
@@ -16,7 +16,7 @@ from rl.dry_call.report import Report, Wrong, unwrapped
 
 GIVEN = "eight made-up tokens"
 NUM_TOKENS, NUM_SEQUENCES = 8, 3
-# Names that the run gives to numbers of its own: a loss's metric would replace or lose one of them.
+# Names of the run's own metrics. A loss's metric of the same name would replace one, or be lost.
 TAKEN = frozenset(
     (
         *("loss", "grad_norm", "learning_rate", "skipped", "empty", "entropy", "ratio_clamped"),
@@ -29,9 +29,9 @@ TAKEN = frozenset(
 
 
 class Watched(Tensor):
-    """A field of the made-up tokens that notes when its numbers are used.
+    """A field of the made-up tokens that records when its values are used.
 
-    Reading the attribute alone is not use: `vars(tokens)` and `dataclasses.replace` read them all.
+    Reading the attribute does not count: `vars(tokens)` and `dataclasses.replace` also read it.
     """
 
     field: str
@@ -41,7 +41,7 @@ class Watched(Tensor):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Call the function on plain tensors."""
+        """Call the function on plain tensors, and record the fields that it uses."""
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
@@ -61,7 +61,7 @@ def _flat(values: list[Any]) -> list[Any]:
 
 
 def made_up_tokens(*, has_old: bool, change: float = 0.0) -> tuple[Tokens, list[Tensor], set[str]]:
-    """Return tokens, those of their tensors that need a gradient, and the set of used fields.
+    """Return tokens, their tensors that need a gradient, and a set that collects used fields.
 
     `change` is added to rollout_logprobs.
     """
@@ -99,9 +99,9 @@ def made_up_tokens(*, has_old: bool, change: float = 0.0) -> tuple[Tokens, list[
 def check_loss(report: Report, loss: Any, num_updates: int) -> tuple[set[str], bool]:
     """Return the fields that a loss reads, and whether it corrects for the sampler by itself.
 
-    Ratios are taken to old_logprobs if a batch gets several updates. The call that the run will
-    make must work; the other one only adds what is read there. A loss corrects for the sampler if
-    a small change of rollout_logprobs changes it although old_logprobs are given.
+    Ratios use old_logprobs if a batch gets several updates. The call that the run will make must
+    work; the other calls only add fields. A loss corrects for the sampler if a small change of
+    rollout_logprobs changes the loss although old_logprobs are given.
     """
     used, results = set[str](), list[Tensor]()
     for has_old, change in ((False, 0.0), (True, 0.0), (True, 1e-3)):
@@ -147,7 +147,7 @@ def check_token_loss(
 
 
 def check_metrics(metrics: Any, taken: frozenset[str]) -> None:
-    """Raise Wrong unless these are tensors of one number per token, or of a single one."""
+    """Raise Wrong unless each metric is a tensor of one number per token or of one number."""
     if not isinstance(metrics, Mapping):
         raise Wrong(
             f"returned metrics that are {_described(metrics)}: return a dict, {{}} at least"
@@ -199,8 +199,8 @@ def check_correction(report: Report, correction: Any) -> bool:
 def check_divergence(report: Report, estimator: Any) -> bool:
     """Return whether the gradient of an estimator is the same for every token.
 
-    As a part of the loss it then has no effect on average, because the mean of the gradient of
-    log pi over tokens that pi samples is zero.
+    Such an estimator has no effect in the loss on average, because the mean gradient of log pi over
+    tokens that pi samples is zero.
     """
     logprobs = torch.linspace(-2.0, -0.2, NUM_TOKENS).requires_grad_()
     with report.calling("kl", estimator, GIVEN):
@@ -214,7 +214,7 @@ def check_divergence(report: Report, estimator: Any) -> bool:
 
 
 def check_critic(report: Report, estimator: Any, loss: Any) -> None:
-    """Call what turns values into advantages, and what the values are trained by."""
+    """Dry-call the critic's advantage estimator and the loss of its value model."""
     rewards, values = torch.tensor([[0.0, 0.0, 1.0], [0.5, 0.0, 0.0]]), torch.full((2, 3), 0.3)
     with report.calling("critic.estimator", estimator, "made-up rewards and values"):
         advantages = estimator(rewards, values)

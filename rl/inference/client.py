@@ -1,4 +1,4 @@
-"""Token ids in, token ids out: the asyncio side of vLLM's generate route."""
+"""The asyncio client of vLLM's generate route, which accepts and returns token ids."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -24,38 +24,37 @@ from rl.runtime.devices import open_files
 
 T = TypeVar("T")
 _RETRIES = 3
-_FIRST_PAUSE_S = 0.5  # before the first retry; each further pause is twice as long
+_FIRST_PAUSE_S = 0.5  # seconds before the first retry; each further retry waits twice as long
 _KEEP_ALIVE_S = 2.0  # less than the 5 s after which vLLM closes idle connections
-_MOST_FAILED_IN_A_ROW = 32  # requests, each with its retries
-_CONNECT_S = 10.0  # timeout for another host, because a host that is down does not refuse
+_MOST_FAILED_IN_A_ROW = 32  # consecutive requests that failed after all their retries
+_CONNECT_S = 10.0  # timeout for TCP connections, because a host that is down does not refuse them
 
 
 @dataclass
 class RequestTally:
-    """Counts of failed requests; the client shares it with the code that logs it."""
+    """Counts of failed requests, which the client shares with the code that logs them."""
 
     num_retried: int = 0
     num_failed_in_a_row: int = 0
 
 
 class VLLMClient:
-    """Asks the vLLMs of a run. An async context manager.
+    """The client that sends a run's requests to its vLLM replicas; an async context manager.
 
-    If a replica is lost and another one serves, its unanswered requests are repeated there from the
-    same prompt. So no finished turn is sampled again.
+    If a replica is lost and another one serves, the client sends the unanswered requests to the
+    other one, with the same prompts. So finished turns are not sampled again.
 
     Raises:
-        RequestFailed: one request failed, after three retries where they might have helped.
-        GenerationError: many requests failed in a row, so that continuing is pointless.
-
+        RequestFailed: one request failed, after three retries if a retry could help.
+        GenerationError: many consecutive requests failed, so the run cannot continue.
     """
 
     def __init__(
         self, router: Router, *, model: str, timeout: float, tally: RequestTally | None = None
     ) -> None:
-        """`model`: vLLM's name of the policy; `timeout`: seconds without a byte from vLLM."""
+        """`model`: the policy's name in vLLM; `timeout`: seconds to wait for data from vLLM."""
         self._router, self._model, self._timeout = router, model, timeout
-        self.salt = uuid4().hex[:8]  # of this run, because a server may outlive it
+        self.salt = uuid4().hex[:8]  # unique to this run, because an external server may outlive it
         self._tally = tally or RequestTally()
         self._sessions: dict[Route, aiohttp.ClientSession] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -70,14 +69,14 @@ class VLLMClient:
 
     @contextmanager
     def group(self) -> Iterator["GroupClient"]:
-        """Return the client of requests that share prompts, which stay on one replica."""
+        """Yield a client for requests that share prompts; all of them go to one replica."""
         with self._router.group() as group:
             yield GroupClient(self, group)
 
     async def ask(
         self, path: str, body: dict[str, Any], read: Callable[[Any], T], group: Group, n: int = 0
     ) -> T:
-        """Return what `read` makes of the answer; retry failures where that may help.
+        """Post a request and return `read(answer)`; retry failures that may be temporary.
 
         `n` is the number of requested completions.
         """
@@ -103,7 +102,7 @@ class VLLMClient:
             return answer
 
     def _count_failure(self, route: Route, failure: AttemptFailed) -> None:
-        """Count a failed request; give up a replica, or the run, after many in a row."""
+        """Count a failed request. After many in a row, exclude the replica or stop the run."""
         route.num_failed_in_a_row += 1
         self._tally.num_failed_in_a_row += 1
         if self._tally.num_failed_in_a_row >= _MOST_FAILED_IN_A_ROW:
@@ -111,16 +110,16 @@ class VLLMClient:
                 f"{_MOST_FAILED_IN_A_ROW} requests to vLLM failed in a row, the last one because "
                 f"{failure}; see {route.replica.log}"
             ) from failure
-        if route.num_failed_in_a_row >= _MOST_FAILED_IN_A_ROW:  # while other replicas answer
+        if route.num_failed_in_a_row >= _MOST_FAILED_IN_A_ROW:  # only this replica fails
             self._router.lose(route, f"{_MOST_FAILED_IN_A_ROW} requests failed in a row")
 
     async def _is_lost(self, route: Route, failure: AttemptFailed) -> bool:
-        """Return whether the replica has ended and another one can answer."""
+        """Return whether the replica is lost and another replica can answer the request."""
         if route.lost:
             return True
         if not failure.broken or len(self._router.routes) == 1:
             return False
-        # In a thread, because a connection to a host that is down blocks.
+        # Connect in a thread, because a connection to a host that is down blocks.
         gone = await asyncio.to_thread(closed, route.replica)
         return gone and self._router.lose(route, str(failure))
 
@@ -131,10 +130,10 @@ class VLLMClient:
         try:
             async with self._session(route).post(path, json=body) as response:
                 status, content = response.status, await response.read()
-        except aiohttp.ConnectionTimeoutError as error:  # the host is down
+        except aiohttp.ConnectionTimeoutError as error:  # the replica's host is down
             why = f"no connection to {address} within {_CONNECT_S:g} s"
             raise AttemptFailed(why, broken=True) from error
-        except TimeoutError as error:  # another attempt would take as long
+        except TimeoutError as error:  # do not retry, because a retry would also time out
             raise AttemptFailed(
                 f"vLLM was silent for {self._timeout:g} s", passing=False, broken=True
             ) from error
@@ -146,7 +145,7 @@ class VLLMClient:
             task = asyncio.current_task()
             if not route.lost or task is None or task.cancelling():
                 raise
-            # The request waited for a connection of the session that `_hang_up` closed.
+            # The request waited for a connection in the session that `_close_session` closed.
             raise AttemptFailed(f"{route.replica.name} was lost") from error
         text = content[:500].decode(errors="replace")
         if status == HTTPStatus.BAD_REQUEST and path == "/tokenize":
@@ -163,10 +162,10 @@ class VLLMClient:
             ) from error
 
     def _session(self, route: Route) -> aiohttp.ClientSession:
-        """Return the connections to a replica; the first request opens them."""
+        """Return the HTTP session of a replica; the first request creates it."""
         if route not in self._sessions:
             replica = route.replica
-            # Half of the allowed open files, because the environments need files, too.
+            # Use half of the allowed open files, because environments also open files.
             limit = max(open_files() // 2 // len(self._router.routes), 1)
             path = replica.address.path
             connector = (
@@ -174,7 +173,7 @@ class VLLMClient:
                 if path
                 else aiohttp.TCPConnector(limit=limit, keepalive_timeout=_KEEP_ALIVE_S)
             )
-            # No total timeout, because a request may wait long for a free connection.
+            # Set no total timeout, because a request may wait long for a free connection.
             timeout = aiohttp.ClientTimeout(
                 total=None, sock_connect=None if path else _CONNECT_S, sock_read=self._timeout
             )
@@ -185,7 +184,7 @@ class VLLMClient:
         return self._sessions[route]
 
     def _hang_up(self, route: Route) -> None:
-        """Close the connections to a replica, so that open requests move to another one."""
+        """Close the connections to a replica, so that its open requests move to another one."""
         if session := self._sessions.pop(route, None):
             task = asyncio.ensure_future(session.close())
             self._closing.add(task)
@@ -194,7 +193,7 @@ class VLLMClient:
 
 @dataclass(frozen=True)
 class GroupClient:
-    """The client of requests that stay on one replica."""
+    """A client whose requests all go to the same replica."""
 
     client: VLLMClient
     stays: Group
@@ -204,8 +203,8 @@ class GroupClient:
     ) -> list[Completion]:
         """Return `n` completions of the prompt.
 
-        `sampling` has vLLM's names. `version` is the newest policy version known to be live; it
-        salts the prefix cache, so that key-value blocks of older weights are not used.
+        `sampling` uses vLLM's parameter names. `version`, the newest policy version that vLLM
+        samples with, salts the prefix cache, so that key-value blocks of old weights are not used.
         """
         body = {
             "token_ids": list(prompt_ids),
@@ -213,7 +212,7 @@ class GroupClient:
             "sampling_params": {
                 **sampling,
                 "n": n,
-                "logprobs": 0,  # vLLM returns only the logprob of the sampled token
+                "logprobs": 0,  # 0: vLLM returns only the logprob of the sampled token
                 "detokenize": bool(sampling.get("stop")),
             },
         }
@@ -230,9 +229,9 @@ class GroupClient:
     async def tokenize(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
     ) -> list[int]:
-        """Return the prompt that the server's chat template makes of a conversation.
+        """Return the token ids that the server's chat template produces for a conversation.
 
-        ValueError if the template refuses this conversation.
+        Raise ValueError if the template rejects the conversation.
         """
         body: dict[str, Any] = {"messages": messages}
         if tools:

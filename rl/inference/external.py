@@ -1,7 +1,7 @@
-"""vLLM servers that run already: training asks them, pushes to them, watches them, never ends them.
+"""External vLLM servers, which a run uses, updates and watches, but never starts or stops.
 
-They must be vLLM as a run starts it, which serve_external.py does by hand: with our plugin, which
-takes the weights, and with the routes that pause and that report versions.
+Each server must run vLLM as serve_external.py starts it: with our plugin, which receives the
+weights, and with the routes that pause vLLM and report policy versions.
 """
 
 import os
@@ -20,14 +20,15 @@ from rl.inference.routes import http_client
 from rl.runtime.network import Address
 
 _LOOK_S = 10.0
-_TEXT = "Reverse 12 words, then say: naïve {x} == 3.50!\n"  # tokenizers cut it in different places
+# tokenizers differ in how they split this text
+_TEXT = "Reverse 12 words, then say: naïve {x} == 3.50!\n"
 _NEEDED = ("/inference/v1/generate", "/init_weight_transfer_engine")
 _REMEDY = "start it as `python -m rl.inference.serve_external <run folder> <URL>` does"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExternalServers:
-    """Servers by URL (conf/inference/external.yaml explains each key)."""
+    """The external vLLM servers by URL (conf/inference/external.yaml explains each key)."""
 
     is_external: ClassVar[bool] = True
 
@@ -36,10 +37,10 @@ class ExternalServers:
     startup_timeout: PositiveFloat
 
     def __post_init__(self) -> None:
-        self.servers()  # refuses a wrong URL before anything starts
+        self.servers()  # raises an error for a wrong URL before the run starts a process
 
     def servers(self) -> list[Replica]:
-        """Return the servers with their addresses and key; ValueError if a setting is wrong."""
+        """Return the servers with addresses and key; raise ValueError if a setting is wrong."""
         addresses = [address_of(url) for url in self.urls]
         if not addresses or len(set(addresses)) < len(addresses):
             raise ValueError("inference.urls must name one server or more, each of them once")
@@ -54,7 +55,7 @@ class ExternalServers:
 
 
 def address_of(url: str) -> Address:
-    """Return the address of a server. ValueError if the URL is not one of a server."""
+    """Return the address in a server's URL; raise ValueError if the URL has another form."""
     try:
         if url.startswith("unix:"):
             return Address.parse(url)
@@ -70,10 +71,10 @@ def address_of(url: str) -> Address:
 
 
 def why_unusable(replica: Replica, model: Path, max_seq_len: int) -> str | None:
-    """Return why a server that answers cannot serve the model in a folder, None if it can.
+    """Return why a running server cannot serve the model in a folder, or None if it can.
 
-    Its weights do not matter, because the trainer pushes them. vLLM itself refuses weights of
-    another architecture.
+    The server's own weights do not matter, because the trainer replaces them. vLLM itself rejects
+    weights of another architecture.
     """
     try:
         with http_client(replica, _LOOK_S) as http:
@@ -96,7 +97,7 @@ def _problem(http: httpx.Client, model: Path, max_seq_len: int) -> str | None:
             "--max-model-len, or lower max_seq_len"
         )
     for route in _NEEDED:
-        # An existing route refuses a GET with a status other than 404, and changes nothing.
+        # A GET changes nothing. An existing route answers it with an error other than 404.
         if http.get(route).status_code == httpx.codes.NOT_FOUND:
             return f"has no route {route}: {_REMEDY}"
     body = {"model": "policy", "prompt": _TEXT, "add_special_tokens": False}

@@ -1,8 +1,8 @@
-"""A vLLM for inference=external, started by hand; more flags for vLLM may follow.
+"""Start a vLLM by hand for inference=external; further arguments are flags of vLLM.
 
-The process becomes a vLLM as a run starts it, with model, lengths and adapter from the
-configuration in the run's folder. train.py first writes that folder and then waits for the server.
-On a port, every route asks for the key in the environment variable inference.api_key_variable.
+vLLM starts as in a run, with the model, the lengths and the adapter of the configuration in the run
+folder. train.py first writes this folder and then waits for the server. On a TCP port, every route
+requires the key in the environment variable that inference.api_key_variable names.
 
     MY_KEY=... python -m rl.inference.serve_external outputs/my-run http://10.0.0.7:8000
 """
@@ -21,7 +21,7 @@ from rl.runtime.network import Address
 
 
 def process(run_folder: RunFolder, address: Address) -> tuple[list[str], dict[str, str]]:
-    """Return command and environment of a vLLM that a run accepts."""
+    """Return the command and the environment of a vLLM that a run accepts."""
     run = Run.load(run_folder.config)
     server = VLLMServer(
         replicas=1,
@@ -37,7 +37,7 @@ def process(run_folder: RunFolder, address: Address) -> tuple[list[str], dict[st
 
 
 def key_of(run_folder: RunFolder) -> str:
-    """Return the key that the server asks for; ValueError if there is none.
+    """Return the key that vLLM requires; raise ValueError if the user has set none.
 
     Without a key, any process that reaches the port could load weights.
     """
@@ -54,9 +54,9 @@ def key_of(run_folder: RunFolder) -> str:
 if __name__ == "__main__":
     run_folder, address = RunFolder(Path(sys.argv[1])), address_of(sys.argv[2])
     command, env = process(run_folder, address)
-    del env["TMPDIR"]  # it names a folder on the supervisor's host
+    del env["TMPDIR"]  # TMPDIR is a folder on the supervisor's host
     if not address.path:
-        key_file = os.memfd_create("key", 0)  # leaves no file behind
+        key_file = os.memfd_create("key", 0)  # a file in memory, so that no key stays on the disk
         os.write(key_file, key_of(run_folder).encode())
         env[KEY_FILE] = f"/proc/self/fd/{key_file}"
     os.execve(command[0], [*command, *sys.argv[3:]], {**os.environ, **env})
