@@ -1,4 +1,4 @@
-"""The places and the memory of a run, on this machine or on others; nothing is started."""
+"""Plan the devices and the memory of a run, on this machine or on imagined machines."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,15 +22,14 @@ _WHICH = (
 
 
 def show_plan(config: dict[str, Any]) -> str:
-    """Return the page of a run's plan.
+    """Return the plan of a run as text, without starting the run.
 
     Args:
-        config: composed configuration, perhaps with machines to pretend: their number `hosts`, and
-            `gpus`, `gpu_gib`, `host_gib` and `cores` of each.
+        config: composed configuration. Optional keys describe imagined machines: their number
+            `hosts`, and the `gpus`, `gpu_gib`, `host_gib` and `cores` of each machine.
 
     Raises:
-        ConfigError: the configuration cannot work, or does not fit.
-
+        ConfigError: the configuration is not valid, or the run does not fit.
     """
     given = {key: config.pop(key) for key in PRETENDED if key in config}
     machines = _pretended(**{**PRETENDED, **given}) if given else None
@@ -57,7 +56,7 @@ def _pretended(
 
 
 def _sizes(model: ModelNode) -> Shape | None:
-    """Return the sizes of a model; for one on the hub, only its config.json is downloaded."""
+    """Return the shape of a model. Download only config.json if the model is on the hub."""
     if model.path is None:
         with TemporaryDirectory() as folder:
             return shape_of(build(model)().prepare(Path(folder, "model")))

@@ -6,11 +6,11 @@ from lab.report.comparison import ArmResult, Comparison
 from lab.report.scoring import TRAINING
 from lab.report.statistics import BETTER, FEWEST_SEEDS, UNCLEAR, WORSE
 
-_MOST_NAMES = 6  # that are listed one by one
+_MOST_NAMES = 6  # longer lists of arms are replaced by their count
 
 
 def conclusion(comparison: Comparison) -> str:
-    """Return which arms are better or worse, by how much, and which cannot be told apart."""
+    """Return which arms are better or worse than the baseline, and which are indistinguishable."""
     baseline, basis = comparison.baseline, _basis(comparison)
     if not comparison.others:
         return f"{baseline.arm.name} scores {baseline.score:.3f} {basis}."
@@ -29,7 +29,7 @@ def conclusion(comparison: Comparison) -> str:
         clauses.append(f"{_each(worse)} {are} worse than {name}")
     if unclear:
         clauses.append(_unclear(unclear, baseline))
-    # The basis follows the first clause that contains numbers.
+    # Add the basis (questions, seeds) to the first clause that contains numbers.
     at = 0 if better or worse else -1
     clauses[at] = f"{clauses[at]} {basis}"
     text = "; ".join(clauses)
@@ -38,7 +38,7 @@ def conclusion(comparison: Comparison) -> str:
 
 
 def _each(results: Sequence[ArmResult]) -> str:
-    """Return names with their differences."""
+    """Return the names of the arms with their differences to the baseline."""
     return _joined([f"{result.arm.name} (by {abs(result.difference):.3f})" for result in results])
 
 
@@ -52,12 +52,12 @@ def _unclear(results: Sequence[ArmResult], baseline: ArmResult) -> str:
 
 
 def _what_it_takes(results: Sequence[ArmResult], baseline: ArmResult) -> str:
-    """Return the smallest visible difference, and how many seeds the observed ones need."""
+    """Return the smallest detectable difference, and the number of additional seeds needed."""
     visible = max(result.visible_difference for result in results)
     smallest = f"smallest visible difference {visible:.2g}"
     fewest = min(result.scores.num_seeds for result in [*results, baseline])
     needed = [
-        # If the present number should have sufficed, ask for one more seed.
+        # If the present number of seeds should suffice, recommend one more seed.
         (max(result.seeds_needed - fewest, 1), result.arm.name)
         for result in results
         if result.seeds_needed is not None
@@ -70,7 +70,7 @@ def _what_it_takes(results: Sequence[ArmResult], baseline: ArmResult) -> str:
 
 
 def _basis(comparison: Comparison) -> str:
-    """Return the measure and the number of seeds."""
+    """Return the basis of the comparison: the measure and the number of seeds."""
     counts = sorted({result.scores.num_seeds for result in comparison.results})
     number = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     seeds = f"{number} seed{'s' * (number != '1')}"

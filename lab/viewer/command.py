@@ -35,7 +35,7 @@ KEYS = ("port", "export", *FILTERS)
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the command and return the exit status."""
+    """Run view.py with these arguments, and return the exit status."""
     console = Console(highlight=False, soft_wrap=True)
     if not words or set(words) & {"-h", "--help", "help"}:
         console.print(USAGE, markup=False)
@@ -64,7 +64,7 @@ def _runs_here() -> str:
 
 
 def _runs_of(folders: Sequence[Path]) -> dict[str, RunFolder]:
-    """Return the runs of all folders under unique names. ValueError if a folder has none."""
+    """Return the runs of all folders by unique name. Raise ValueError for a folder without runs."""
     runs: dict[Path, RunFolder] = {}
     for folder in folders:
         found = [run.folder for run in runs_at(folder) if run.folder and run.folder.is_run]
@@ -83,7 +83,7 @@ def _view(words: Sequence[str], console: Console) -> None:
     if not port.isdigit() or int(port) >= 2**16:
         raise ValueError(f"port={port} is not a port: give a number from 1024 to 65535")
     runs = _runs_of(folders)
-    from lab.viewer.index import RunIndex  # late, because it takes a second to import
+    from lab.viewer.index import RunIndex  # imported here, because it takes a second
 
     indexes = {name: RunIndex(run) for name, run in runs.items()}
     with console.status("reading"):
@@ -124,7 +124,7 @@ def _serve(
     fragment = f"#{urlencode(filters)}" if filters else ""
     key = secrets.token_urlsafe(12)
     try:
-        # It listens at once, so that a browser that connects early waits for the server.
+        # Listen before the server starts, so that an early browser waits for the server.
         listener = socket.create_server(("127.0.0.1", port))
     except OSError as error:
         problem = f"port={port} is not available ({error.strerror}): choose another"
