@@ -1,7 +1,7 @@
-"""Listens for trainer ranks: on a Unix socket, or on a port that asks each rank for the key.
+"""Accepts connections of trainer ranks on a Unix socket, or on a TCP port with a key.
 
-Over TCP the first message of a connection must be the run's key. Without it the process answers
-nothing and parses nothing.
+Over TCP the first message of a connection must be the run's key. Without the key the process closes
+the connection and does not parse its data.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 @asynccontextmanager
 async def listening(run_folder: RunFolder, serve: Serve, host: str | None) -> AsyncIterator[None]:
-    """Serve ranks inside the block; if `host` is None, on the run's socket."""
+    """Serve ranks during the block, on the run's Unix socket if `host` is None."""
     if host is None:
         server = await asyncio.start_unix_server(serve, run_folder.private.rollouts_socket)
     else:
@@ -41,12 +41,13 @@ async def listening(run_folder: RunFolder, serve: Serve, host: str | None) -> As
     try:
         yield
     finally:
-        # Not awaited, because Python 3.12.1 and later wait for the ranks, which wait for us.
+        # Not awaited, because Python 3.12.1 and later wait for the ranks, which wait for this
+        # process.
         server.close()
 
 
 async def _knows(reader: asyncio.StreamReader, key: bytes) -> bool:
-    """Return whether a connection begins with the key, in time."""
+    """Return whether a connection sends the key before the timeout."""
     try:
         async with asyncio.timeout(_KEY_TIMEOUT_S):
             size = HEADER.unpack(await reader.readexactly(HEADER.size))[0]

@@ -2,10 +2,10 @@
 
     example -> prompt -> server -> message -> env.reply -> next prompt -> ... -> env.score
 
-An environment that holds the conversation itself asks speaker.py for each turn.
-An error of an environment (it raises, hangs or returns NaN) costs only that rollout. A rollout that
-raised is played again up to max_retries times. After that it has no reward, its error is counted,
-and its group trains without it.
+An environment that manages the conversation itself requests each turn from speaker.py.
+An error of an environment (an exception, a timeout or a NaN reward) affects only its rollout. A
+rollout with an exception is retried up to max_retries times. After that the rollout has no reward,
+its error is counted, and its group trains without it.
 """
 
 import asyncio
@@ -40,11 +40,10 @@ _MOST_LOGGED = 100
 
 @dataclass
 class Player:
-    """Plays the episodes of an environment, a mixture included.
+    """Plays the episodes of an environment, which may be a mixture.
 
     Attributes:
-        seed: of the run, from which each request derives its own; None: requests have no seed.
-
+        seed: seed of the run, from which request seeds are derived; None: requests have no seed.
     """
 
     sampler: PolicySampler
@@ -52,10 +51,11 @@ class Player:
     chat: Chat
     watchdog: Watchdog | None = None
     seed: int | None = None
-    hinted_envs: frozenset[str] = frozenset()  # environments whose reference sees hints
-    _logged: set[str] = field(default_factory=set)  # errors that are in the log
+    hinted_envs: frozenset[str] = frozenset()  # environments whose reference model sees hints
+    _logged: set[str] = field(default_factory=set)  # errors that have been logged
     _checked: set[str] = field(default_factory=set)  # environments whose reward names were checked
-    _places: dict[str, asyncio.Semaphore] = field(default_factory=dict)  # max_concurrent, by name
+    # max_concurrent by env name
+    _places: dict[str, asyncio.Semaphore] = field(default_factory=dict)
 
     async def play_group(
         self, index: int, example: Example, group_size: int
@@ -63,11 +63,12 @@ class Player:
         """Return `group_size` rollouts of one example, played concurrently.
 
         In a single-turn environment short completions share one request, which is about 20 %
-        faster. Long ones do not, because the slowest one could cost all of them (`Chat.shares`).
+        faster. Long completions use separate requests, because one slow completion could make the
+        shared request time out (`Chat.shares`).
         """
         env = self.env.environment_of(example)
-        sampler = replace(self.sampler, **(env.sampling or {}))  # with its own limits
-        with self.chat.asking(sampler).group() as chat:
+        sampler = replace(self.sampler, **(env.sampling or {}))  # the environment's own options
+        with self.chat.with_sampler(sampler).group() as chat:
             player = replace(self, sampler=sampler, chat=chat)
             return await player._group(env, index, example, group_size)
 
@@ -80,7 +81,7 @@ class Player:
         hints = Hints(self.chat, env, example) if env.name in self.hinted_envs else None
         start = _Start(env, example, clock, seeds, hints=hints)
         openings: list[Completion | None] = [None] * group_size
-        # After an error here, each rollout tries again and reports the error itself.
+        # Errors are ignored here, because each rollout tries again and reports its own error.
         with suppress(EnvironmentFailed, TimeoutError, RequestFailed):
             if not env.holds_conversation:
                 async with clock.running():
@@ -89,7 +90,7 @@ class Player:
                         async with clock.seated(self.chat.seats, group_size):
                             seed = seeds.next()
                             openings = [*await self.chat.generate(prompt, group_size, seed)]
-        # A clock for each with the time that is left, so that a slow rollout costs no other.
+        # Each rollout gets a copy of the clock, so that a slow rollout does not stop the others.
         starts = (
             replace(start, clock=replace(clock), opening=opening, seeds=replace(seeds, rollout=i))
             for i, opening in enumerate(openings)
@@ -105,12 +106,12 @@ class Player:
             broken = rollout.stop_reason in (StopReason.ENV_ERROR, StopReason.ENGINE_ERROR)
             if not broken or retries == self.sampler.max_retries:
                 return replace(rollout, retries=retries)
-            # A retry samples again, because the answer of the group's request has been played.
+            # A retry samples a new first turn, because the shared request's answer has been used.
             retries += 1
             start = replace(start, opening=None, seeds=replace(start.seeds, attempt=retries))
 
     def _log(self, env: Environment, error: str) -> None:
-        """Log each error once, at once, because a batch may take minutes."""
+        """Log each different error once, and immediately, because a batch may take minutes."""
         if error and error not in self._logged and len(self._logged) < _MOST_LOGGED:
             self._logged.add(error)
             log.warning("%s: %s", env.name, error)
@@ -118,7 +119,7 @@ class Player:
     def _place(self, env: Environment) -> AbstractAsyncContextManager[object]:
         if env.max_concurrent is None:
             return nullcontext()
-        # In a dict that copies of the player share, because an evaluation queues here, too.
+        # Copies of the player share this dict, because an evaluation also counts here.
         return self._places.setdefault(env.name, asyncio.Semaphore(env.max_concurrent))
 
     async def _attempt(self, start: "_Start") -> Rollout:
@@ -145,7 +146,7 @@ class Player:
             episode.stop_reason = StopReason.ENGINE_ERROR
             error = str(failure)
         finally:
-            # An error in closing does not change the reward.
+            # An error in `close` does not change the reward.
             with suppress(EnvironmentFailed), as_environment_error(env, "close"):
                 env.close(episode)
         reward = _weighted_sum(env, rewards) if not error else None
@@ -184,7 +185,7 @@ class Player:
             message = self.chat.message(prompt, completion)
             episode.messages.append(message)
             episode.turns += 1
-            if completion.cut_off:  # the environment does not see half a turn
+            if completion.cut_off:  # the environment never receives an incomplete turn
                 return self.chat.ending(completion)
             with as_environment_error(env, "reply"):
                 reply = await threads.call(env.reply, episode, message)
@@ -192,7 +193,7 @@ class Player:
                 return StopReason.STOP
             if episode.turns >= env.max_turns:
                 return StopReason.MAX_TURNS
-            with as_environment_error(env, "reply"):  # its messages may be malformed
+            with as_environment_error(env, "reply"):  # the reply's messages may be malformed
                 episode.messages += reply
                 prompt = await self.chat.follow(prompt, completion, message, reply)
 
@@ -205,7 +206,7 @@ class Player:
             with as_environment_error(start.env, "play"), suppress(ContextFull):
                 await start.env.play(episode, speaker)
         finally:
-            speaker.check()  # raises vLLM's error, if the environment raised because of it
+            speaker.check()  # raises vLLM's error, if that error made the environment raise
         return episode.stop_reason or speaker.stop_reason
 
     async def _open(self, env: Environment, example: Example) -> Prompt:
@@ -218,7 +219,7 @@ class Player:
         with as_environment_error(env, "score"):
             scored = await threads.call(env.score, episode)
             rewards, turn_rewards = rewards_by_name(scored, episode.turns)
-        if rewards and env.name not in self._checked:  # the first rollout that it scores
+        if rewards and env.name not in self._checked:  # only the first scored rollout is checked
             _check_names(env, rewards)
             self._checked.add(env.name)
         return rewards, turn_rewards
@@ -226,7 +227,7 @@ class Player:
 
 @dataclass
 class _Start:
-    """What a rollout starts from; a retry starts from the same."""
+    """The inputs of a rollout."""
 
     env: Environment
     example: Example
@@ -234,7 +235,7 @@ class _Start:
     seeds: RequestSeeds
     prompt: Prompt | None = None  # None: not rendered yet
     hints: Hints | None = None  # None: no reference sees hints
-    opening: Completion | None = None  # the first answer, if the group shared one request
+    opening: Completion | None = None  # first completion, if the group shared one request
 
 
 def _weighted_sum(env: Environment, rewards: Mapping[str, float]) -> float | None:
@@ -248,7 +249,7 @@ def _weighted_sum(env: Environment, rewards: Mapping[str, float]) -> float | Non
 
 
 def _check_names(env: Environment, rewards: Mapping[str, float]) -> None:
-    """Raise ValueError if `score` lacks a weighted reward, which would always count as 0."""
+    """Raise ValueError if `score` does not return a reward that has a weight."""
     weighted = [name for name, weight in env.reward_weights.items() if weight]
     missing = [name for name in weighted if name not in rewards]
     if not missing:

@@ -1,12 +1,12 @@
-"""conf/client: how rollouts talk to the server, and what happens if the format rewrites history.
+"""Chat client that renders prompts in this process. The options of conf/client are:
 
-    renderer   messages -> tokens in this process (`renderers`), tokens to vLLM      the default
-    tokens     messages -> tokens by the server's own chat template, tokens to vLLM
-    messages   text to any OpenAI-compatible server: evaluation only (rl/sampling/messages_chat.py)
+    renderer   this process renders messages to tokens (`renderers`), vLLM gets tokens (default)
+    tokens     vLLM renders messages to tokens with its own chat template, then gets the tokens
+    messages   any OpenAI-compatible server gets text, for evaluation only (messages_chat.py)
 
 Some chat formats drop the thinking of earlier turns (Qwen3, DeepSeek-R1). The prompt of turn two
 then does not begin with the tokens of turn one, and a rollout becomes several training rows. A
-probe detects this at the start, and `on_rewrite` says what to do.
+test at the start of a run detects this, and the option `on_rewrite` selects the reaction.
 """
 
 from collections.abc import AsyncIterator, Iterator
@@ -26,8 +26,8 @@ from rl.sampling.clock import Seats
 from rl.sampling.prefix_probe import report_rewriting, rewrites
 from rl.sampling.sampler import PolicySampler
 
-_SLOWEST = 1.0  # tokens a second of one completion
-_MISTAKES = {  # of a tool call, by the renderer's status
+_SLOWEST = 1.0  # assumed minimum speed of a completion, in tokens per second
+_MISTAKES = {  # status of a tool call that the renderer parsed -> error text
     "invalid_json": "the tool call is not valid JSON",
     "unclosed_block": "the tool call is not closed",
     "missing_name": "the tool call has no name",
@@ -38,15 +38,14 @@ _MISTAKES = {  # of a tool call, by the renderer's status
 
 @dataclass
 class RendererChat(Chat):
-    """Tokens in, tokens out. The default.
+    """The default chat, which sends prompt tokens to vLLM and receives sampled tokens.
 
     Attributes:
-        version: the newest policy version that vLLM samples with.
-        requests: the client of a group; None outside of `group`.
-
+        version: the newest policy version with which vLLM samples.
+        requests: the vLLM client of the current group; None outside of `group`.
     """
 
-    refusal: ClassVar[type[Exception]] = Exception  # of a conversation; libraries raise anything
+    refusal: ClassVar[type[Exception]] = Exception  # raised if a conversation cannot be rendered
     renderer: Renderer
     client: VLLMClient
     max_seq_len: int
@@ -68,13 +67,13 @@ class RendererChat(Chat):
         return await self.requests.generate(prompt.token_ids, sampling, n=n, version=version)
 
     def message(self, prompt: Prompt, completion: Completion) -> Message:
-        """Parse the sampled tokens; calls that cannot be parsed keep their text and say why."""
+        """Parse the sampled tokens; an unparsable tool call keeps its text and gets an `error`."""
         if completion.stop is None:
             return self._parsed(prompt, completion.token_ids)
         return self._parsed(prompt, before_stop(self.renderer, completion))
 
     def _sampled(self, prompt: Prompt, completion: Completion, message: Message) -> Message:
-        """Return the message as history holds it: all that was sampled, the stop text included."""
+        """Return the message for the history, with the whole sampled text and the stop text."""
         return message if completion.stop is None else self._parsed(prompt, completion.token_ids)
 
     def _parsed(self, prompt: Prompt, token_ids: list[int]) -> Message:
@@ -92,7 +91,7 @@ class RendererChat(Chat):
         return message
 
     def _unreadable(self, token_ids: list[int], error: Exception) -> Message:
-        """Return a message for a turn that cannot be parsed: its text, and a call with an error."""
+        """Return an unparsable turn as a message with its text and a call that has an error."""
         mistake = f"the turn cannot be read ({type(error).__name__}): nest less, shorten numbers"
         content = well_formed(decoded(self.renderer, token_ids))
         return {**assistant(content), "tool_calls": [mistaken_call("call_0", "", mistake)]}
@@ -100,8 +99,8 @@ class RendererChat(Chat):
     async def follow(
         self, prompt: Prompt, completion: Completion, message: Message, reply: list[Message]
     ) -> Prompt:
-        """Extend the tokens so far; if the format does not allow it, render everything again."""
-        # Not rendered again, because encoding the decoded text may give other tokens.
+        """Append completion and reply to the prompt, or render again if the format requires it."""
+        # The bridge keeps the sampled tokens, because rendering their text may give other tokens.
         bridged = self.renderer.bridge_to_next_turn(
             prompt.token_ids,
             completion.token_ids,
@@ -116,21 +115,21 @@ class RendererChat(Chat):
     async def rendered_again(
         self, prompt: Prompt, completion: Completion, message: Message, reply: list[Message]
     ) -> Prompt:
-        """Render the whole conversation; as text, if the format cannot render the policy's turn."""
+        """Render the conversation, with the plain text of turns that the format cannot render."""
         try:
             turn = self._sampled(prompt, completion, message)
             return await self.open([*prompt.messages, turn, *reply], prompt.tools)
         except self.refusal:
             text = assistant(well_formed(decoded(self.renderer, completion.token_ids)))
-            # An error from here on is the reply's.
+            # The reply causes any error of this call.
             return await self.open([*prompt.messages, text, *reply], prompt.tools)
 
     def room(self, prompt: Prompt) -> int:
-        """Return the token limit of the turn, or what the context still holds."""
+        """Return the maximum length of a completion, limited by max_tokens and max_seq_len."""
         return min(self.sampler.max_tokens, self.max_seq_len - len(prompt.token_ids))
 
     def shares(self, prompt: Prompt) -> bool:
-        """Return whether even a slow completion ends in time, so that no group is lost."""
+        """Return whether even slow completions end before the timeout if they share a request."""
         return 0 < self.room(prompt) <= self.sampler.rollout_timeout * _SLOWEST
 
     def full(self, completion: Completion) -> bool:
@@ -158,17 +157,17 @@ def before_stop(renderer: Renderer, completion: Completion) -> list[int]:
     """Return the tokens of a completion before its stop text (`sampler.stop`).
 
         sampled    The answer is 5.</answer>    trained on, because the policy chose these tokens
-        message    The answer is 5.             what the environment reads, as in the OpenAI API
-        history    The answer is 5.</answer>    what the policy sees in its next turn
+        message    The answer is 5.             sent to the environment, as in the OpenAI API
+        history    The answer is 5.</answer>    shown to the policy in its next turn
 
-    vLLM stops at the token that completes the text. The text may begin and end within a token, so a
-    token may be split.
+    vLLM stops after the token that completes the stop text. The stop text may begin or end inside a
+    token, so that token may be split.
     """
-    tokenizer: Tokenizer = cast("Any", renderer)._tokenizer  # where every renderer family stores it
+    tokenizer: Tokenizer = cast("Any", renderer)._tokenizer  # all renderer classes have it
     token_ids = completion.token_ids
     text, stop, _ = tokenizer.decode(token_ids).partition(completion.stop or " ")
     if not stop:
-        return token_ids  # only the tokens decoded one by one contain it
+        return token_ids  # only separately decoded tokens contain the stop text
     for end in range(len(token_ids), -1, -1):
         head = tokenizer.decode(token_ids[:end])
         if text.startswith(head):
@@ -179,7 +178,7 @@ def before_stop(renderer: Renderer, completion: Completion) -> list[int]:
 def render(
     renderer: Renderer, messages: list[Message], tools: ToolSpecs | None = None
 ) -> list[int]:
-    """Return the prompt ids; casts, because `renderers` has stricter types for messages."""
+    """Return the token ids of a prompt. The casts exist because `renderers` has other types."""
     return renderer.render_ids(
         cast("list[Any]", messages), tools=cast("Any", tools), add_generation_prompt=True
     )
@@ -187,18 +186,17 @@ def render(
 
 @dataclass(frozen=True, kw_only=True)
 class RendererClient:
-    """conf/client/renderer.yaml: tokens in, tokens out, rendered in this process."""
+    """The default client: this process renders prompts to tokens (conf/client/renderer.yaml)."""
 
     needs_vllm: ClassVar[bool] = True
     on_rewrite: Literal["extend", "fork", "refuse"]
 
     @asynccontextmanager
     async def connect(self, setting: ChatSetting) -> AsyncIterator[RendererChat]:
-        """Load the renderer and open the connections.
+        """Load the renderer and open the connections to vLLM.
 
         Raises:
-            ValueError: history would be rewritten, and on_rewrite=refuse.
-
+            ValueError: the chat format rewrites history, and on_rewrite=refuse.
         """
         renderer = load_renderer(setting.model, setting.renderer)
         async with vllm_client(setting) as client:
@@ -208,7 +206,7 @@ class RendererClient:
             if setting.has_turns and await rewrites(chat, renderer):
                 choices = "extend (keep it, one row), fork (drop it as the format does) or refuse"
                 report_rewriting(self.on_rewrite, choices)
-                # A fork needs nothing here: row_builder.py compares each prompt with the last row.
+                # on_rewrite=fork needs no action, because row_builder.py detects rewritten prompts.
                 if self.on_rewrite == "extend":
                     await self._keep_thinking(chat, setting)
             yield chat
@@ -223,6 +221,6 @@ class RendererClient:
 
 
 def vllm_client(setting: ChatSetting) -> VLLMClient:
-    """Return the client of the run's vLLM, not yet connected."""
+    """Return a client of the run's vLLM replicas that is not connected yet."""
     timeout = setting.sampler.rollout_timeout
     return VLLMClient(setting.router, model=setting.served_as, timeout=timeout, tally=setting.tally)
