@@ -185,7 +185,7 @@ class PlayGroup(Protocol):
 
 
 Advantage = Callable[[Sequence[float | None]], Sequence[float]]
-"""rewards of one group's rollouts, None where unscorable -> one number for each rollout"""
+"""rewards of one group's rollouts (None: no score) -> one number per rollout"""
 
 TurnAdvantage = Callable[[Sequence[Sequence[float] | None]], Sequence[Sequence[float]]]
-"""the same by turn, for an advantage that takes turns -> a number for each turn of each"""
+"""rewards of each rollout's turns (None: no score) -> one number per turn of each rollout"""

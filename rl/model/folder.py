@@ -98,11 +98,11 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
     for path in source.iterdir():
         of_weights = path.name == "config.json" or path.name.endswith(".index.json")
         copied = path.suffix in _TOKENIZER_FILES and not of_weights
-        if copied and not leads_out(path) and not (folder / path.name).exists():
+        if copied and not links_outside(path) and not (folder / path.name).exists():
             shutil.copy2(path, folder)
 
 
-def leads_out(path: Path) -> bool:
+def links_outside(path: Path) -> bool:
     """Return whether a link points out of its folder; links inside the hub's cache do not count."""
     target, home = path.resolve(), path.parent.resolve()
     in_cache = home.parent.name == "snapshots" and home.parents[1].name.startswith("models--")
@@ -147,6 +147,6 @@ def check_trainable(folder: Path) -> None:
     if quantised := config.get("quantization_config"):
         how = quantised.get("quant_method", "somehow")
         raise ValueError(
-            f"{folder} holds weights that are quantised ({how}), and what is trained must be "
-            "whole: use the model in bfloat16 that it was made from"
+            f"{folder} holds weights that are quantised ({how}) and cannot be trained: "
+            "use the bfloat16 model that they were made from"
         )

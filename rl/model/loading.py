@@ -23,7 +23,7 @@ _NAME = "sdpa_float32"
 _LONGEST = 512  # tokens; for longer rows the half-precision kernel is faster
 
 
-def suit_cpu(model: PreTrainedModel) -> None:
+def use_float32_attention(model: PreTrainedModel) -> None:
     """Make a model on a CPU compute the attention of short rows in float32, which is faster."""
     AttentionInterface.register(_NAME, _compute_attention)
     # transformers looks up the mask function by the name of the attention function.
@@ -63,7 +63,7 @@ def load_model(folder: Path, dtype: torch.dtype, seed: int) -> PreTrainedModel:
         for parameter in model.parameters():
             parameter.data = parameter.data.to(dtype)
     if not torch.cuda.is_available():
-        suit_cpu(model)
+        use_float32_attention(model)
     return model
 
 

@@ -20,7 +20,7 @@ from huggingface_hub.errors import (
 
 from rl.config.annotations import Node
 from rl.config.positions import too_long
-from rl.model.folder import check_turn, damaged_weights, leads_out, missing_weights
+from rl.model.folder import check_turn, damaged_weights, links_outside, missing_weights
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 ALLOW = ["*.safetensors", "*.json", "*.jinja", "tokenizer*"]
@@ -48,7 +48,7 @@ class PretrainedModel:
             raise ValueError("model.path is empty: give a local folder or a name on the hub")
 
     def prepare(self, folder: Path) -> Path:  # noqa: ARG002 TinyModel writes there
-        """Check or download the model and return its local folder; `folder` stays empty."""
+        """Check or download the model; return its folder. Nothing is written to `folder`."""
         local = local_folder(self.path, self.revision, "model")
         check_length(local, self.max_seq_len, "model")
         return local
@@ -111,7 +111,7 @@ def _download(path: str, revision: str | None, group: str, patterns: list[str]) 
         raise ValueError(
             f"cannot get {name} from the hub ({reason}): use {group}.path=<local folder>, or go "
             "online once, or point HF_ENDPOINT at a mirror or HF_HOME at a cache that holds it "
-            "(with HF_HUB_OFFLINE=1 the hub is not asked)"
+            "(with HF_HUB_OFFLINE=1 the hub gets no request)"
         ) from error
     return Path(str(snapshot))
 
@@ -119,11 +119,11 @@ def _download(path: str, revision: str | None, group: str, patterns: list[str]) 
 def _check(folder: Path) -> None:
     for name, remedy in (
         ("config.json", "save the model there with save_pretrained(folder)"),
-        ("tokenizer.json", "save the tokenizer there, in its fast form, likewise"),
+        ("tokenizer.json", "save the fast tokenizer there with save_pretrained(folder)"),
     ):
         if not (folder / name).is_file():
             raise ValueError(f"{folder} holds no {name}: {remedy}")
-        if leads_out(folder / name):
+        if links_outside(folder / name):
             raise ValueError(
                 f"{folder}/{name} is a link to {(folder / name).resolve()}: put a copy in its "
                 "place, because it is saved with the trained model"

@@ -192,7 +192,7 @@ def byte_tokenizer() -> Tokenizer:
 def _read(path: Path) -> Tokenizer:
     """Load a tokenizer file; raise ValueError if it lacks a special token of Qwen3."""
     if not path.is_file():
-        raise ValueError(f"model.tokenizer={path}: no such file; null takes the tokenizer of bytes")
+        raise ValueError(f"model.tokenizer={path}: no such file; null uses the byte tokenizer")
     tokenizer = Tokenizer.from_file(str(path))
     special = (*CONTROL_TOKENS, *MARKUP_TOKENS)
     if missing := [token for token in special if tokenizer.token_to_id(token) is None]:

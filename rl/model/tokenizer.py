@@ -21,7 +21,7 @@ from renderers import ParsedResponse, Renderer, config_from_name, create_rendere
 from renderers.base import MODEL_RENDERER_MAP
 
 RENDERERS = tuple(sorted(set(MODEL_RENDERER_MAP.values())))
-"""The families that `renderers` knows, which are the values of model.renderer."""
+"""The model families that `renderers` supports: the allowed values of model.renderer."""
 
 # The renderer by model_type of config.json, for fine-tunes with an unknown name. glm4_moe and
 # deepseek_v3 have several chat formats, so their users must set model.renderer.
@@ -52,9 +52,9 @@ class Tokenizer:
             self._special_id(config.get(key)) for key in ("eos_token", "pad_token", "unk_token")
         )
 
-    def spell_special_tokens(self, spelled: bool = True) -> None:
-        """Encode special tokens in later texts as plain text if `spelled`, else as themselves."""
-        self._inner.encode_special_tokens = spelled
+    def encode_special_tokens_as_text(self, as_text: bool = True) -> None:
+        """Encode special tokens in later texts as plain text if `as_text`, else as themselves."""
+        self._inner.encode_special_tokens = as_text
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """Return the token ids of `text`."""
@@ -88,7 +88,7 @@ def load_renderer(folder: Path, name: str, *, keep_thinking: bool = False) -> Re
     elif name not in RENDERERS:
         close = get_close_matches(name, RENDERERS, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
-        raise ValueError(f"no renderer is called {name!r}: {hint}there are auto, {_listed()}")
+        raise ValueError(f"no renderer is called {name!r}: {hint}choose auto, {_listed()}")
     config: Any = config_from_name(name)
     never_drops = name == "qwen3" and "<think>" not in (chat_template(folder) or "<think>")
     if keep_thinking or never_drops:
@@ -145,9 +145,9 @@ def _encode_messages_as_text(renderer: Renderer, tokenizer: Tokenizer) -> None:
             return None
 
     before = rendered()
-    tokenizer.spell_special_tokens()
+    tokenizer.encode_special_tokens_as_text()
     if before is None or rendered() != before:
-        tokenizer.spell_special_tokens(False)
+        tokenizer.encode_special_tokens_as_text(False)
 
 
 def decoded(renderer: Renderer, token_ids: Sequence[int]) -> str:

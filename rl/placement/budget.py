@@ -14,8 +14,8 @@ from rl.placement.memory import Bytes, Need, row_bytes, trainer_need, utilizatio
 from rl.placement.placement import Place, Plan
 from rl.runtime.devices import Host
 
-OTHERS = 0.35 * GIB  # memory of the rollouts process and the supervisor, on the first host
-_LEAST = 0.85  # refuse a plan only if this share of its estimate is too much
+OTHER_PROCESSES = 0.35 * GIB  # memory of the rollouts process and the supervisor, on the first host
+_REFUSED_SHARE = 0.85  # refuse a plan only if this share of its estimate is too much
 _LEFT_FREE = 0.03  # share of a shared GPU that stays free
 _UNKNOWN_SHARE = 0.45  # vLLM's share of a shared GPU whose size is unknown
 _REMEDIES = (
@@ -84,7 +84,7 @@ def _problems(processes: Sequence[ProcessMemory], hosts: Sequence[Host], run: Ru
             }
             taken = sum(need.on_device for need in needs.values())
             limit = size * utilization(run.inference.args) if set(needs) == {"vLLM"} else size
-            if _LEAST * taken > limit:
+            if _REFUSED_SHARE * taken > limit:
                 terms = "; ".join(arithmetic(name, need.device) for name, need in needs.items())
                 yield (
                     f"GPU {device} has {gib(limit)} GiB for {' and '.join(needs)}, which need "
@@ -92,7 +92,7 @@ def _problems(processes: Sequence[ProcessMemory], hosts: Sequence[Host], run: Ru
                 )
     for number, host in enumerate(hosts):
         taken = memory_of_host(processes, number)
-        if host.memory is not None and _LEAST * taken > host.memory:
+        if host.memory is not None and _REFUSED_SHARE * taken > host.memory:
             local = [process for process in processes if process.place.host == number]
             largest = max(local, key=lambda process: process.need.on_host)
             yield (
@@ -104,7 +104,7 @@ def _problems(processes: Sequence[ProcessMemory], hosts: Sequence[Host], run: Ru
 def memory_of_host(processes: Sequence[ProcessMemory], host: int) -> float:
     """Return the bytes that all processes on a host use."""
     local = sum(process.need.on_host for process in processes if process.place.host == host)
-    return local + OTHERS * (host == 0)
+    return local + OTHER_PROCESSES * (host == 0)
 
 
 def _cache_gib(run: Run, shape: Shape) -> int:

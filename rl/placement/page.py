@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from rl.model.shape import GIB
-from rl.placement.budget import OTHERS, ProcessMemory, gib, memory_of_host
+from rl.placement.budget import OTHER_PROCESSES, ProcessMemory, gib, memory_of_host
 from rl.placement.memory import Need
 from rl.placement.placement import Place, Plan
 from rl.runtime.devices import Host
@@ -35,7 +35,7 @@ def plan_page(plan: Plan, processes: Sequence[ProcessMemory] | None, hosts: Sequ
         lines.append((label, at, *size))
     if processes is not None and not plan.on_gpus:  # on GPUs the column shows GPU memory instead
         where = "host 0" if len(hosts) > 1 else ""
-        lines.append(("others", where, gib(OTHERS), "rollouts process, supervisor"))
+        lines.append(("others", where, gib(OTHER_PROCESSES), "rollouts process, supervisor"))
     a, b, c = (max(len(line[i]) for line in lines) for i in range(3))
     text = [f"{w:<{a}}  {x:<{b}}  {y:>{c}}  {z}".rstrip() for w, x, y, z in lines]
     return "\n".join([*text, *_notes(plan, processes or (), hosts)])
@@ -64,7 +64,7 @@ def _notes(plan: Plan, processes: Sequence[ProcessMemory], hosts: Sequence[Host]
         cards = f"; each GPU has {gib(host.device_memory)}" if host.device_memory else ""
         yield f"{name}: {gib(taken)}{total} GiB{now}{cards}"
         if host.memory and taken > host.memory:  # `fitted` refuses only a larger excess
-            yield "more than there is: it may fail (estimates are up to 15 % off, so it is allowed)"
+            yield "more than the memory: the run may fail (estimates are up to 15 % off)"
     if plan.idle:
         names = " ".join(name for _, name in plan.idle)
         yield f"idle: GPU {names} (trainer.ranks=null inference.replicas=null use them all)"

@@ -82,8 +82,8 @@ def placement(run: Run, hosts: Sequence[Host]) -> Plan:
         if (names := _names(node.devices)) is not None:
             _refuse(
                 f"{key}.devices={names}, but no GPU is visible here: leave it null to "
-                "compute on the CPU (nvidia-smi -L lists what the driver has, "
-                "CUDA_VISIBLE_DEVICES hides)"
+                "compute on the CPU (nvidia-smi -L lists the driver's GPUs, "
+                "CUDA_VISIBLE_DEVICES hides GPUs)"
             )
     return _on_cores(run, hosts)
 
@@ -129,7 +129,7 @@ def _ranks(run: Run, devices: Sequence[Device], hosts: Sequence[Host]) -> tuple[
 
 def _on_devices(run: Run, hosts: Sequence[Host]) -> Plan:
     known = [(number, name) for number, host in enumerate(hosts) for name in host.devices]
-    to_train, to_sample = _shares(run, known)
+    to_train, to_sample = _split_gpus(run, known)
     # With more ranks than batch_size, some rank would have no rollout to train on.
     num_ranks = run.trainer.ranks or min(len(to_train), run.batch_size)
     if num_ranks > len(to_train):
@@ -147,14 +147,14 @@ def _on_devices(run: Run, hosts: Sequence[Host]) -> Plan:
     )
 
 
-def _shares(run: Run, known: list[Device]) -> tuple[list[Device], list[Device]]:
+def _split_gpus(run: Run, known: list[Device]) -> tuple[list[Device], list[Device]]:
     """Return the GPUs for training and the GPUs for sampling, by default half each."""
     train = _named("trainer", _names(run.trainer.devices), known)
     if not run.starts_vllm:
         return train or known, []
     sample = _named("inference", _names(run.inference.devices), known)
     if train is None and sample is None:
-        return (known, known) if len(known) == 1 else _halves(run, known)
+        return (known, known) if len(known) == 1 else _default_split(run, known)
     if train is None or sample is None:
         rest = [device for device in known if device not in (train or sample or ())]
         rest = rest or (known if len(known) == 1 else [])
@@ -168,7 +168,7 @@ def _shares(run: Run, known: list[Device]) -> tuple[list[Device], list[Device]]:
     return train, sample
 
 
-def _halves(run: Run, known: list[Device]) -> tuple[list[Device], list[Device]]:
+def _default_split(run: Run, known: list[Device]) -> tuple[list[Device], list[Device]]:
     """Return the first GPUs for the trainer ranks and the last GPUs for vLLM."""
     ranks, group = run.trainer.ranks, run.inference.tensor_parallel_size
     if ranks:
@@ -217,7 +217,7 @@ def _named(group: str, names: Sequence[str] | None, known: list[Device]) -> list
     available = list(dict.fromkeys(name for _, name in known))
     key = f"{group}.devices={names}"
     if not names:
-        _refuse(f"{key} leaves it no GPU: name some of {available}, or use null")
+        _refuse(f"{key} names no GPU: choose from {available}, or use null")
     if len(set(names)) < len(names):
         _refuse(f"{key} names a GPU twice: name each once")
     if missing := [name for name in names if name not in available]:

@@ -38,23 +38,23 @@ def save_checkpoint(
         RunFailed: the checkpoint could not be written; earlier checkpoints are unchanged.
     """
     final = run_folder.checkpoint(step)
-    aside = final.with_name(f".{final.name}.incomplete")
+    temporary = final.with_name(f".{final.name}.incomplete")
     first = learner.policy.ranks.first
     if first:
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
     dist.barrier()  # no rank writes before rank 0 has emptied the folder
-    with _reporting_full_disk(aside, step, run_folder):
-        learner.save(aside)
-        learner.policy.export(run_folder.export_of(aside), model)
+    with _reporting_full_disk(temporary, step, run_folder):
+        learner.save(temporary)
+        learner.policy.export(run_folder.export_of(temporary), model)
     dist.barrier()  # every rank has written its files
     if first:
-        with _reporting_full_disk(aside, step, run_folder):  # fsync can fail on a full disk
+        with _reporting_full_disk(temporary, step, run_folder):  # fsync can fail on a full disk
             state = {"step": step, "rollouts": rollouts}
-            run_folder.state_of(aside).write_text(json.dumps(state))
+            run_folder.state_of(temporary).write_text(json.dumps(state))
             if final.exists():
                 _delete(final)
-            publish(aside, final)
+            publish(temporary, final)
         for old in run_folder.complete_checkpoints()[:-keep]:
             _delete(old)
     dist.barrier()  # no rank continues before the checkpoint has its final name
@@ -62,26 +62,26 @@ def save_checkpoint(
 
 
 @contextmanager
-def _reporting_full_disk(aside: Path, step: int, run_folder: RunFolder) -> Iterator[None]:
+def _reporting_full_disk(temporary: Path, step: int, run_folder: RunFolder) -> Iterator[None]:
     """Turn a write error in the block into RunFailed, and delete the incomplete checkpoint."""
     try:
         yield
     except RunFailed:
         raise
     except (OSError, RuntimeError) as error:  # torch raises RuntimeError on a full disk
-        _clear(aside)  # the error message needs disk space, too
+        _clear(temporary)  # the error message needs disk space, too
         free = shutil.disk_usage(run_folder.path).free / 2**20
         raise RunFailed(
             f"the checkpoint of step {step} could not be written ({error}); without it "
-            f"{free:,.0f} MiB are free at {run_folder.path}. Make room and go on with resume=true"
+            f"{free:,.0f} MiB are free at {run_folder.path}. Free space, then use resume=true"
         ) from error
 
 
-def publish(aside: Path, final: Path) -> None:
+def publish(temporary: Path, final: Path) -> None:
     """Write a folder to disk before renaming it, so that a crash never leaves a partial folder."""
-    for path in [*aside.rglob("*"), aside]:
+    for path in [*temporary.rglob("*"), temporary]:
         _sync(path)
-    aside.rename(final)
+    temporary.rename(final)
     _sync(final.parent)
 
 

@@ -31,21 +31,21 @@ if TYPE_CHECKING:
 
 # The supervisor checks every 5 s whether vLLM runs. After two checks it has restarted vLLM or ended
 # the run.
-_NOTICED_S = 10.0
+_RESTART_WAIT_S = 10.0
 _POLL_S = 0.2
 
 Phase = Callable[[str, str], AbstractContextManager[None]]
-"""(name of the phase's time, what the screen shows) -> block to time"""
+"""(name of the time metric, text on the screen) -> context manager that measures the time"""
 
 
 class Receivers:
-    """The vLLM replicas that receive weights; `living` contains those with the newest version."""
+    """The vLLM replicas that receive weights; `updated` contains those with the newest version."""
 
     def __init__(self, run_folder: RunFolder, inference: InferenceNode, *, timeout: float) -> None:
         """`timeout` is trainer.wait_timeout in seconds."""
         self._run_folder, self._inference, self._timeout = run_folder, inference, timeout
         self._known: dict[str, Replica] = {}  # replicas that received at least one push
-        self.living: dict[str, int] = {}  # replica name -> number of its start
+        self.updated: dict[str, int] = {}  # replica name -> number of its start
 
     def wait(self) -> None:
         """Wait until all replicas answer, at most inference.startup_timeout seconds.
@@ -66,12 +66,12 @@ class Receivers:
         fresh = [one for one in self._started() if self._known.get(one.name) != one]
         fresh = [one for one in fresh if healthy(one)]
         self._known |= {replica.name: replica for replica in fresh}
-        self.living |= {replica.name: replica.incarnation for replica in fresh}
+        self.updated |= {replica.name: replica.incarnation for replica in fresh}
         return [VLLMRoutes(replica, timeout=self._timeout) for replica in fresh]
 
     def lose(self, name: str, why: str) -> None:
         """Request a restart of a replica that failed to load the weights."""
-        request_restart(self._run_folder, name, self.living.pop(name), why)
+        request_restart(self._run_folder, name, self.updated.pop(name), why)
 
     def _started(self) -> list[Replica]:
         return started_replicas(self._run_folder, self._inference)
@@ -116,7 +116,7 @@ class Delivery:
                 self._pusher.push(self._policy, version, must_differ=moved)
 
         def probe() -> None:
-            with phase("probe", f"comparing version {version} with vLLM's"):
+            with phase("probe", f"comparing logprobs of version {version} with vLLM"):
                 stats.update(self._pusher.probe(self._policy, batch, version))
 
         # False for the NaN of a skipped step, because that step leaves the weights unchanged.
@@ -130,11 +130,11 @@ class Delivery:
             moved = False  # the next push repeats the same weights
         return True
 
-    def living(self) -> dict[str, int]:
+    def updated(self) -> dict[str, int]:
         """Return the replicas that have the weights, and request restarts of the lost replicas."""
         for lost in self._pusher.lost():
             self._receivers.lose(lost.name, lost.reason)
-        return self._receivers.living
+        return self._receivers.updated
 
     def _failure_of(self, work: Callable[[], None]) -> str:
         """Run `work`; return the error if no vLLM is left, or "" if one is left. Collective."""
@@ -147,8 +147,8 @@ class Delivery:
 
     def _decide(self) -> Literal["again", "stop", "fail"]:
         """Request restarts of lost replicas, and wait for a started vLLM or a stop request."""
-        self.living()
-        deadline = time.monotonic() + _NOTICED_S
+        self.updated()
+        deadline = time.monotonic() + _RESTART_WAIT_S
         while time.monotonic() < deadline:
             if self._run_folder.stop_request.exists():
                 return "stop"

@@ -41,7 +41,7 @@ class TrainingRun:
         rank = int(os.environ["RANK"])
         self.status = Status(run_folder, f"trainer.rank{rank}")
         others = " and joining the other ranks" if int(os.environ["WORLD_SIZE"]) > 1 else ""
-        self.status.set(f"starting DeepSpeed{others} (at first it compiles something for minutes)")
+        self.status.set(f"starting DeepSpeed{others} (its first start compiles for minutes)")
         # If num_threads is null, OMP_NUM_THREADS from the environment applies.
         if self.settings.num_threads:
             torch.set_num_threads(self.settings.num_threads)
@@ -132,7 +132,7 @@ class TrainingRun:
     def _publish(self, rollouts: RolloutsLink, version: int) -> None:
         """Let the rollouts process sample with this version, on the vLLMs that have its weights."""
         if self.ranks.first:
-            rollouts.publish(version, self.delivery.living() if self.delivery else {})
+            rollouts.publish(version, self.delivery.updated() if self.delivery else {})
 
     def _evaluation(
         self, rollouts: RolloutsLink, watch: Stopwatch, version: int
@@ -152,8 +152,8 @@ class TrainingRun:
         if self.num_nonfinite >= self.settings.max_nonfinite_steps:
             raise RunFailed(
                 f"{self.num_nonfinite} steps in a row had a loss or gradient that is not finite "
-                "(trainer.max_nonfinite_steps). Lower optim.learning_rate, or look at the rollouts "
-                "and, if the loss is your own, at what it divides and takes the logarithm of"
+                "(trainer.max_nonfinite_steps). Lower optim.learning_rate, or check the "
+                "rollouts and, in a custom loss, the divisors and the arguments of logarithms"
             )
 
     def _checkpoint(self, step: int, rollouts: RolloutsLink) -> None:

@@ -13,7 +13,7 @@ from rl.wire import HEADER, Answer, Call, NoMoreBatches, pack, unpack
 
 T = TypeVar("T")
 
-_CAUSE_FIRST_S = 1.0  # wait so that the other process reports first; the oldest report is shown
+_REPORT_DELAY_S = 1.0  # wait so that the other process reports first; the oldest report is shown
 
 
 class RolloutsLink:
@@ -70,7 +70,7 @@ class RolloutsLink:
         `replicas` maps the name of each vLLM with these weights to its incarnation.
         """
         call = Call(what="publish", version=version, replicas=replicas)
-        self._call(call, dict, self._silent)
+        self._call(call, dict, self._no_answer)
 
     def evaluation(self, version: int) -> dict[str, float]:
         """Return the metrics of a version's evaluation after waiting for it; {} if none is due.
@@ -79,16 +79,16 @@ class RolloutsLink:
         """
         late = (
             f"the evaluation of version {version} took longer than trainer.wait_timeout="
-            f"{self._socket.gettimeout():g} s: lower evaluation.num_examples, or raise that one"
+            f"{self._socket.gettimeout():g} s: lower evaluation.num_examples, or raise it"
         )
         return self._call(Call(what="evaluation", version=version), dict, late)
 
     def state(self) -> dict[str, Any]:
         """Return the state of the rollouts process that a checkpoint stores."""
-        return self._call(Call(what="state"), dict, self._silent)
+        return self._call(Call(what="state"), dict, self._no_answer)
 
     @property
-    def _silent(self) -> str:
+    def _no_answer(self) -> str:
         waited = self._socket.gettimeout()
         return f"the rollouts process did not answer within {waited:g} s; see logs/rollouts.log"
 
@@ -100,7 +100,7 @@ class RolloutsLink:
         except TimeoutError as error:
             raise RunFailed(late) from error
         except ConnectionError as error:
-            time.sleep(_CAUSE_FIRST_S)  # let the other process report the cause first
+            time.sleep(_REPORT_DELAY_S)  # let the other process report the cause first
             raise RunFailed(
                 "the rollouts process closed its connection; see logs/rollouts.log"
             ) from error

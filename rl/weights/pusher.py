@@ -98,7 +98,7 @@ class WeightPusher:
         self._last = packed
         receivers = list(self._receivers.values())
         if not receivers:
-            raise NoReceiver("no vLLM answers that it is healthy, so none can take the weights")
+            raise NoReceiver("no vLLM answers its health check, so no vLLM can load the weights")
         with ThreadPoolExecutor(len(receivers)) as pool:
             failures = list(pool.map(lambda one: self._push_to(one, version), receivers))
         for receiver, failure in zip(receivers, failures, strict=True):
@@ -108,7 +108,7 @@ class WeightPusher:
     def _push_to(self, receiver: VLLMRoutes, version: int) -> RunFailed | None:
         """Push to one vLLM; return the error, or None after success."""
         try:
-            with receiver.together():
+            with receiver.shared_timeout():
                 if receiver.replica.name not in self._connected:
                     self._sender.connect(receiver)
                     self._connected.add(receiver.replica.name)

@@ -127,7 +127,7 @@ class WholeWeightsEngine(_Engine):
                 dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
         shared = list(layers_that_share(self.model, self._received))
         if shared:
-            raise RuntimeError(f"weight push: vLLM computes in the trainer's memory in {shared}")
+            raise RuntimeError(f"weight push: vLLM uses the trainer's memory in {shared}")
         if self.parallel_config.tensor_parallel_size == 1:
             sent = as_vllm_names(self.model, self._received)
             proof = dict(compared_layers(self.model, sent))
@@ -136,7 +136,7 @@ class WholeWeightsEngine(_Engine):
             if wrong:
                 raise RuntimeError(f"weight push: vLLM computes with other weights in {wrong}")
         else:
-            _log_once("no layer is compared: under tensor parallelism each holds but a shard")
+            _log_once("no layer is compared: under tensor parallelism each has only a shard")
         self._received = {}  # releases the mapped file
 
 

@@ -60,7 +60,7 @@ def coverage(proof: Mapping[str, bool | None]) -> str:
     if not unknown:
         return text
     shown = ", ".join(unknown[:_MAX_NAMES]) + (", ..." if len(unknown) > _MAX_NAMES else "")
-    return f"{text}; nothing is known of {shown}"
+    return f"{text}; not compared: {shown}"
 
 
 def computes_with(layer: Any, weight: torch.Tensor) -> bool:

@@ -95,7 +95,7 @@ def test_wandb_offline_writes_below_the_run_folder(tmp_path):
 )
 def test_wandb_that_cannot_start_is_off_with_one_warning(tmp_path, environment, said):
     (warning,) = use_wandb(tmp_path / "run", "online", **environment)
-    assert warning.startswith("WandbLogger is off from here on: ")
+    assert warning.startswith("WandbLogger is turned off after an error: ")
     assert said in warning
 
 
@@ -115,7 +115,7 @@ def test_wandb_that_breaks_during_the_run_is_dropped_with_one_warning(caplog):
         logger.log(step, {"train/reward": 0.5})
     logger.finish()
     assert [record.getMessage() for record in caplog.records] == [
-        "WandbLogger is off from here on: gone"
+        "WandbLogger is turned off after an error: gone"
     ]
 
 
