@@ -27,7 +27,7 @@ NEUTRAL_SAMPLING = {
 }
 
 
-def group_of_one(config: Config, learned: Learned) -> Iterator[str]:
+def group_size_one(config: Config, learned: Learned) -> Iterator[str]:
     """Refuse groups of one rollout if the advantage compares the rollouts of a group."""
     is_sampled = not is_imitator(config["sampler"]["_target_"])
     if config["group_size"] == 1 and is_sampled and learned.advantage_compares:
@@ -102,7 +102,7 @@ def divergence(config: Config, learned: Learned) -> Iterator[str]:
         )
 
 
-def old_logprobs(config: Config, learned: Learned) -> Iterator[str]:
+def updates_and_correction(config: Config, learned: Learned) -> Iterator[str]:
     """Check that updates_per_batch, the loss and the correction of ratios fit together."""
     updates, loss = config["updates_per_batch"], config["loss"]["_target_"]
     correction = config["correction"]["_target_"]
@@ -149,7 +149,7 @@ def rewards_before_advantages(config: Config, learned: Learned) -> Iterator[str]
             yield f"{advantage} needs rewards >= 0 and {what} lowers them: use advantage=group_mean"
 
 
-def readers(config: Config, learned: Learned) -> Iterator[str]:
+def unused_or_missing_reference(config: Config, learned: Learned) -> Iterator[str]:
     """Refuse an unused reference, and a missing one that the loss or the KL penalty needs."""
     node, loss = config["reference"], config["loss"]["_target_"]
     kind, teaches = node["_target_"], learned.reads(REFERENCE)
@@ -252,15 +252,15 @@ def critic(config: Config, learned: Learned) -> Iterator[str]:
 
 
 ALGORITHM_RULES: tuple[Callable[[Config, Learned], Iterator[str]], ...] = (
-    group_of_one,
+    group_size_one,
     loss_and_aggregation,
     loss_and_sampler,
     changed_sampling,
-    readers,
+    unused_or_missing_reference,
     each_reference,
     one_per_environment,
     divergence,
-    old_logprobs,
+    updates_and_correction,
     rewards_before_advantages,
     critic,
 )

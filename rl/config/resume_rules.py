@@ -40,7 +40,7 @@ MAY_CHANGE = (
     *("max_calls", "num_rounds"),  # limits of a prompt search
     *(f"reflection.{key}" for key in ("base_url", "api_key_variable", "timeout", "max_retries")),
 )
-LEARNED = ("trainer.max_grad_norm",)  # must not change, unlike the other keys of `trainer`
+FIXED = ("trainer.max_grad_norm",)  # must not change, unlike the other keys of `trainer`
 
 
 def run_folder_problems(config: Config) -> Iterator[str]:
@@ -100,7 +100,7 @@ def changes(config: Config, saved: Path) -> Iterator[str]:
     changed = [
         key
         for key in {**then, **now}
-        if not _may_change(key) and _place(now.get(key)) != _place(then.get(key))
+        if not _may_change(key) and _comparable(now.get(key)) != _comparable(then.get(key))
     ]
     if changed:
         shown = ", ".join(f"{key} was {then.get(key)} and is {now.get(key)}" for key in changed[:3])
@@ -112,10 +112,10 @@ def changes(config: Config, saved: Path) -> Iterator[str]:
 
 
 def _may_change(key: str) -> bool:
-    return key not in LEARNED and any(fnmatchcase(f"{key}.", f"{free}.*") for free in MAY_CHANGE)
+    return key not in FIXED and any(fnmatchcase(f"{key}.", f"{free}.*") for free in MAY_CHANGE)
 
 
-def _place(value: Any) -> Any:
+def _comparable(value: Any) -> Any:
     """Return a value in a form that can be compared; of a file, its absolute path.
 
     A shipped path is relative if a run is started in this checkout, and absolute elsewhere.

@@ -72,7 +72,7 @@ def batches(config: Config) -> Iterator[str]:
         )
 
 
-def text_alone(config: Config) -> Iterator[str]:
+def client_and_evaluation(config: Config) -> Iterator[str]:
     """Refuse a client that gets no tokens, and a run's evaluation without a vLLM."""
     client, sampler = config["client"]["_target_"], config["sampler"]["_target_"]
     if not fact(client, "needs_vllm", True):
@@ -153,7 +153,7 @@ def compilation(config: Config) -> Iterator[str]:
         )
 
 
-def steps_and_waits(config: Config) -> Iterator[str]:
+def rollout_timeout(config: Config) -> Iterator[str]:
     """Refuse a rollout that may take longer than the other processes wait."""
     episode, wait = value_of(config, "sampler.rollout_timeout"), config["trainer"]["wait_timeout"]
     if episode is not None and episode >= wait:
@@ -254,11 +254,11 @@ RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     secret_problems,
     batches,
     lengths,
-    text_alone,
+    client_and_evaluation,
     optimizer_and_sharding,
     offload,
     compilation,
-    steps_and_waits,
+    rollout_timeout,
     time_limit,
     rewards,
     transport_problems,

@@ -38,16 +38,16 @@ def transport(config: Node) -> Transport:
     chosen = Transport(config["sync"])
     if not chosen.has("chooses"):
         return chosen
-    if obstacle(config["adapter"], config["model"]) is None:
+    if adapter_obstacle(config["adapter"], config["model"]) is None:
         target = "rl.weights.adapter.AdapterSender"
-    elif hosts_apart(config):
+    elif why_other_host(config):
         target = "rl.weights.gloo.GlooSender"
     else:
         target = "rl.weights.shm.ShmSender"
     return Transport({**chosen.node, "_target_": target})
 
 
-def hosts_apart(config: Node) -> str | None:
+def why_other_host(config: Node) -> str | None:
     """Return why vLLM may be on another host than the trainer, or None if it cannot be."""
     cluster = config.get("cluster")
     if is_external(config.get("inference")):
@@ -57,7 +57,7 @@ def hosts_apart(config: Node) -> str | None:
     return None
 
 
-def obstacle(adapter: Node, model: Node) -> str | None:
+def adapter_obstacle(adapter: Node, model: Node) -> str | None:
     """Return why the adapter alone cannot be pushed (values, then remedy), or None if it can."""
     if not fact(adapter["_target_"], "freezes_base", False):
         return "there is no adapter: add adapter=lora, or use sync=auto"
@@ -82,9 +82,9 @@ def obstacle(adapter: Node, model: Node) -> str | None:
 def transport_problems(config: Node) -> Iterator[str]:
     """Yield why the sender does not suit these hosts or this policy: values, then remedy."""
     chosen = transport(config)
-    if chosen.adapter_only and (why := obstacle(config["adapter"], config["model"])):
+    if chosen.adapter_only and (why := adapter_obstacle(config["adapter"], config["model"])):
         yield f"sync={chosen.name}, but {why}"
-    if chosen.has("one_host") and (apart := hosts_apart(config)):
+    if chosen.has("one_host") and (apart := why_other_host(config)):
         yield (
             f"sync={chosen.name} goes through the memory of one host, but {apart}: use sync=gloo"
         )

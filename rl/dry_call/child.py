@@ -44,15 +44,15 @@ class DryCall:
 
     def __init__(self, configs: Sequence[Mapping[str, Any]]) -> None:
         self._whole = configs
-        self._configs = [_asked(config) for config in configs]
-        self._answers: list[Answer | None] = [_kept(config) for config in self._configs]
+        self._configs = [_inputs(config) for config in configs]
+        self._answers: list[Answer | None] = [_cached_answer(config) for config in self._configs]
         self._child: subprocess.Popen[bytes] | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="offbyone-check-")
 
     def __enter__(self) -> Self:
-        if waiting := self._waiting():
+        if uncached := self._uncached():
             with self._path("asked").open("w+b") as asked, self._path("log").open("wb") as log:
-                asked.write(pickle.dumps([self._configs[i] for i in waiting]))
+                asked.write(pickle.dumps([self._configs[i] for i in uncached]))
                 asked.seek(0)
                 self._child = subprocess.Popen(
                     [sys.executable, "-m", "rl.dry_call.learn", str(self._path("answer"))],
@@ -78,7 +78,7 @@ class DryCall:
     def _path(self, name: str) -> Path:
         return Path(self._folder.name, name)
 
-    def _waiting(self) -> list[int]:
+    def _uncached(self) -> list[int]:
         return [i for i, answer in enumerate(self._answers) if answer is None]
 
     def learned(self, number: int = 0) -> Learned:
@@ -87,8 +87,8 @@ class DryCall:
         Raises:
             ConfigError: a component cannot be used, or the components cannot be combined.
         """
-        if waiting := self._waiting():
-            self._read_answers(waiting)
+        if uncached := self._uncached():
+            self._read_answers(uncached)
         answer = self._answers[number]
         assert answer is not None
         if "problems" in answer:
@@ -109,7 +109,7 @@ class DryCall:
         """Return the run with the facts of its dry call; raise ConfigError as `learned` does."""
         return replace(run, learned=asdict(self.learned()))
 
-    def _read_answers(self, waiting: Sequence[int]) -> None:
+    def _read_answers(self, uncached: Sequence[int]) -> None:
         assert self._child is not None
         try:
             status = self._child.wait(LIMIT_S)
@@ -124,19 +124,19 @@ class DryCall:
             raise ConfigError(
                 [f"the process that calls your functions once ended with status {status}:\n  {end}"]
             ) from None
-        for number, answer in zip(waiting, reply["answers"], strict=True):
+        for number, answer in zip(uncached, reply["answers"], strict=True):
             self._answers[number] = {**answer, "files": reply["files"]}
             if "learned" in answer and answer["read_env"]:
-                _keep(self._configs[number], answer["learned"], reply["files"])
+                _cache_answer(self._configs[number], answer["learned"], reply["files"])
 
 
-def _asked(config: Mapping[str, Any]) -> dict[str, Any]:
+def _inputs(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys that affect a dry call; the seed and the folder do not."""
     sampler = {"max_staleness": config["sampler"].get("max_staleness")}
     return {**{key: config[key] for key in _KEYS}, "sampler": sampler}
 
 
-def _kept_at(config: Mapping[str, Any]) -> Path:
+def _cache_file(config: Mapping[str, Any]) -> Path:
     where = [sys.executable, sys.version, os.getcwd(), os.environ.get("PYTHONPATH", "")]
     text = repr([config, where, version("torch"), str(Path(__file__))])
     return cache_folder() / "dry_calls" / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
@@ -147,19 +147,19 @@ def _identity(file: str) -> list[int]:
     return [status.st_mtime_ns, status.st_size, status.st_ino]
 
 
-def _kept(config: Mapping[str, Any]) -> Answer | None:
+def _cached_answer(config: Mapping[str, Any]) -> Answer | None:
     """Return the cached answer if none of its source files has changed, else None."""
     with suppress(OSError, ValueError, KeyError):
-        kept = json.loads(_kept_at(config).read_text())
+        kept = json.loads(_cache_file(config).read_text())
         if all(_identity(file) == then for file, then in kept["files"].items()):
             Learned.from_settings(kept["learned"])
             return {"learned": kept["learned"], "files": list(kept["files"])}
     return None
 
 
-def _keep(config: Mapping[str, Any], learned: Answer, files: Sequence[str]) -> None:
+def _cache_answer(config: Mapping[str, Any], learned: Answer, files: Sequence[str]) -> None:
     """Write an answer to the cache atomically; ignore a cache that cannot be written."""
-    path = _kept_at(config)
+    path = _cache_file(config)
     with suppress(OSError):
         content = {"learned": learned, "files": {file: _identity(file) for file in files}}
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

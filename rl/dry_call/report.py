@@ -9,7 +9,7 @@ from typing import Any
 from envs.user_code import frame_of
 
 
-class Wrong(ValueError):
+class Unusable(ValueError):
     """The error that user code returned an unusable value; the message has the remedy."""
 
 
@@ -35,11 +35,11 @@ class Report:
             yield
         except unknown:
             pass
-        except Wrong as wrong:
-            self.problems.append(f"{group}: {name_of(made)} {wrong}{_place(defined_at(made))}")
+        except Unusable as error:
+            self.problems.append(f"{group}: {name_of(made)} {error}{_location(defined_at(made))}")
         except Exception as error:  # noqa: BLE001 user code may raise anything
             what = f"{name_of(made)} raised {type(error).__name__}: {error}"
-            place = _place(raised_at(error, made))
+            place = _location(raised_at(error, made))
             self.problems.append(f"{group}: {what}{given and f', called with {given}'}{place}")
 
 
@@ -77,5 +77,5 @@ def raised_at(error: BaseException, made: Any) -> tuple[str, int] | None:
     return frame.filename, frame.lineno or 1
 
 
-def _place(place: tuple[str, int] | None) -> str:
-    return f" ({place[0]}, line {place[1]})" if place else ""
+def _location(found: tuple[str, int] | None) -> str:
+    return f" ({found[0]}, line {found[1]})" if found else ""

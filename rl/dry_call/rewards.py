@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from envs.episode import Example, StopReason
-from rl.dry_call.report import Report, Wrong
+from rl.dry_call.report import Report, Unusable
 from rl.records import Credit, Rollout, TrainingRow
 from rl.rollouts.credit import Crediting
 
@@ -120,17 +120,17 @@ def _numbers(
 
 
 def _require_numbers(result: Any, given: list[Any], by_turn: bool, unit: str = "rollout") -> None:
-    """Raise Wrong unless `result` has one number per item, or per turn if items are lists."""
+    """Raise Unusable unless `result` has one number per item, or per turn if items are lists."""
     is_list = isinstance(result, Sequence | np.ndarray)
     if not is_list or len(result) != len(given):
         what = f"{len(result)} numbers" if is_list else f"a {type(result).__name__}"
-        raise Wrong(f"returned {what} for a group of {len(given)}: return one for each {unit}")
+        raise Unusable(f"returned {what} for a group of {len(given)}: return one for each {unit}")
     for number, item in zip(result, given, strict=True):
         if by_turn:
             if item is not None:
                 _require_numbers(number, item, False, "turn of a rollout")
         elif not isinstance(number, int | float | np.number) or not math.isfinite(number):
-            raise Wrong(
+            raise Unusable(
                 f"returned {number!r} in the place of a number: return a finite number for each "
                 f"{unit}, 0 where there is nothing to learn"
             )
@@ -153,7 +153,7 @@ def check_truncation(
         for rollout in rollouts:
             credit = truncation(rollout)
             if not isinstance(credit, Credit):
-                raise Wrong(
+                raise Unusable(
                     f"returned a {type(credit).__name__}: return Credit(reward, trains=...) of "
                     "rl/records.py"
                 )

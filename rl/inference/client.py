@@ -18,15 +18,15 @@ from rl.inference.completion import (
     RequestFailed,
     completion_of,
 )
-from rl.inference.replica import closed
+from rl.inference.replica import refuses_connections
 from rl.inference.router import Group, Route, Router
 from rl.runtime.devices import open_files
 
 T = TypeVar("T")
 _RETRIES = 3
-_FIRST_PAUSE_S = 0.5  # seconds before the first retry; each further retry waits twice as long
+_RETRY_DELAY_S = 0.5  # seconds before the first retry; each further retry waits twice as long
 _KEEP_ALIVE_S = 2.0  # less than the 5 s after which vLLM closes idle connections
-_MOST_FAILED_IN_A_ROW = 32  # consecutive requests that failed after all their retries
+_MAX_FAILURES = 32  # consecutive requests that failed after all their retries
 _CONNECT_S = 10.0  # timeout for TCP connections, because a host that is down does not refuse them
 
 
@@ -64,7 +64,7 @@ class VLLMClient:
 
     async def __aexit__(self, *_: object) -> None:
         for route in list(self._sessions):
-            self._hang_up(route)
+            self._close_session(route)
         await asyncio.gather(*self._closing)
 
     @contextmanager
@@ -73,7 +73,7 @@ class VLLMClient:
         with self._router.group() as group:
             yield GroupClient(self, group)
 
-    async def ask(
+    async def request(
         self, path: str, body: dict[str, Any], read: Callable[[Any], T], group: Group, n: int = 0
     ) -> T:
         """Post a request and return `read(answer)`; retry failures that may be temporary.
@@ -83,21 +83,21 @@ class VLLMClient:
         attempt, body = 0, {"model": self._model, **body}
         while True:
             route = group.route()
-            route.num_flying += n
+            route.num_pending += n
             try:
                 answer = await self._post(route, path, body, read)
             except AttemptFailed as failure:
                 if await self._is_lost(route, failure):
                     continue
-                if failure.passing and attempt < _RETRIES:
+                if failure.retryable and attempt < _RETRIES:
                     self._tally.num_retried += 1
-                    await asyncio.sleep(_FIRST_PAUSE_S * 2**attempt)
+                    await asyncio.sleep(_RETRY_DELAY_S * 2**attempt)
                     attempt += 1
                     continue
                 self._count_failure(route, failure)
                 raise RequestFailed(str(failure)) from failure
             finally:
-                route.num_flying -= n
+                route.num_pending -= n
             route.num_failed_in_a_row = self._tally.num_failed_in_a_row = 0
             return answer
 
@@ -105,22 +105,22 @@ class VLLMClient:
         """Count a failed request. After many in a row, exclude the replica or stop the run."""
         route.num_failed_in_a_row += 1
         self._tally.num_failed_in_a_row += 1
-        if self._tally.num_failed_in_a_row >= _MOST_FAILED_IN_A_ROW:
+        if self._tally.num_failed_in_a_row >= _MAX_FAILURES:
             raise GenerationError(
-                f"{_MOST_FAILED_IN_A_ROW} requests to vLLM failed in a row, the last one because "
+                f"{_MAX_FAILURES} requests to vLLM failed in a row, the last one because "
                 f"{failure}; see {route.replica.log}"
             ) from failure
-        if route.num_failed_in_a_row >= _MOST_FAILED_IN_A_ROW:  # only this replica fails
-            self._router.lose(route, f"{_MOST_FAILED_IN_A_ROW} requests failed in a row")
+        if route.num_failed_in_a_row >= _MAX_FAILURES:  # only this replica fails
+            self._router.lose(route, f"{_MAX_FAILURES} requests failed in a row")
 
     async def _is_lost(self, route: Route, failure: AttemptFailed) -> bool:
         """Return whether the replica is lost and another replica can answer the request."""
         if route.lost:
             return True
-        if not failure.broken or len(self._router.routes) == 1:
+        if not failure.unanswered or len(self._router.routes) == 1:
             return False
         # Connect in a thread, because a connection to a host that is down blocks.
-        gone = await asyncio.to_thread(closed, route.replica)
+        gone = await asyncio.to_thread(refuses_connections, route.replica)
         return gone and self._router.lose(route, str(failure))
 
     async def _post(
@@ -132,14 +132,14 @@ class VLLMClient:
                 status, content = response.status, await response.read()
         except aiohttp.ConnectionTimeoutError as error:  # the replica's host is down
             why = f"no connection to {address} within {_CONNECT_S:g} s"
-            raise AttemptFailed(why, broken=True) from error
+            raise AttemptFailed(why, unanswered=True) from error
         except TimeoutError as error:  # do not retry, because a retry would also time out
             raise AttemptFailed(
-                f"vLLM was silent for {self._timeout:g} s", passing=False, broken=True
+                f"vLLM was silent for {self._timeout:g} s", retryable=False, unanswered=True
             ) from error
         except aiohttp.ClientError as error:
             raise AttemptFailed(
-                f"vLLM is out of reach at {address} ({error!r})", broken=True
+                f"vLLM is out of reach at {address} ({error!r})", unanswered=True
             ) from error
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
@@ -152,8 +152,8 @@ class VLLMClient:
             raise ValueError(f"the chat template refuses it: {text}")
         if status != HTTPStatus.OK:
             busy = status == HTTPStatus.TOO_MANY_REQUESTS
-            passing = busy or status >= HTTPStatus.INTERNAL_SERVER_ERROR
-            raise AttemptFailed(f"vLLM answered {status} to {path}: {text}", passing=passing)
+            retryable = busy or status >= HTTPStatus.INTERNAL_SERVER_ERROR
+            raise AttemptFailed(f"vLLM answered {status} to {path}: {text}", retryable=retryable)
         try:
             return read(msgspec.json.decode(content))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -180,10 +180,10 @@ class VLLMClient:
             self._sessions[route] = aiohttp.ClientSession(
                 replica.address.url, connector=connector, timeout=timeout, headers=replica.headers
             )
-            route.hang_up = lambda: self._hang_up(route)
+            route.close_session = lambda: self._close_session(route)
         return self._sessions[route]
 
-    def _hang_up(self, route: Route) -> None:
+    def _close_session(self, route: Route) -> None:
         """Close the connections to a replica, so that its open requests move to another one."""
         if session := self._sessions.pop(route, None):
             task = asyncio.ensure_future(session.close())
@@ -196,7 +196,7 @@ class GroupClient:
     """A client whose requests all go to the same replica."""
 
     client: VLLMClient
-    stays: Group
+    group: Group
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: dict[str, Any], *, n: int, version: int
@@ -220,8 +220,8 @@ class GroupClient:
         def read(answer: Any) -> list[Completion]:
             return [completion_of(choice, list(prompt_ids)) for choice in answer["choices"]]
 
-        completions = await self.client.ask("/inference/v1/generate", body, read, self.stays, n)
-        route = self.stays.route()
+        completions = await self.client.request("/inference/v1/generate", body, read, self.group, n)
+        route = self.group.route()
         route.num_completions += len(completions)
         route.num_tokens += sum(len(completion.token_ids) for completion in completions)
         return completions
@@ -236,6 +236,6 @@ class GroupClient:
         body: dict[str, Any] = {"messages": messages}
         if tools:
             body["tools"] = [{"type": "function", "function": spec} for spec in tools]
-        return await self.client.ask(
-            "/tokenize", body, lambda answer: list(answer["tokens"]), self.stays
+        return await self.client.request(
+            "/tokenize", body, lambda answer: list(answer["tokens"]), self.group
         )

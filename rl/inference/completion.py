@@ -5,7 +5,7 @@ from typing import Any
 
 from rl.runtime.failure import RunFailed
 
-_BROKEN_OFF = ("abort", "error")  # finish reasons that mean that vLLM failed
+_FAILURE_REASONS = ("abort", "error")  # finish reasons that mean that vLLM failed
 
 
 class GenerationError(RunFailed):
@@ -19,10 +19,10 @@ class RequestFailed(GenerationError):
 class AttemptFailed(Exception):
     """The error that one attempt at a request failed."""
 
-    def __init__(self, message: str, *, passing: bool = True, broken: bool = False) -> None:
+    def __init__(self, message: str, *, retryable: bool = True, unanswered: bool = False) -> None:
         super().__init__(message)
-        self.passing = passing  # True if another attempt may succeed
-        self.broken = broken  # True if vLLM sent no answer, so that it may have ended
+        self.retryable = retryable  # True if another attempt may succeed
+        self.unanswered = unanswered  # True if vLLM sent no answer, so that it may have ended
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def completion_of(choice: dict[str, Any], prompt_ids: list[int]) -> Completion:
     """
     token_ids: list[int] = choice["token_ids"] or []
     content: list[dict[str, Any]] = (choice["logprobs"] or {}).get("content") or []
-    if choice["finish_reason"] in _BROKEN_OFF:
+    if choice["finish_reason"] in _FAILURE_REASONS:
         # Training on an aborted completion would penalise the policy for vLLM's failure.
         raise AttemptFailed(f"vLLM ended a completion with finish_reason={choice['finish_reason']}")
     versions = [-1] * len(token_ids)

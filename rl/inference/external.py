@@ -19,7 +19,7 @@ from rl.inference.replica import Replica
 from rl.inference.routes import http_client
 from rl.runtime.network import Address
 
-_LOOK_S = 10.0
+_TIMEOUT_S = 10.0
 # tokenizers differ in how they split this text
 _TEXT = "Reverse 12 words, then say: naïve {x} == 3.50!\n"
 _NEEDED = ("/inference/v1/generate", "/init_weight_transfer_engine")
@@ -77,7 +77,7 @@ def why_unusable(replica: Replica, model: Path, max_seq_len: int) -> str | None:
     weights of another architecture.
     """
     try:
-        with http_client(replica, _LOOK_S) as http:
+        with http_client(replica, _TIMEOUT_S) as http:
             return _problem(http, model, max_seq_len)
     except (httpx.HTTPError, KeyError, TypeError, ValueError) as error:
         return f"is no vLLM that can be used ({type(error).__name__}: {error}): {_REMEDY}"

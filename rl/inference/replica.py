@@ -7,7 +7,7 @@ from rl.runtime.endpoint import Endpoint
 from rl.runtime.folder import RunFolder
 from rl.runtime.network import Address
 
-_LOOK_S = 2.0
+_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class Replica:
         return f"logs/{self.name}.log"
 
 
-def closed(replica: Replica) -> bool:
+def refuses_connections(replica: Replica) -> bool:
     """Return whether the replica refuses connections; a busy one accepts, an ended one refuses."""
     try:
-        replica.address.connect(_LOOK_S).close()
+        replica.address.connect(_TIMEOUT_S).close()
     except (ConnectionRefusedError, FileNotFoundError):
         return True
     except OSError:

@@ -20,12 +20,12 @@ class Route:
 
     replica: Replica
     num_groups: int = 0  # groups that use this replica
-    num_flying: int = 0  # completions that are requested but not answered
+    num_pending: int = 0  # completions that are requested but not answered
     num_completions: int = 0  # completions since the last logged metrics
     num_tokens: int = 0  # sampled tokens since the last logged metrics
     num_failed_in_a_row: int = 0  # consecutive failed requests
     lost: bool = False
-    hang_up: Callable[[], None] = lambda: None  # closes the connections of open requests
+    close_session: Callable[[], None] = lambda: None  # closes the connections of open requests
 
 
 @dataclass(eq=False)
@@ -56,7 +56,7 @@ class Router:
 
     on_lost: Callable[[Replica, str], None] = lambda _replica, _why: None
     _routes: dict[str, Route] = field(default_factory=dict)  # keys are names of replicas
-    _out: dict[str, int] = field(default_factory=dict)  # name of a lost replica -> its incarnation
+    _lost: dict[str, int] = field(default_factory=dict)  # name of a lost replica -> its incarnation
 
     @classmethod
     def to(cls, *replicas: Replica) -> "Router":
@@ -81,7 +81,7 @@ class Router:
         fresh = {
             name: Route(replica)
             for name, replica in given.items()
-            if name not in self._routes and self._out.get(name) != replica.incarnation
+            if name not in self._routes and self._lost.get(name) != replica.incarnation
         }
         self._routes |= fresh
         if not self._routes:  # use lost replicas, because only they have the newest weights
@@ -89,7 +89,7 @@ class Router:
 
     def least_busy(self) -> Route:
         """Return the route with the fewest groups, or with the fewest completions among equals."""
-        return min(self._routes.values(), key=lambda route: (route.num_groups, route.num_flying))
+        return min(self._routes.values(), key=lambda route: (route.num_groups, route.num_pending))
 
     def lose(self, route: Route, why: str) -> bool:
         """Stop using this replica; return False if it is the only one, because one must remain."""
@@ -103,9 +103,9 @@ class Router:
 
     def _remove(self, route: Route) -> None:
         route.lost = True
-        self._out[route.replica.name] = route.replica.incarnation
+        self._lost[route.replica.name] = route.replica.incarnation
         del self._routes[route.replica.name]
-        route.hang_up()
+        route.close_session()
 
     @contextmanager
     def group(self) -> Iterator[Group]:

@@ -50,7 +50,7 @@ class VLLMRoutes:
         self._http.close()
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def shared_timeout(self) -> Iterator[None]:
         """Let all requests in the block share one timeout."""
         self._deadline = time.monotonic() + self._timeout
         try:
@@ -107,21 +107,21 @@ class VLLMRoutes:
 
     def num_workers(self) -> int:
         """Return how many of vLLM's worker processes hold a shard of the model."""
-        return self._answered("GET", "/get_world_size?include_dp=false").json()["world_size"]
+        return self._request("GET", "/get_world_size?include_dp=false").json()["world_size"]
 
     def _post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        response = self._answered("POST", path, body)
+        response = self._request("POST", path, body)
         if response.status_code != httpx.codes.OK:
             raise RunFailed(
-                f"vLLM refused `{_phase(path)}`: {response.text[:500]}; see {self.replica.log}"
+                f"vLLM refused `{_route(path)}`: {response.text[:500]}; see {self.replica.log}"
             )
         is_json = response.headers.get("content-type", "").startswith("application/json")
         return response.json() if is_json else {}  # the adapter routes return plain text
 
     def _accepts(self, path: str, body: dict[str, Any] | None = None) -> bool:
-        return self._answered("POST", path, body).status_code == httpx.codes.OK
+        return self._request("POST", path, body).status_code == httpx.codes.OK
 
-    def _answered(
+    def _request(
         self, method: str, path: str, body: dict[str, Any] | None = None
     ) -> httpx.Response:
         left = self._timeout
@@ -131,17 +131,17 @@ class VLLMRoutes:
             return self._http.request(method, path, json=body, timeout=left)
         except httpx.TimeoutException as error:
             raise RunFailed(
-                f"vLLM did not answer `{_phase(path)}` within {self._limit}={self._timeout:g} s; "
+                f"vLLM did not answer `{_route(path)}` within {self._limit}={self._timeout:g} s; "
                 f"see {self.replica.log}"
             ) from error
         except httpx.HTTPError as error:
             raise RunFailed(
-                f"vLLM is out of reach for `{_phase(path)}` ({type(error).__name__}: {error}); "
+                f"vLLM is out of reach for `{_route(path)}` ({type(error).__name__}: {error}); "
                 f"see {self.replica.log}"
             ) from error
 
 
-def _phase(path: str) -> str:
+def _route(path: str) -> str:
     return path.partition("?")[0].strip("/")
 
 

@@ -36,7 +36,7 @@ def process(run_folder: RunFolder, address: Address) -> tuple[list[str], dict[st
     return vllm_process(server, run_folder, Replica("inference", address), policy)
 
 
-def key_of(run_folder: RunFolder) -> str:
+def required_key(run_folder: RunFolder) -> str:
     """Return the key that vLLM requires; raise ValueError if the user has set none.
 
     Without a key, any process that reaches the port could load weights.
@@ -57,6 +57,6 @@ if __name__ == "__main__":
     del env["TMPDIR"]  # TMPDIR is a folder on the supervisor's host
     if not address.path:
         key_file = os.memfd_create("key", 0)  # a file in memory, so that no key stays on the disk
-        os.write(key_file, key_of(run_folder).encode())
+        os.write(key_file, required_key(run_folder).encode())
         env[KEY_FILE] = f"/proc/self/fd/{key_file}"
     os.execve(command[0], [*command, *sys.argv[3:]], {**os.environ, **env})

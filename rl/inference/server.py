@@ -30,7 +30,7 @@ from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
 from rl.runtime.network import Address
 
-_ENDING_S = 0.2  # vLLM closes its connections this long before its process ends
+_EXIT_DELAY_S = 0.2  # vLLM closes its connections this long before its process ends
 # The model name in requests. The key is whether the trainer pushes only the adapter: vLLM serves
 # the base model and the adapter under different names.
 SERVED_AS = {False: "policy", True: "policy-adapter"}
@@ -97,7 +97,7 @@ class VLLMServer:
         options: dict[str, Any] = {
             "model": model,
             "served-model-name": SERVED_AS[False],
-            **_listening(address),
+            **_address_flags(address),
             "dtype": dtype,
             "hf-overrides": head_dtype and json.dumps({"head_dtype": head_dtype}),
             "max-model-len": max_seq_len,
@@ -141,7 +141,7 @@ class VLLMServer:
         }
 
 
-def _all_cores() -> dict[str, str]:
+def _thread_limit() -> dict[str, str]:
     """Return the thread limit of a vLLM that may use the whole machine: one core stays free.
 
     A value of OMP_NUM_THREADS in the environment has priority. A GPU needs no limit.
@@ -152,7 +152,7 @@ def _all_cores() -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(max(num_cores - 1, 1))}
 
 
-def _listening(address: Address) -> dict[str, Any]:
+def _address_flags(address: Address) -> dict[str, Any]:
     """Return vLLM's flags for an address; on a TCP port the key guard protects all routes."""
     if address.path:
         return {"uds": address.path}
@@ -184,7 +184,7 @@ def vllm_process(
     env = {
         **run_folder.private.environment(),
         **server.environment(adapter=policy.adapter, key_file=key_file),
-        **(place or _all_cores()),
+        **(place or _thread_limit()),
     }
     return command, env
 
@@ -231,7 +231,7 @@ def serving(
         child = Child(replica.name, command, log=log, reaper=reaper, env=env)
         stack.enter_context(child)
 
-        def look() -> None:
+        def check_child() -> None:
             if child.returncode is not None:
                 raise RunFailed(
                     f"vLLM {ending(child.returncode)}. The end of {child.log}:\n"
@@ -239,15 +239,15 @@ def serving(
                 )
 
         timeout = server.startup_timeout
-        wait_until_healthy(replica, timeout, look)
+        wait_until_healthy(replica, timeout, check_child)
         routes = VLLMRoutes(replica, timeout=timeout, limit="inference.startup_timeout")
         try:
             yield stack.enter_context(routes)
         except Exception:
-            time.sleep(_ENDING_S)
-            look()  # raises RunFailed if vLLM has ended, which caused the block's error
+            time.sleep(_EXIT_DELAY_S)
+            check_child()  # raises RunFailed if vLLM has ended, which caused the block's error
             raise
-        look()  # the block may tolerate failed requests, so check vLLM again
+        check_child()  # the block may tolerate failed requests, so check vLLM again
 
 
 def only_replica(run_folder: RunFolder) -> Replica:

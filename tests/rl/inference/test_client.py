@@ -68,7 +68,7 @@ async def serving(folder: Path, *faults: Fault) -> AsyncIterator[VLLM]:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(module, "_RETRY_DELAY_S", 0.001)
 
 
 async def ask(client: VLLMClient, *, n: int = 1, **sampling: Any) -> list[module.Completion]:
