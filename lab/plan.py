@@ -15,8 +15,8 @@ from rl.supervisor.resolve import resolve
 
 PRETENDED = {"hosts": 1, "gpus": 0, "gpu_gib": None, "host_gib": None, "cores": 16}
 
-_WHICH = (
-    "hosts: those that Ray reserves; for a plan of such machines say what they have, as in "
+_HOSTS_NOTE = (
+    "hosts: those that Ray reserves. To plan for other machines, describe them, as in "
     "+hosts=2 +gpus=8 +gpu_gib=80 +host_gib=512"
 )
 
@@ -39,7 +39,7 @@ def show_plan(config: dict[str, Any]) -> str:
     with refused():
         sizes = _sizes(resolved.run.model)
     page = resolved.for_model(sizes)[1]
-    return f"{page}\n{_WHICH}" if resolved.run.cluster.spans_hosts and not given else page
+    return f"{page}\n{_HOSTS_NOTE}" if resolved.run.cluster.spans_hosts and not given else page
 
 
 def _pretended(

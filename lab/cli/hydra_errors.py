@@ -52,11 +52,11 @@ def _unknown_key(key: str, arguments: list[str], primary: str, added: Sequence[s
         return f"{key} is not a key of the configuration yet: write +{key}=..."
     known = known_keys(arguments, primary)
     group, _, name = key.rpartition(".")
-    beside = [k.removeprefix(f"{group}.") for k in known if group and k.startswith(f"{group}.")]
-    beside = [name for name in beside if "." not in name and name != "_target_"]
-    if beside:
-        hint = did_you_mean(name, beside).replace(" mean ", f" mean {group}.")
-        return f"there is no key {key}{hint or f': {group} has ' + ', '.join(beside)}"
+    siblings = [k.removeprefix(f"{group}.") for k in known if group and k.startswith(f"{group}.")]
+    siblings = [name for name in siblings if "." not in name and name != "_target_"]
+    if siblings:
+        hint = did_you_mean(name, siblings).replace(" mean ", f" mean {group}.")
+        return f"there is no key {key}{hint or f': {group} has ' + ', '.join(siblings)}"
     hint = did_you_mean(key, known) or f" (python {primary}.py --help lists them all)"
     return f"there is no key {key}{hint}"
 

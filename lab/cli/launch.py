@@ -54,7 +54,7 @@ OmegaConf.register_new_resolver("at_most_positions", _at_most_positions, replace
 
 FAILED, BAD_CONFIG, INTERRUPTED = 1, 2, AT_ONCE
 # Prefixes of Hydra's overrides that only a sweep uses.
-_OF_A_SWEEP = (
+_SWEEP_PREFIXES = (
     "hydra.mode=",
     *("hydra.sweep.", "hydra/sweeper=", "hydra.sweeper.", "hydra/launcher=", "hydra.launcher."),
 )
@@ -181,7 +181,7 @@ def _guarded(start: Callable[[], float | None], in_sweep: bool) -> float | None:
     except RunFailed as error:
         if not in_sweep:
             stop("the run failed", error, FAILED)
-        _say("the run failed", error)
+        _print_error("the run failed", error)
         raise  # Hydra records the error and starts the next run of the sweep
     except Exception as error:
         traceback.print_exc()
@@ -199,7 +199,7 @@ def command_of(typed: list[str], arguments: list[str], hydra: Sequence[str]) -> 
     known, _ = get_args_parser().parse_known_args(arguments[1:])
     flags = {"--config-path": known.config_path, "--config-name": known.config_name}
     flags["--config-dir"] = known.config_dir
-    own = [item for item in hydra if not item.startswith(_OF_A_SWEEP)]
+    own = [item for item in hydra if not item.startswith(_SWEEP_PREFIXES)]
     # A sweep's file (--config-name) sets hydra.mode=MULTIRUN, but this command starts one run.
     mode = ["hydra.mode=RUN"] if known.config_name else []
     chosen = [part for flag, value in flags.items() if value for part in (flag, value)]
@@ -243,11 +243,11 @@ def launch(main: Callable[[], object], primary: str = "train", added: Sequence[s
         stop("this run cannot start", explain(error, sys.argv[1:], primary, added), BAD_CONFIG)
 
 
-def _say(title: str, error: Exception) -> None:
+def _print_error(title: str, error: Exception) -> None:
     print(f"{title}:\n{strip_escapes(str(error))}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def stop(title: str, error: Exception, status: int) -> NoReturn:
     """Print an error and exit with `status`."""
-    _say(title, error)
+    _print_error(title, error)
     raise SystemExit(status) from error

@@ -21,7 +21,7 @@ from omegaconf import DictConfig, open_dict, read_write
 from lab.cli.hydra_errors import explain
 from lab.cli.launch import BAD_CONFIG, command_of, composed, stop
 from lab.sweeps.job import is_done
-from lab.sweeps.overview import printing_changes, what_is_left, what_will_be_done
+from lab.sweeps.overview import printing_changes, start_message, unfinished_message
 from lab.sweeps.process import this_process
 from lab.sweeps.slots import Slot, slots_of
 from rl.config.check import check
@@ -40,7 +40,7 @@ from rl.runtime.sweep_folder import (
 from rl.runtime.text import relative_path
 
 # A global variable, because Hydra pickles callbacks and an ExitStack cannot be pickled.
-_OPEN = ExitStack()
+_RESOURCES = ExitStack()
 _DIR = "hydra.sweep.dir="
 _SEED = re.compile(r"seed=\d+")  # jobs that differ only in the seed are checked once
 Settings = dict[str, Any]
@@ -53,7 +53,7 @@ class SweepCheck(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:  # noqa: ARG002
         """Check all jobs. Print each problem with the number of its jobs, and exit."""
         jobs = jobs_of(config)
-        before = _runs_before(config)
+        before = _earlier_runs(config)
         alike: dict[tuple[str, ...], list[list[str]]] = {}  # jobs that differ only in the seed
         for job in jobs:
             alike.setdefault(tuple(o for o in job if not _SEED.fullmatch(o)), []).append(job)
@@ -62,14 +62,14 @@ class SweepCheck(Callback):
         for same in alike.values():
             first = next((job for job in same if identity(job) in before), same[0])
             problems, settings = _problems_of(config, first, before.get(identity(first)))
-            _note(where, problems, same)
+            _add_problems(where, problems, same)
             checked += [(same, settings)] if settings else []
         with DryCall([settings for _, settings in checked]) as dry_call:
             for number, (same, _) in enumerate(checked):
                 try:
                     dry_call.learned(number)
                 except ConfigError as error:
-                    _note(where, error.problems, same)
+                    _add_problems(where, error.problems, same)
         if where:
             problems = [
                 f"{problem} ({len(names)} of {len(jobs)} runs, first: {names[0]})"
@@ -78,7 +78,9 @@ class SweepCheck(Callback):
             stop("this sweep cannot start", ConfigError(problems), BAD_CONFIG)
 
 
-def _note(where: dict[str, list[str]], problems: Sequence[str], same: Sequence[list[str]]) -> None:
+def _add_problems(
+    where: dict[str, list[str]], problems: Sequence[str], same: Sequence[list[str]]
+) -> None:
     for problem in problems:
         where.setdefault(problem, []).extend(" ".join(job) for job in same)
 
@@ -100,7 +102,7 @@ def _problems_of(
     return list(changes(settings, before.config)) if before else [], settings
 
 
-def _runs_before(config: DictConfig) -> dict[tuple[str, ...], RunFolder]:
+def _earlier_runs(config: DictConfig) -> dict[tuple[str, ...], RunFolder]:
     """Return the folders of this sweep's earlier runs by the identity of their jobs."""
     folder = SweepFolder(Path(str(config.hydra.sweep.dir)))
     runs = {
@@ -138,7 +140,7 @@ class SweepStart(Callback):
             folder = folder.with_name(f"{folder.name}-{os.getpid()}")
         try:
             slots = slots_of(config.hydra.launcher, visible_cores(), visible_gpus())
-            _OPEN.enter_context(locked(RunFolder(folder)))
+            _RESOURCES.enter_context(locked(RunFolder(folder)))
         except (ConfigError, FolderUnusable) as error:
             stop("this sweep cannot start", error, BAD_CONFIG)
         with read_write(config), open_dict(config):
@@ -152,27 +154,27 @@ class SweepStart(Callback):
             "config_name": config.hydra.job.config_name,
             "started": time.time(),  # time of the latest start or resume
             # Numbers of the jobs of this start, empty if the sweeper chooses its jobs later.
-            "jobs": _claimed(sweep, jobs_of(config)),
+            "jobs": _job_numbers(sweep, jobs_of(config)),
             "slots": [asdict(slot) for slot in slots],
             "process": this_process(),
             "run_command": command_of(sys.orig_argv, sys.argv, config.hydra.overrides.hydra),
         }
         sweep.write_info(info)
-        _say(what_will_be_done(sweep, again))
+        _print_text(start_message(sweep, again))
         # Hydra does not call on_multirun_end after a failed job or an interrupt.
         atexit.register(self.on_multirun_end, config)
-        _OPEN.callback(lambda: _say(what_is_left(sweep, again)))
+        _RESOURCES.callback(lambda: _print_text(unfinished_message(sweep, again)))
         if slots:
             _prepare_for_parallel_jobs(slots)
-            _OPEN.enter_context(printing_changes(sweep))
+            _RESOURCES.enter_context(printing_changes(sweep))
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:  # noqa: ARG002
         """Release the sweep's folder and print how many jobs are unfinished."""
         atexit.unregister(self.on_multirun_end)
-        _OPEN.close()
+        _RESOURCES.close()
 
 
-def _claimed(sweep: SweepFolder, jobs: Sequence[list[str]]) -> list[int]:
+def _job_numbers(sweep: SweepFolder, jobs: Sequence[list[str]]) -> list[int]:
     """Return the recorded number of each job, and mark unfinished jobs as waiting."""
     numbers = []
     for job in jobs:
@@ -215,6 +217,6 @@ def _prepare_for_parallel_jobs(slots: Sequence[Slot]) -> None:
             signal.signal(number, signal.default_int_handler)
 
 
-def _say(text: str) -> None:
+def _print_text(text: str) -> None:
     if text:
         print(text, flush=True)  # noqa: T201

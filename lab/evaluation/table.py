@@ -17,23 +17,25 @@ def report(summary: Summary, threshold: float, folder: Path) -> RenderableType:
     parts = {"all": summary, **summary.envs} if summary.envs else {"": summary}
     table.add_column("", style="dim")
     for name in parts:
-        table.add_column(_shown(name), justify="right")
+        table.add_column(_as_text(name), justify="right")
     cells = [_cells(part) for part in parts.values()]
     for label in dict.fromkeys(label for column in cells for label in column):
-        table.add_row(_shown(label), *(column.get(label, "-") for column in cells))
+        table.add_row(_as_text(label), *(column.get(label, "-") for column in cells))
     lines: list[RenderableType] = [Text(), table, Text()]
-    passing = f"a rollout passes with reward >= {threshold:g}; ± is one standard error, by example"
+    passing = (
+        f"a rollout passes with reward >= {threshold:g}; ± is one standard error over examples"
+    )
     lines.append(Text(passing, "dim"))
     lines += [Text(f"! {text}", "yellow") for text in advice(summary)]
     lines += [
-        _shown(f"  {count} x {cause[:_LONGEST_CAUSE]}", "red")
+        _as_text(f"  {count} x {cause[:_LONGEST_CAUSE]}", "red")
         for cause, count in list(summary.errors.items())[:5]
     ]
-    lines.append(_shown(f"{folder}/  summary.json, rollouts.jsonl, rollouts.html", "dim"))
+    lines.append(_as_text(f"{folder}/  summary.json, rollouts.jsonl, rollouts.html", "dim"))
     return Group(*lines)
 
 
-def _shown(text: str, style: str = "") -> Text:
+def _as_text(text: str, style: str = "") -> Text:
     """Return `text` for rich, without lone surrogates because these cannot be printed."""
     return Text(text.encode(errors="replace").decode(), style)
 

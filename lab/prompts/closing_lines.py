@@ -14,9 +14,9 @@ from rl.runtime.text import key_of, strip_escapes
 
 # Keys of the policy and the environment. train.py has all of these keys except adapter_path.
 _POLICY = ("env", "model", "sampler", "max_seq_len", "inference", "client", "adapter_path")
-_MOST_CAUSES = 3
+_MAX_CAUSES = 3
 _LONGEST_CAUSE = 160  # maximum characters of the cause of an error
-_MORE = 10  # the evaluation uses this many times as many examples
+_EVALUATION_FACTOR = 10  # the evaluation uses this many times as many examples
 
 
 def closing_lines(
@@ -46,7 +46,7 @@ def closing_lines(
             (advice, "dim"),
         ]
         lines += [(f"  {line}", "") for line in commands(run_folder, overrides, choices, count)]
-    for cause, times in failures.most_common(_MOST_CAUSES):
+    for cause, times in failures.most_common(_MAX_CAUSES):
         shown = strip_escapes(cause)[:_LONGEST_CAUSE]
         lines.append((f"! {times} rollouts could not be scored: {shown}", "red"))
     lines.append((f"{run_folder}/  {PROMPT}, results.jsonl, rollouts.jsonl", "dim"))
@@ -71,7 +71,7 @@ def commands(
     groups = ["env"] if remote else ["env", "model"]
     chosen = [f"{g}={choices[g]}" for g in groups if g in choices and g not in names.values()]
     prompt = f"env.system_prompt={run_folder.path / PROMPT}"
-    more = f"num_examples={num_seen * _MORE}"
+    more = f"num_examples={num_seen * _EVALUATION_FACTOR}"
     lines = [["python", "evaluate.py", *chosen, *kept, prompt, more]]
     if not remote:
         trained = [item for item in kept if names[item] != "adapter_path"]

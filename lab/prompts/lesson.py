@@ -29,7 +29,7 @@ def lesson(attempt: Attempt, columns: Sequence[str]) -> dict[str, Any]:
             else {}
         ),
     }
-    return description | {name: _shown(value_of_column(attempt, name)) for name in columns}
+    return description | {name: _as_json(value_of_column(attempt, name)) for name in columns}
 
 
 def value_of_column(attempt: Attempt, name: str) -> Any:
@@ -62,13 +62,13 @@ def _lines(message: Message) -> list[str]:
     lines = [f"{role}: {content}"] if content else []
     for call in message.get("tool_calls") or []:
         function = call.get("function", {})
-        arguments = _shown(function.get("arguments", ""))
+        arguments = _as_json(function.get("arguments", ""))
         problem = f" [{call['error']}]" if call.get("error") else ""
         lines.append(f"{role} calls {function.get('name')}({arguments}){problem}")
     return lines
 
 
-def _shown(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
     """Return a mapping or a list as JSON, because GEPA would format it with headings."""
     is_nested = isinstance(value, Mapping | list | tuple)
     return json.dumps(value, ensure_ascii=False) if is_nested else value

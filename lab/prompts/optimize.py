@@ -77,7 +77,7 @@ def optimize_prompt(
             run_folder, settings, overrides=overrides, choices=choices, command=list(command)
         )
         served = ServedSearch(settings, run_folder, env, reflection, teacher_folder, console)
-        again = f"to search on from the best prompt so far:  {resume_command(run_folder)}"
+        again = f"to continue from the best prompt so far:  {resume_command(run_folder)}"
         try:
             with as_run_failures():
                 result = served.search(start, train, validation, num_played)

@@ -37,7 +37,7 @@ class Candidates:
 
     @property
     def best(self) -> int:
-        """The index of the best candidate, the oldest if several are equal."""
+        """The index of the candidate with the highest mean score, the oldest if some are equal."""
         return max(range(len(self.prompts)), key=lambda i: self.means[i])
 
     def gain(self) -> tuple[float, float]:

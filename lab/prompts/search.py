@@ -174,7 +174,7 @@ class Search:
         return dict.fromkeys(components_to_update, shown)
 
     def should_accept(self, proposal: CandidateProposal, state: GEPAState) -> bool:
-        """Return True for a new prompt that is better on the examples that both prompts scored."""
+        """Return True if a new prompt is better on the examples that both prompts have scored."""
         if proposal.candidate in state.program_candidates:
             return False
         assert proposal.eval_before is not None

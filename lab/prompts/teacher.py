@@ -26,7 +26,7 @@ from rl.sampling.messages_chat import MessagesChat
 from rl.sampling.sampler import PolicySampler
 
 PLACEHOLDERS = ("<curr_param>", "<side_info>")
-_MOST_EMPTY = 4  # the search ends after this many consecutive answers without a prompt
+_MAX_EMPTY = 4  # the search ends after this many consecutive answers without a prompt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +60,8 @@ class Reflection:
             )
         if self.path is not None and self.max_tokens >= self.max_seq_len:
             raise ValueError(
-                f"reflection.max_tokens={self.max_tokens} leaves no room for a question in "
-                f"reflection.max_seq_len={self.max_seq_len}: lower the one or raise the other"
+                f"reflection.max_tokens={self.max_tokens} leaves no tokens for a question in "
+                f"reflection.max_seq_len={self.max_seq_len}: lower max_tokens or raise max_seq_len"
             )
         if lacking := [p for p in PLACEHOLDERS if self.template and p not in self.template]:
             raise ValueError(
@@ -140,10 +140,10 @@ class Teacher:
             self._num_empty = 0
             return said
         self._num_empty += 1
-        if self._num_empty == _MOST_EMPTY:
-            why = "was cut off" if record["cut_off"] else "said nothing"
+        if self._num_empty == _MAX_EMPTY:
+            why = "was cut off" if record["cut_off"] else "returned no text"
             self._fail(
-                f"the reflection model {why}, {_MOST_EMPTY} times in a row: raise "
+                f"the reflection model {why}, {_MAX_EMPTY} times in a row: raise "
                 "reflection.max_tokens, or choose another model"
             )
         raise ValueError("the reflection model's answer has no complete prompt")

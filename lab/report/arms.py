@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from lab.report.run import Run
 
-_MOST_KEYS = 3  # maximum number of settings in an arm's name
+_MAX_KEYS = 3  # maximum number of settings in an arm's name
 AS_COMPOSED = "(as composed)"  # label of an arm without overrides
 
 
@@ -66,7 +66,7 @@ def labels(firsts: Sequence[Run]) -> list[str]:
     texts = []
     for name, run in zip(names, firsts, strict=True):
         alike = [other for other, its in zip(firsts, names, strict=True) if its == name]
-        keys = differing_keys(alike)[:_MOST_KEYS]  # empty if no other arm has this name
+        keys = differing_keys(alike)[:_MAX_KEYS]  # empty if no other arm has this name
         values = [f"{key}={run.config.get(key)}" for key in keys]
         texts.append(" ".join([name, *values]).strip() or AS_COMPOSED)
     return [

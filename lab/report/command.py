@@ -28,7 +28,7 @@ A folder is that of a sweep (outputs/sweeps/...), of a run, or one that holds ru
                        (in the first folder unless given)
 
 What each number is: docs/report.md"""
-TAKEN = ("sweep", "summary", "versions")  # names of .json files that sweeps and runs write
+RESERVED_STEMS = ("sweep", "summary", "versions")  # names of .json files that sweeps and runs write
 OK, NO_PAGE, BAD_ARGUMENTS = 0, 1, 2
 
 
@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
         judged = options.get("judged", "1")
         if page.suffix != ".html":
             raise ValueError(f"out={page}: name a page that ends in .html")
-        if page.stem in TAKEN:
+        if page.stem in RESERVED_STEMS:
             raise ValueError(f"out={page}: {page.stem}.json is another file's name: choose another")
         if "out" not in options and not paths[0].is_dir():
             raise ValueError(f"{paths[0]} does not exist")
@@ -97,7 +97,7 @@ def show(comparison: Comparison, page: Path, command: str = "") -> bool:
 
         write_page(comparison, page, command=command)
     except OSError as error:  # the disk is full, or a permission is missing
-        problem = f"not all could be written ({error}): name another place, out=.../report.html"
+        problem = f"some files are missing ({error}): choose another folder, out=.../report.html"
     except Exception as error:  # noqa: BLE001 a failed drawing must not hide the numbers
         problem = f"{numbers} is written, the page is missing: {type(error).__name__}: {error}"
     else:

@@ -13,7 +13,7 @@ from lab.report.run import Run
 from lab.report.scoring import TRAINING, ScoredArm, Scoring, score_arms
 
 SEED = 0  # seed of the bootstrap, so that equal runs give equal pages
-_MOST_CAUSES = 3  # maximum number of causes in the note about excluded runs
+_MAX_CAUSES = 3  # maximum number of causes in the note about excluded runs
 
 
 class NothingToCompare(ValueError):
@@ -101,8 +101,8 @@ def compare(
 ) -> Comparison:
     """Compare arms by their scores on the same questions, else by their training reward.
 
-    `baseline` is the name or the label of an arm. By default it is the first finished arm with the
-    best measure. The last `num_judged` evaluations of each run are averaged.
+    `baseline` is the name or the label of an arm. By default it is the first arm with evaluations,
+    or else with rewards. The last `num_judged` evaluations of each run are averaged.
 
     Raises:
         NothingToCompare: no run has finished, or the baseline has no score.
@@ -173,7 +173,7 @@ def _baseline(arms: Sequence[Arm], wanted: str) -> Arm:
     """Return the arm with which the other arms are compared."""
     counting = [arm for arm in arms if arm.finished]
     if not counting:
-        raise NothingToCompare(_why_nothing(arms))
+        raise NothingToCompare(_why_not_comparable(arms))
     if not wanted:
         # Prefer the first arm with evaluations, else the first arm with training rewards.
         return max(counting, key=lambda arm: max(_measures(run) for run in arm.finished))
@@ -191,7 +191,7 @@ def _measures(run: Run) -> tuple[bool, bool]:
     return bool(run.evaluations), run.training_reward is not None
 
 
-def _why_nothing(arms: Sequence[Arm]) -> str:
+def _why_not_comparable(arms: Sequence[Arm]) -> str:
     runs = [run for arm in arms for run in arm.runs]
     if not runs:
         return "there is no run here: name the folder of a sweep or of runs (outputs/...)"
@@ -206,20 +206,20 @@ def _notes(
     scores = np.unique(np.concatenate([result.scores.y.ravel() for result in results]))
     if len(scores) == 1:
         notes.append(
-            f"Every score of every run is {scores[0]:g}: there was nothing to learn from, or to "
-            "tell arms apart by. Look at some rollouts (python view.py <a run>), then make the "
-            "task easier or harder."
+            f"Every score of every run is {scores[0]:g}: the policy cannot learn from equal "
+            "rewards. Look at some rollouts (python view.py <a run>), then make the task easier or "
+            "harder."
         )
     if scoring.measure == TRAINING:
         notes.append(
-            "Training reward: other examples in every run, so chance differs more between them. "
-            "evaluation=default asks all runs the same questions."
+            "Compared by training reward, which every run measured on other examples. Use "
+            "evaluation=default to compare all runs on the same questions."
         )
     if few := [result.arm.name for result in results if not result.knows_seeds]:
         names = "every arm" if len(few) == len(results) > 1 else ", ".join(few)
         notes.append(
-            f"Fewer than {st.FEWEST_SEEDS} seeds of {names}: their intervals do not know how much "
-            "seeds differ, so no such arm is called better or worse."
+            f"Fewer than {st.FEWEST_SEEDS} seeds of {names}: their intervals lack the variance "
+            "between seeds, so no such arm is called better or worse."
         )
     most, compared = max(len(run.questions) for run in runs), len(scoring.questions)
     if 0 < compared < most:
@@ -230,7 +230,7 @@ def _notes(
     if " to " in scoring.judged:
         notes.append(f"Not all runs are judged at the same step: {scoring.judged}.")
     if left_out:
-        notes.append(_not_counting(left_out))
+        notes.append(_exclusion_note(left_out))
     if broken := sum(one.num_broken for run in runs for one in run.evaluations.values()):
         notes.append(f"{broken} lines of evaluations cannot be read and are left out.")
     return notes
@@ -244,10 +244,10 @@ def by_cause(left_out: Sequence[tuple[Run, str]]) -> list[tuple[str, list[Run]]]
     return sorted(causes.items(), key=lambda item: -len(item[1]))
 
 
-def _not_counting(left_out: Sequence[tuple[Run, str]]) -> str:
+def _exclusion_note(left_out: Sequence[tuple[Run, str]]) -> str:
     """Return a note with the most frequent causes of exclusion, and one run for each cause."""
     shown = [
         f"{runs[0].name}{f' and {len(runs) - 1} more' * (len(runs) > 1)}: {why}"
-        for why, runs in by_cause(left_out)[:_MOST_CAUSES]
+        for why, runs in by_cause(left_out)[:_MAX_CAUSES]
     ]
-    return f"Runs that do not count ({len(left_out)}): {'; '.join(shown)}"
+    return f"Excluded runs ({len(left_out)}): {'; '.join(shown)}"

@@ -14,7 +14,7 @@ from rl.runtime.text import relative_path
 
 BASELINE_COLOUR = "#8c8c8c"
 DECISIONS = {BETTER: "#2a9d5c", WORSE: "#d1495b", UNCLEAR: "#7d8ba1", "baseline": BASELINE_COLOUR}
-ROW = 26  # height of an arm's row in pixels
+ROW_HEIGHT = 26  # height of an arm's row in pixels
 
 Chart = Any  # altair's classes for layers, rows and facets have no common base class
 
@@ -49,7 +49,7 @@ def forest(comparison: Comparison) -> Chart:
     panels = [left.properties(width=300, title=f"{of}, {comparison.scoring.judged}")]
     if comparison.others:
         panels += _differences(comparison, base, alt.Y("arm:N", sort=order, axis=None), colour)
-    height = ROW * len(order)
+    height = ROW_HEIGHT * len(order)
     panels = [panel.properties(height=height) for panel in panels]
     return alt.hconcat(*panels, spacing=10).resolve_scale(y="shared")
 

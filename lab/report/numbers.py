@@ -27,10 +27,10 @@ COLUMNS = {  # key in report.json: column title, number format
     "p_value": ("p (Holm)", ".3g"),
     "chance_better": ("P(better)", ".0%"),
     "visible_difference": ("visible from", ".3f"),
-    "seeds_needed": ("seeds for it", ""),
+    "seeds_needed": ("seeds needed", ""),
     "interquartile": ("interquartile mean", ".3f"),
 }
-ON_TERMINAL = 7  # number of columns that the terminal shows
+NUM_TERMINAL_COLUMNS = 7  # number of columns that the terminal shows
 
 
 def as_json(comparison: Comparison) -> bytes:
@@ -89,7 +89,7 @@ def _cell(value: Any, spec: str) -> str:
 
 def as_table(records: Sequence[Record]) -> Table:
     """Return the most important numbers as a table for the terminal."""
-    heads, *rows = table(records, ON_TERMINAL)
+    heads, *rows = table(records, NUM_TERMINAL_COLUMNS)
     drawn = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
     for head in heads:
         justify = "left" if head in ("arm", "decision") else "right"

@@ -29,7 +29,7 @@ from rl.runtime.folder import RunFolder
 
 ON_PAGE = ("var(--ink)", "var(--quiet)", "var(--line)")
 ON_PAPER = ("#1c2330", "#5b6472", "#e3e6ea")
-SCALE = 2  # PNG pixels per unit of the chart
+PNG_SCALE = 2  # PNG pixels per unit of the chart
 
 
 def write_page(comparison: Comparison, path: Path, *, command: str = "") -> None:
@@ -129,4 +129,4 @@ def _write_figures(specs: dict[str, dict[str, Any]], folder: Path) -> None:
     for name, spec in specs.items():
         svg = vl_convert.vegalite_to_svg(msgspec.json.encode(spec | {"config": config}).decode())
         (folder / f"{name}.svg").write_text(svg)
-        (folder / f"{name}.png").write_bytes(vl_convert.svg_to_png(svg, scale=SCALE))
+        (folder / f"{name}.png").write_bytes(vl_convert.svg_to_png(svg, scale=PNG_SCALE))

@@ -107,7 +107,7 @@ def read_run(
         return Run(
             name=" ".join(meaningful) or "(no name)",
             overrides=meaningful,
-            cause=_readable(error or "it failed before it had a folder"),
+            cause=_readable(error or "it failed before its folder was created"),
         )
     rows, settings, record = read_metrics(folder), _settings(folder), read_record(folder)
     config, num_steps = _without_run_keys(settings, folder.name), steps_done(rows)

@@ -61,7 +61,7 @@ def score_arms(arms: Sequence[Arm], baseline: Arm, num_judged: int) -> Scoring:
             if not run.evaluations:
                 left_out.append((run, "it has no evaluation"))
             elif len(reference & run.questions) < FEWEST_SHARED * len(reference):
-                left_out.append((run, f"it was asked other questions than {baseline.name}"))
+                left_out.append((run, f"it was evaluated on other questions than {baseline.name}"))
             elif len(reference & table.keys()) < FEWEST_SHARED * len(reference):
                 left_out.append((run, "it could not be scored on most of its questions"))
             else:

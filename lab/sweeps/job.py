@@ -16,7 +16,7 @@ from pathlib import Path
 import yaml
 
 from lab.sweeps.overview import announce
-from lab.sweeps.process import end_with, output_to
+from lab.sweeps.process import end_with_process, redirect_output_to
 from lab.sweeps.slots import Slot, slot_of
 from rl.runtime.failure import OutOfTime, RunFailed
 from rl.runtime.folder import RunFolder
@@ -64,8 +64,8 @@ def run_job(
     stopped: Stopped | None = None
     with ExitStack() as stack:
         if not in_sweeps_process:
-            end_with(**process)
-            stack.enter_context(output_to(sweep.log_of(number)))
+            end_with_process(**process)
+            stack.enter_context(redirect_output_to(sweep.log_of(number)))
         stack.enter_context(slot_of(slots))
         record.state, record.error, record.max_steps = RUNNING, DID_NOT_END, max_steps
         record.started, record.ended = time.time(), None

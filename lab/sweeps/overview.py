@@ -63,7 +63,7 @@ class Jobs:
         return ", ".join(parts + ([f"about {duration(left)} left"] if left else []))
 
     def line_of(self, number: int, log: Path | None = None) -> str:
-        """Return the state of one job and the progress of all; `log` is named if it has failed."""
+        """Return the state of one job and the overall progress. A failed job's line names `log`."""
         record, position = self.records[number], list(self.records).index(number) + 1
         line = f"{record.state} job {position} of {len(self.records)}: {self.labels[number]}"
         if record.ended and record.state in (FAILED, WAITING):
@@ -81,7 +81,7 @@ def read_jobs(sweep: SweepFolder) -> Jobs:
     return Jobs(kept, info.get("started") or 0.0, len(info.get("slots") or [None]))
 
 
-def what_will_be_done(sweep: SweepFolder, command: str) -> str:
+def start_message(sweep: SweepFolder, command: str) -> str:
     """Return the lines that a sweep prints at its start. `command` resumes the sweep."""
     jobs, info = read_jobs(sweep), sweep.read_info()
     lines, parts = [info.get("question") or ""], [f"sweep {relative_path(sweep.path)}"]
@@ -91,13 +91,13 @@ def what_will_be_done(sweep: SweepFolder, command: str) -> str:
         parts += [f"{len(jobs.records)} jobs"]
         parts += [f"{jobs.counts[DONE]} done before"] if jobs.counts[DONE] else []
         parts += [f"{begun} to be resumed"] if begun else []
-    at_once = ""
+    parallel = ""
     if slots := info["slots"]:
         cores, gpus = len(slots[0]["cores"]), len(slots[0]["gpus"])
         each = [f"{cores} {'core' if cores == 1 else 'cores'}"]
         each += [f"{gpus} {'GPU' if gpus == 1 else 'GPUs'}"] if gpus else []
-        at_once = f"; {len(slots)} at once, each on {' and '.join(each)}"
-    lines.append(", ".join(parts) + at_once)
+        parallel = f"; {len(slots)} in parallel, each on {' and '.join(each)}"
+    lines.append(", ".join(parts) + parallel)
     lines.append(f"to resume it after an interruption:\n  {command}")
     return "\n".join(line for line in lines if line)
 
@@ -138,7 +138,7 @@ def _print_changes(sweep: SweepFolder, states: dict[int, str], end: Event) -> No
                 print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)  # noqa: T201
 
 
-def what_is_left(sweep: SweepFolder, command: str) -> str:
+def unfinished_message(sweep: SweepFolder, command: str) -> str:
     """Return how many jobs are unfinished, and the `command` that resumes them, or ""."""
     jobs = read_jobs(sweep)
     left, failed = len(jobs.records) - jobs.counts[DONE], jobs.counts[FAILED]

@@ -19,7 +19,7 @@ def this_process() -> dict[str, str | int]:
 
 
 @cache  # start only one thread for all jobs of this process
-def end_with(host: str, pid: int) -> None:
+def end_with_process(host: str, pid: int) -> None:
     """Kill this process as soon as process `pid` of the same host has ended.
 
     A killed launcher does not end its workers, so they would continue with the jobs. The reaper
@@ -41,7 +41,7 @@ def _end_when_readable(descriptor: int) -> None:
 
 
 @contextmanager
-def output_to(path: Path) -> Iterator[None]:
+def redirect_output_to(path: Path) -> Iterator[None]:
     """Append the output of this process and of its children to a file while the block runs."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _flush()

@@ -18,7 +18,7 @@ from typing import Any
 from rl.config.schema import ConfigError
 
 _TICK_S = 0.5
-_CORES_OF_A_JOB = 2  # one core for vLLM and one core for the trainer
+_CORES_PER_JOB = 2  # one core for vLLM and one core for the trainer
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def slots_of(launcher: Mapping[str, Any], cores: Sequence[int], gpus: Sequence[s
         _most_jobs("gpus_per_node", per_gpu, len(gpus), "GPUs"),
     ]
     limits = [most for most in limits if most]
-    default = len(gpus) or max(len(cores) // _CORES_OF_A_JOB, 1)
+    default = len(gpus) or max(len(cores) // _CORES_PER_JOB, 1)
     num = min(wanted or (min(limits) if limits else default), len(cores), len(gpus) or len(cores))
     num_cores, num_gpus = per_core or len(cores) // num, per_gpu or len(gpus) // num
     return [

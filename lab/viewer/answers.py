@@ -19,7 +19,7 @@ COLUMNS = (
     *("step", "source", "group_id", "place", "env", "reward", "advantage", "length", "turns"),
     *("staleness", "push", "stop", "used", "error", "question"),
 )
-_MOST_BROKEN = 5  # maximum number of unreadable lines that a page lists
+_MAX_BROKEN = 5  # maximum number of unreadable lines that a page lists
 
 
 def table(index: RunIndex, start: int = 0, generation: int = 0) -> dict[str, Any]:
@@ -50,9 +50,9 @@ def facts(index: RunIndex) -> dict[str, Any]:
     except FolderInUse:
         going = True
     broken = [line for path in sorted(index.broken) for line in index.broken[path]]
-    problems = broken[:_MOST_BROKEN]
-    if len(broken) > _MOST_BROKEN:
-        problems.append(f"and {len(broken) - _MOST_BROKEN} more lines like that")
+    problems = broken[:_MAX_BROKEN]
+    if len(broken) > _MAX_BROKEN:
+        problems.append(f"and {len(broken) - _MAX_BROKEN} more lines like that")
     if not going:  # an active run may still be writing its last line
         half = ["/".join(path.parts[-2:]) for path in sorted(index.incomplete)]
         problems += [f"{name} ends with an incomplete line" for name in half]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lab.viewer.index import RunIndex
 
 USAGE = """\
-Show what a run said, and what training did with every token:
+Show the rollouts of a run, and what training recorded for every token:
 
     python view.py outputs/run                        in the browser, also while it trains
     python view.py outputs/one outputs/other          the same question in several runs
@@ -135,5 +135,7 @@ def _serve(
         app, log_level="error", access_log=False, lifespan="off", timeout_graceful_shutdown=1
     )
     console.print(address, markup=False)
-    console.print("Ctrl-C ends it. The page follows the run.", style="dim")
+    console.print(
+        "Ctrl-C stops the server. The page shows new rollouts as they are written.", style="dim"
+    )
     uvicorn.Server(config).run(sockets=[listener])

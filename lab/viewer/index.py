@@ -20,7 +20,7 @@ from pyarrow import parquet
 from lab.viewer.rollout_lines import Row, SourceFile, rows_of
 from rl.runtime.folder import RunFolder, step_of
 
-_STRONG = 0.98  # the |gradient| of a strong token is this quantile of a step
+_STRONG_QUANTILE = 0.98  # the |gradient| of a strong token is this quantile of a step
 _GRADIENT = ("grad", "slope")  # column names in new and in older runs
 
 
@@ -136,4 +136,4 @@ def pushes_of(paths: Iterable[Path]) -> tuple[dict[str, float], float | None]:
                 sizes.append(size)
     positive = np.concatenate(sizes)
     positive = positive[positive > 0]
-    return pushes, float(np.quantile(positive, _STRONG)) if len(positive) else None
+    return pushes, float(np.quantile(positive, _STRONG_QUANTILE)) if len(positive) else None

@@ -23,7 +23,7 @@ from rl.runtime.token_files import RecordedRow, read_rows
 _MAX_LOG_RATIO = 20.0  # the losses use the same limit, and exp(20) is finite
 _METRIC = "metric_"
 NO_RECORD = "this step has no token record: train with record=all or record=sample"
-NOT_TRAINED = "no rank has recorded this rollout: not yet, or this step trained on nothing"
+NOT_TRAINED = "no rank has recorded this rollout: the step is not finished, or had no training data"
 REJECTED = "the rollout was rejected or dropped, so it was not trained on"
 
 
