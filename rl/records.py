@@ -167,7 +167,7 @@ class RankBatch:
     micro_batches: tuple[MicroBatch, ...]  # the same number on every rank
     # [R] rewards for a critic and for a penalty in the reward; NaN: no score
     rewards: Floats = field(default_factory=lambda: np.empty(0, np.float32))
-    group_ids: Ints = field(default_factory=lambda: np.empty(0, np.int32))  # [R] group of each
+    group_ids: Ints = field(default_factory=lambda: np.empty(0, np.int32))  # [R] group per rollout
     metrics: dict[str, float] = field(default_factory=dict)  # batch metrics, logged by rank 0
     # [R, K] `rewards` divided among the turns; NaN after a rollout's last turn
     turn_rewards: Floats = field(default_factory=lambda: np.empty((0, 1), np.float32))

@@ -30,7 +30,7 @@ _SAVED = f".modules_to_save.{_NAME}."
 
 @dataclass(frozen=True, kw_only=True)
 class NoAdapter:
-    """The choice adapter=none: all weights are trained."""
+    """The absence of an adapter (adapter=none): all weights are trained."""
 
     def attach(self, model: PreTrainedModel, seed: int, base: str) -> PreTrainedModel:  # noqa: ARG002
         """Return the model unchanged."""
@@ -39,7 +39,7 @@ class NoAdapter:
 
 @dataclass(frozen=True, kw_only=True)
 class LoRA:
-    """The choice of the adapted layers and the size of their matrices (conf/adapter/lora.yaml)."""
+    """A LoRA adapter: its layers and the size of their matrices (conf/adapter/lora.yaml)."""
 
     freezes_base: ClassVar[bool] = True
 
@@ -137,7 +137,7 @@ def without_adapter(model: nn.Module) -> Iterator[None]:
 
 
 def in_force(module: Any) -> nn.Module:
-    """Return the module that computes at present: the original, or its trained copy."""
+    """Return the part of a modules_to_save module that computes now: original or trained copy."""
     copies = getattr(module, "modules_to_save", None)
     if copies is None:
         return module

@@ -57,7 +57,7 @@ class Shape:
 
 
 def bytes_of(dtype: str) -> int:
-    """Return the bytes per number of a model.dtype."""
+    """Return the number of bytes of one value of this dtype."""
     return 2 if dtype == "bfloat16" else 4
 
 
@@ -81,7 +81,7 @@ def shape(config: Mapping[str, Any], parameters: int | None = None) -> Shape | N
         return None
     if not all(
         isinstance(config.get(key) or 0, int) for key in _OTHERS
-    ):  # a list has one value per layer
+    ):  # lists (one value per layer) are unsupported
         return None
     hidden, layers, heads, vocab = (config[key] for key in _REQUIRED)
     size = config.get("head_dim") or hidden // heads

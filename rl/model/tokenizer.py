@@ -72,7 +72,7 @@ class Tokenizer:
         return [self.convert_tokens_to_ids(token) for token in tokens]
 
     def _special_id(self, token: Any) -> int | None:
-        """Return the id of a special token, given as in tokenizer_config.json."""
+        """Return the id of a token of tokenizer_config.json, written as a string or as a dict."""
         text = token.get("content") if isinstance(token, dict) else token
         return self._inner.token_to_id(text) if isinstance(text, str) else None
 

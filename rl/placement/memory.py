@@ -32,7 +32,7 @@ _SHORT = 512  # tokens; longer rows use half-precision attention (rl/model/loadi
 _KEPT_ON_CPU, _KEPT_ON_GPU = 1.6, 1.15  # factors on the activations for allocator waste
 
 _VLLM_RUNTIME = 1.2 * GIB  # two processes on a CPU; their shared libraries count once
-# per worker of a tensor-parallel group (not forked)
+# each tensor-parallel worker, which is not forked
 _VLLM_PER_WORKER = 0.6 * GIB
 # Factor: a push on a CPU leaves copies, one for the kernels and one that the allocator keeps.
 _VLLM_WEIGHTS_ON_CPU = 1.3
@@ -155,7 +155,7 @@ def number_bytes(run: Run) -> int:
 
 
 def _states(run: Run, parameters: int, trained: int, ranks: int) -> Bytes:
-    """Return the bytes of weights, gradients and optimizer, and the copies of its step."""
+    """Return the bytes of weights, gradients, optimizer, and the optimizer's temporary copies."""
     number = value_of(run.deepspeed, "zero_optimization.stage") or 0
     stage, half = _STAGES[number], number_bytes(run) == 2
     shares = ranks if number else 1

@@ -13,7 +13,7 @@ _SHOWN = 0.05 * GIB  # the page omits smaller terms
 
 
 def plan_page(plan: Plan, processes: Sequence[ProcessMemory] | None, hosts: Sequence[Host]) -> str:
-    """Return one line per group of similar processes, and one for the host with the most use.
+    """Return one line per group of similar processes, then notes on memory and unused GPUs.
 
     Args:
         plan: the place of every process.

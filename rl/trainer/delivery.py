@@ -78,7 +78,7 @@ class Receivers:
 
 
 class Delivery:
-    """The push and the probe of each version. Every rank has one and calls the same methods."""
+    """The push and the probe of each version, of which all ranks call the same methods."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class Delivery:
         return self._ranks.from_first(lost)
 
     def _decide(self) -> Literal["again", "stop", "fail"]:
-        """Request restarts of lost replicas, and wait for a started vLLM or a stop request."""
+        """Request restarts of lost replicas; return whether to push again, stop or fail."""
         self.updated()
         deadline = time.monotonic() + _RESTART_WAIT_S
         while time.monotonic() < deadline:

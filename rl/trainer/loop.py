@@ -49,8 +49,7 @@ class TrainingRun:
         if self.run.cluster.spans_hosts:
             bind_collectives(self.run.cluster.interface)
             rendezvous = None
-        # Collectives time out after wait_timeout, so that the rank whose own wait failed reports
-        # first.
+        # Collectives wait twice as long, so that the rank whose own wait failed reports first.
         self.ranks = Ranks.join(rendezvous, 2 * self.settings.wait_timeout)
         self.status.set("loading the model")
         self.learner = Learner(self.run, self.run_folder, self.ranks)

@@ -79,7 +79,7 @@ class RolloutsLink:
         """
         late = (
             f"the evaluation of version {version} took longer than trainer.wait_timeout="
-            f"{self._socket.gettimeout():g} s: lower evaluation.num_examples, or raise it"
+            f"{self._socket.gettimeout():g} s: lower evaluation.num_examples or raise the limit"
         )
         return self._call(Call(what="evaluation", version=version), dict, late)
 

@@ -1,4 +1,4 @@
-"""Push only the LoRA matrices: megabytes, and exact, because vLLM adds them to its own base model.
+"""Push only the LoRA matrices, which are small and exact, because vLLM has loaded the base model.
 
 A vLLM on the trainer's host maps the matrices from a file in memory. Any other vLLM receives them
 in the request, in base64 because vLLM's route accepts JSON, and needs no shared folder.
@@ -32,7 +32,7 @@ _CONFIG, _MATRICES = "adapter_config.json", "adapter_model.safetensors"
 
 
 class AdapterReader(Reader):
-    """The receiver of LoRA matrices. Its folder keeps the first ones until vLLM has loaded them."""
+    """The receiver of LoRA matrices; a folder keeps the first matrices until vLLM loads them."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class AdapterReader(Reader):
     ) -> None:
         """`form` is adapter_config.json; `fingerprint` and `source` are those of the first push."""
         self.form, self._folder = form, Path(folder)
-        # only worker 0 writes, because a vLLM's workers share a host
+        # only worker 0 writes the folder, which all workers share
         self._has_folder = worker == 0
         if self._has_folder:
             content = _bytes_of(**source)

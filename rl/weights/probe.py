@@ -17,7 +17,8 @@ from rl.runtime.failure import RunFailed
 if TYPE_CHECKING:
     from rl.learner.policy import Policy
 
-# Training makes some tokens very improbable, and rounding changes their logprobs more.
+# Later probes have a larger bound, because training makes tokens with large rounding errors
+# likelier.
 _LATER_SLACK = 2.0
 
 
@@ -41,7 +42,7 @@ class ProbedRows:
 
     def gap(self, vllm: VLLMRoutes, model: str) -> torch.Tensor:
         """Return the absolute logprob difference of all tokens [N]; empty if no row trains."""
-        with ThreadPoolExecutor(len(self.texts)) as pool:  # each request waits for vLLM's next step
+        with ThreadPoolExecutor(len(self.texts)) as pool:  # parallel requests share vLLM's steps
             scores = list(pool.map(lambda text: _score(vllm, model, text), self.texts))
         pairs = zip(scores, self.logprobs, strict=True)
         return torch.cat([(torch.tensor(score) - row).abs() for score, row in pairs])
