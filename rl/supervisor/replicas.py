@@ -158,7 +158,7 @@ class Replicas:
         elif refuses_connections(one.replica):
             # The engine has died, and the server waits forever for open requests.
             if one.child is None:
-                return "takes no connections any more"
+                return "accepts no connections any more"
             with suppress(HostLost):
                 one.child.kill()  # the next call of `look` detects the end
         elif now - one.checked > self._tolerated_silence(one):
