@@ -35,8 +35,7 @@ class Tokens:
     positions: Tensor  # [N] int64, index of the token among its rollout's completion tokens
     turns: Tensor  # [N] int64, index of the token's assistant turn in its rollout
     old_logprobs: Tensor | None = None  # [N] log pi before the step's first update
-    # [N] log ref, logprobs under a reference or teacher
-    ref_logprobs: Tensor | None = None
+    ref_logprobs: Tensor | None = None  # [N] logprobs under the reference or the teacher
     # Logprobs of the reference's K most likely tokens, or None if the loss does not use them:
     candidate_logprobs: Tensor | None = None  # [N, K] log pi, with gradient
     ref_candidate_logprobs: Tensor | None = None  # [N, K] log ref, in descending order
@@ -69,7 +68,7 @@ class Tokens:
 
     @property
     def ratio_clamped(self) -> Tensor:
-        """1.0 [N] where the ratio to the anchor is clamped and has lost its gradient."""
+        """A float mask [N], 1.0 where the ratio to the anchor is clamped and has no gradient."""
         difference = self.logprobs.detach() - self.anchor  # [N]
         return (difference.abs() > MAX_LOG_RATIO).float()
 
