@@ -24,7 +24,7 @@ CONF = Path(__file__).parents[2] / "conf"
 def explain(
     error: Exception, arguments: list[str], primary: str = "train", added: Sequence[str] = ()
 ) -> ConfigError:
-    """Return a ConfigError that explains an exception of Hydra about these arguments.
+    """Return a ConfigError that explains an exception of Hydra. `arguments` is the command line.
 
     `primary` names the main file in conf/. `added` are keys that users must write with a plus.
     """

@@ -28,7 +28,7 @@ from rl.config.positions import positions_of
 from rl.config.schema import ConfigError
 from rl.runtime.failure import OutOfTime, RunFailed
 from rl.runtime.lock import FolderUnusable
-from rl.runtime.stop_request import AT_ONCE, Stopped
+from rl.runtime.stop_request import EXIT_UNSAVED, Stopped
 from rl.runtime.sweep_folder import sweep_of_this_process
 from rl.runtime.text import strip_escapes
 
@@ -52,7 +52,7 @@ def _at_most_positions(length: int, *, _parent_: DictConfig) -> int:
 OmegaConf.register_new_resolver("shipped", _shipped, replace=True)
 OmegaConf.register_new_resolver("at_most_positions", _at_most_positions, replace=True)
 
-FAILED, BAD_CONFIG, INTERRUPTED = 1, 2, AT_ONCE
+FAILED, BAD_CONFIG, INTERRUPTED = 1, 2, EXIT_UNSAVED
 # Prefixes of Hydra's overrides that only a sweep uses.
 _SWEEP_PREFIXES = (
     "hydra.mode=",

@@ -48,7 +48,7 @@ _OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@-]*=|~")
 
 
 class SweepCheck(Callback):
-    """Hydra callback that checks every run of a sweep before the first one starts."""
+    """Hydra callback that checks every run of a sweep before the first run starts."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:  # noqa: ARG002
         """Check all jobs. Print each problem with the number of its jobs, and exit."""

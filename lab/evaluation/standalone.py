@@ -96,7 +96,7 @@ def write_files(
     run_folder: RunFolder, played: Sequence[Played], summary: Summary, facts: str
 ) -> None:
     """Write summary.json, every rollout to rollouts.jsonl, and the viewer's page rollouts.html."""
-    from lab.viewer.export import write_page  # imported here, because it takes a second
+    from lab.viewer.export import write_page  # late, because this import takes a second
 
     folder = run_folder.path
     (folder / "summary.json").write_text(json.dumps(plain(asdict(summary)), indent=1) + "\n")

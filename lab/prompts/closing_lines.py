@@ -16,7 +16,7 @@ from rl.runtime.text import key_of, strip_escapes
 _POLICY = ("env", "model", "sampler", "max_seq_len", "inference", "client", "adapter_path")
 _MAX_CAUSES = 3
 _LONGEST_CAUSE = 160  # maximum characters of the cause of an error
-_EVALUATION_FACTOR = 10  # the evaluation uses this many times as many examples
+_EVALUATION_FACTOR = 10  # suggested examples of an evaluation per validation example
 
 
 def closing_lines(

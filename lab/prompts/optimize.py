@@ -150,7 +150,7 @@ class ServedSearch:
         self, start: str, train: list[Task], validation: list[Task], num_played: int
     ) -> tuple[Candidates, str, Counter[str]]:
         """Return the candidates, why the search ended, and the causes of unscored rollouts."""
-        from lab.prompts.search import Search  # imported here, because GEPA takes 0.25 s
+        from lab.prompts.search import Search  # imported here, because importing GEPA takes 0.25 s
 
         settings, folder = self.settings, self.run_folder.path
         summary = {"config": yaml.safe_load(self.run_folder.config.read_text())}

@@ -39,7 +39,7 @@ class Attempt:
 
     @property
     def reward(self) -> float | None:
-        """The reward; None if the rollout could not be scored."""
+        """The reward, or None if the rollout could not be scored."""
         return self.record["reward"]
 
 

@@ -85,7 +85,7 @@ class Search:
             file.write(f"{message}\n")
 
     def _is_over(self, gepa_state: GEPAState) -> bool:
-        """Return True if the search has to end, so that no round exceeds the budget."""
+        """Return True if the search has ended. No round starts that could exceed the budget."""
         settings, rounds = self.settings, gepa_state.i + 1
         scores = gepa_state.program_full_scores_val_set
         if self._failure or self.teacher.failure:
@@ -141,7 +141,7 @@ class Search:
     ) -> EvaluationBatch[Attempt, Attempt]:
         """Score a prompt on a batch. An unscored rollout receives the mean of the scored rollouts.
 
-        The mean then does not change, because a prompt does not cause errors of the environment.
+        Environment errors thus do not change the mean, because the prompt does not cause errors.
         """
         attempts = self.player.play(batch, candidate[COMPONENT])
         rewards = [attempt.reward for attempt in attempts if attempt.reward is not None]
@@ -174,7 +174,7 @@ class Search:
         return dict.fromkeys(components_to_update, shown)
 
     def should_accept(self, proposal: CandidateProposal, state: GEPAState) -> bool:
-        """Return True if a new prompt is better on the examples that both prompts have scored."""
+        """Return True if the new prompt scores higher on examples with old and new scores."""
         if proposal.candidate in state.program_candidates:
             return False
         assert proposal.eval_before is not None

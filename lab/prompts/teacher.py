@@ -157,7 +157,7 @@ class Teacher:
             )
         except (RunFailed, ValueError) as error:
             self._fail(str(error))
-        if completion is None or (completion.cut_off and self.chat.full(completion)):
+        if completion is None or (completion.cut_off and self.chat.fills_context(completion)):
             self._fail(
                 f"the question to the reflection model has {len(question):,} characters, which "
                 "leaves no tokens for an answer: lower minibatch_size, or choose a model with a "
@@ -169,7 +169,7 @@ class Teacher:
     async def _completed(self, question: str) -> tuple[Prompt, Completion | None]:
         with self.chat.group() as chat:
             prompt = await chat.open([{"role": "user", "content": question}], None)
-            if chat.room(prompt) <= 0:
+            if chat.max_new_tokens(prompt) <= 0:
                 return prompt, None
             async with asyncio.timeout(self.timeout):
                 return prompt, (await chat.generate(prompt, 1))[0]

@@ -59,7 +59,8 @@ def is_same_arm(one: Run, other: Run) -> bool:
 def labels(firsts: Sequence[Run]) -> list[str]:
     """Return a unique label for each arm, given the first run of each arm.
 
-    A label lists the overrides that not all arms have, and settings if these overrides are equal.
+    A label lists the overrides that not all arms have. Arms with equal overrides are distinguished
+    by the settings that differ.
     """
     common = set.intersection(*(set(run.overrides) for run in firsts)) if firsts else set()
     names = [" ".join(item for item in run.overrides if item not in common) for run in firsts]

@@ -33,7 +33,7 @@ class Scoring:
     judged: str  # description of the scored versions or steps
     arms: tuple[ScoredArm, ...]
     left_out: tuple[tuple[Run, str], ...]  # finished runs that cannot be scored, and why
-    questions: tuple[Question, ...] = ()  # the columns of the scores; empty for TRAINING
+    questions: tuple[Question, ...] = ()  # the columns of the scores, empty for TRAINING
 
     @property
     def runs(self) -> list[Run]:

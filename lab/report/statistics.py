@@ -260,7 +260,7 @@ def visible_difference(spread: Spread, num_comparisons: int = 1) -> float:
 
 
 def _num_errors(freedom: Any, num_comparisons: int) -> Any:
-    """Return the number of standard errors that are detected with probability POWER."""
+    """Return the detectable difference in standard errors, for detection with probability POWER."""
     tail = 1 - ERROR / 2 / max(num_comparisons, 1)
     return student_quantile(freedom, tail) + student_quantile(freedom, POWER)
 

@@ -1,4 +1,4 @@
-"""Run one job of a sweep: skip it if it is done, else start or resume its run; record the result.
+"""Skip, start or resume one job of a sweep, and record the job's result.
 
 the sweep's own process                      processes of a launcher, if it starts any
 SweepStart: folder, jobs, slots, lines  ---> run_job: record, slot, log, the run itself

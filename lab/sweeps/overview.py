@@ -139,7 +139,7 @@ def _print_changes(sweep: SweepFolder, states: dict[int, str], end: Event) -> No
 
 
 def unfinished_message(sweep: SweepFolder, command: str) -> str:
-    """Return how many jobs are unfinished, and the `command` that resumes them, or ""."""
+    """Return the number of unfinished jobs and the resuming `command`, or "" if all are done."""
     jobs = read_jobs(sweep)
     left, failed = len(jobs.records) - jobs.counts[DONE], jobs.counts[FAILED]
     if not left:

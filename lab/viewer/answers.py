@@ -46,7 +46,7 @@ def facts(index: RunIndex) -> dict[str, Any]:
     """Return the run's name, whether the run is active, and the problems of its files."""
     going = False
     try:
-        ensure_free(index.run_folder, patience_s=0)  # no wait, because a page polls every second
+        ensure_free(index.run_folder, patience_s=0)  # never wait, because a page polls every second
     except FolderInUse:
         going = True
     broken = [line for path in sorted(index.broken) for line in index.broken[path]]

@@ -1,4 +1,4 @@
-"""The command line of view.py: which runs to show, in the browser or as one file.
+"""The command line of view.py, which shows runs in the browser or exports them to one file.
 
 python view.py outputs/run [outputs/other ...] [step=1] [port=8000] [export=page.html]
 """
@@ -83,7 +83,7 @@ def _view(words: Sequence[str], console: Console) -> None:
     if not port.isdigit() or int(port) >= 2**16:
         raise ValueError(f"port={port} is not a port: give a number from 1024 to 65535")
     runs = _runs_of(folders)
-    from lab.viewer.index import RunIndex  # imported here, because it takes a second
+    from lab.viewer.index import RunIndex  # late, because this import takes a second
 
     indexes = {name: RunIndex(run) for name, run in runs.items()}
     with console.status("reading"):

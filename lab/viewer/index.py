@@ -20,7 +20,7 @@ from pyarrow import parquet
 from lab.viewer.rollout_lines import Row, SourceFile, rows_of
 from rl.runtime.folder import RunFolder, step_of
 
-_STRONG_QUANTILE = 0.98  # the |gradient| of a strong token is this quantile of a step
+_STRONG_QUANTILE = 0.98  # a strong token has this quantile of the step's |gradient|
 _GRADIENT = ("grad", "slope")  # column names in new and in older runs
 
 

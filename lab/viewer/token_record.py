@@ -95,7 +95,7 @@ def _row(
 
 
 def _listed(values: np.ndarray, mask: np.ndarray) -> list[float | None]:
-    """Return numbers for JSON, to six digits; None outside the mask and for NaN and infinity."""
+    """Return numbers for JSON with six digits, None outside the mask and for NaN and infinity."""
     return [
         float(f"{x:.6g}") if m and math.isfinite(x) else None
         for x, m in zip(values.tolist(), mask, strict=True)
