@@ -30,7 +30,7 @@ NodeHandler = Callable[[Node, str], Any]
 
 
 class Misfit(ValueError):
-    """The error that a value does not fit its annotation; the message names the key."""
+    """The error raised if a value does not fit its annotation; the message names the key."""
 
 
 class Nested:

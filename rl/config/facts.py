@@ -17,7 +17,7 @@ Config = Mapping[str, Any]
 
 
 def is_imitator(sampler: str) -> bool:
-    """Return whether a sampler's text comes from no policy, so that no vLLM is started."""
+    """Return whether no policy samples a sampler's text, so that no vLLM is started."""
     return not fact(sampler, "uses_vllm", True)
 
 

@@ -40,7 +40,7 @@ class Learned:
 
     @staticmethod
     def from_settings(settings: dict[str, Any]) -> "Learned":
-        """Return the facts from the output of `asdict`, also after JSON or YAML."""
+        """Convert the output of `asdict`, possibly read back from JSON or YAML, to facts."""
         return Learned(**{**settings, "loss_reads": tuple(settings["loss_reads"])})
 
     def reads(self, fields: set[str]) -> bool:
@@ -54,7 +54,7 @@ class Learned:
 
     @property
     def uses_ratio(self) -> bool:
-        """Whether the loss reads rollout_logprobs or old_logprobs, which a ratio needs."""
+        """Whether the loss reads rollout_logprobs or old_logprobs to compute a ratio."""
         return self.reads(RATIO)
 
     @property

@@ -18,7 +18,7 @@ from rl.config.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 
 @dataclass(frozen=True, kw_only=True)
 class CoreNode(Mapping[str, Any]):
-    """A configuration node: fields for the keys that the core reads, a mapping of all keys."""
+    """A configuration node: a mapping, with typed fields for the keys that the core reads."""
 
     node: Node = field(repr=False)
 
@@ -127,7 +127,7 @@ def replica_names(number: int) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterNode(CoreNode):
-    """The node of the cluster, on which processes are started (conf/cluster)."""
+    """The node that decides where processes are started (conf/cluster)."""
 
     gpus: bool = True
     interface: str | None = None

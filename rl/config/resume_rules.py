@@ -116,20 +116,20 @@ def _may_change(key: str) -> bool:
 
 
 def _comparable(value: Any) -> Any:
-    """Return a value in a form that can be compared; of a file, its absolute path.
+    """Return a value in a form that can be compared: a path becomes absolute.
 
     A shipped path is relative if a run is started in this checkout, and absolute elsewhere.
     """
     if isinstance(value, str) and "/" in value and "\n" not in value:
         for path in (Path(value), ROOT / value):
-            with suppress(OSError):  # the text is longer than a path can be
+            with suppress(OSError):  # the text is too long for a path
                 if path.exists():
                     return path.resolve()
     return value
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every value with its dotted key; the keys of a list are numbers."""
+    """Yield every leaf value with its dotted key; the keys of list items are their numbers."""
     items = dict(enumerate(value)) if isinstance(value, list) else value
     if isinstance(items, Mapping) and items:
         for key, item in items.items():

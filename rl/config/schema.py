@@ -36,7 +36,7 @@ _DURATION = re.compile("".join(rf"(?:(\d+(?:\.\d+)?){unit})?" for unit in _UNITS
 
 
 class ConfigError(ValueError):
-    """The error that a configuration cannot work; each problem is one sentence with a remedy."""
+    """The error raised for an invalid configuration; each problem is a sentence with a remedy."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(f"- {problem}" for problem in problems))

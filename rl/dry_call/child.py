@@ -35,7 +35,7 @@ _KEYS = (
     *("batch_size", "group_size", "max_seq_len", "updates_per_batch"),
 )
 _LAST_LINES = 5
-LIMIT_S = 600.0  # for all configurations of a sweep
+LIMIT_S = 600.0  # seconds to wait for all configurations of a sweep
 Answer = Mapping[str, Any]
 
 
@@ -122,7 +122,7 @@ class DryCall:
             lines = self._path("log").read_text(errors="replace").strip().splitlines()
             end = "\n  ".join(lines[-_LAST_LINES:])
             raise ConfigError(
-                [f"the process that calls your functions once ended with status {status}:\n  {end}"]
+                [f"the dry call of your functions ended with exit status {status}:\n  {end}"]
             ) from None
         for number, answer in zip(uncached, reply["answers"], strict=True):
             self._answers[number] = {**answer, "files": reply["files"]}

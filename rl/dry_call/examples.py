@@ -45,7 +45,7 @@ def check_buffer(report: Report, node: Any, count: int, max_staleness: int) -> N
                 indices = [group.index for group in drawn]
                 if len(indices) != count or not waiting.issuperset(indices):
                     raise Unusable(
-                        f"drew {len(indices)} groups, some of them not waiting or not {count}"
+                        f"drew {len(indices)} groups: return {count} different waiting groups"
                     )
                 if len(set(indices)) != count:
                     raise Unusable(f"drew a group twice: {sorted(indices)}; return each group once")
@@ -75,7 +75,7 @@ def _as_saved(state: Any) -> Any:
         return json.loads(json.dumps(state))
     except (TypeError, ValueError) as error:
         raise Unusable(
-            f"has a state() that a checkpoint cannot keep ({error}): return plain values, with "
+            f"has a state() that a checkpoint cannot store ({error}): return plain values, with "
             "text as keys"
         ) from error
 
@@ -140,7 +140,7 @@ def _read_pools(node: Any) -> tuple[list[str], list[Pool] | None]:
                     raise
                 found[0] = []
                 return
-        # The files of a warm start include those that an expert imports when it is called.
+        # Draw a demonstration, so that the cache also covers files that the expert imports late.
         with suppress(Exception):
             next(env.demonstrations(Random(0)), None)
 

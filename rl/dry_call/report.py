@@ -10,7 +10,7 @@ from envs.user_code import frame_of
 
 
 class Unusable(ValueError):
-    """The error that user code returned an unusable value; the message has the remedy."""
+    """The error raised if user code returned an unusable value; the message has the remedy."""
 
 
 class Report:

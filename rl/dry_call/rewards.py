@@ -53,7 +53,7 @@ def check_advantage(report: Report, advantage: Any, group_size: int) -> dict[str
     by_turn = False
 
     def form(rewards: Sequence[float | None]) -> list[Any]:
-        """Return the rewards, or one list of one to three turn rewards per rollout."""
+        """Return one reward per rollout, or if by_turn a list of one to three turn rewards."""
         if not by_turn:
             return list(rewards)
         return [None if r is None else [r / 2] * (i % 3 + 1) for i, r in enumerate(rewards)]
@@ -131,7 +131,7 @@ def _require_numbers(result: Any, given: list[Any], by_turn: bool, unit: str = "
                 _require_numbers(number, item, False, "turn of a rollout")
         elif not isinstance(number, int | float | np.number) or not math.isfinite(number):
             raise Unusable(
-                f"returned {number!r} in the place of a number: return a finite number for each "
+                f"returned {number!r} instead of a number: return a finite number for each "
                 f"{unit}, 0 where there is nothing to learn"
             )
 

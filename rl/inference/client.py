@@ -110,7 +110,7 @@ class VLLMClient:
                 f"{_MAX_FAILURES} requests to vLLM failed in a row, the last one because "
                 f"{failure}; see {route.replica.log}"
             ) from failure
-        if route.num_failed_in_a_row >= _MAX_FAILURES:  # only this replica fails
+        if route.num_failed_in_a_row >= _MAX_FAILURES:  # only this replica fails, others answer
             self._router.lose(route, f"{_MAX_FAILURES} requests failed in a row")
 
     async def _is_lost(self, route: Route, failure: AttemptFailed) -> bool:
@@ -149,7 +149,7 @@ class VLLMClient:
             raise AttemptFailed(f"{route.replica.name} was lost") from error
         text = content[:500].decode(errors="replace")
         if status == HTTPStatus.BAD_REQUEST and path == "/tokenize":
-            raise ValueError(f"the chat template refuses it: {text}")
+            raise ValueError(f"the chat template rejects the conversation: {text}")
         if status != HTTPStatus.OK:
             busy = status == HTTPStatus.TOO_MANY_REQUESTS
             retryable = busy or status >= HTTPStatus.INTERNAL_SERVER_ERROR
@@ -158,7 +158,7 @@ class VLLMClient:
             return read(msgspec.json.decode(content))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise AttemptFailed(
-                f"vLLM's answer to {path} makes no sense ({error!r}): {text}"
+                f"vLLM's answer to {path} has an unexpected form ({error!r}): {text}"
             ) from error
 
     def _session(self, route: Route) -> aiohttp.ClientSession:

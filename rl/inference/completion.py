@@ -9,15 +9,15 @@ _FAILURE_REASONS = ("abort", "error")  # finish reasons that mean that vLLM fail
 
 
 class GenerationError(RunFailed):
-    """The error that vLLM cannot be used; its message is for the user."""
+    """The error raised if vLLM cannot be used; its message is for the user."""
 
 
 class RequestFailed(GenerationError):
-    """The error that one request failed after all retries; the run drops only its rollout."""
+    """The error raised if one request failed after all retries; the run drops only its rollout."""
 
 
 class AttemptFailed(Exception):
-    """The error that one attempt at a request failed."""
+    """The error raised if one attempt at a request failed."""
 
     def __init__(self, message: str, *, retryable: bool = True, unanswered: bool = False) -> None:
         super().__init__(message)

@@ -48,7 +48,7 @@ class ExternalServers:
         if self.api_key_variable and not key:
             raise ValueError(
                 f"inference.api_key_variable={self.api_key_variable} is not set: export it with "
-                "the key of the servers, or use null where they ask for none"
+                "the key of the servers, or use null if they require no key"
             )
         names = replica_names(len(addresses))
         return [Replica(n, address, key=key) for n, address in zip(names, addresses, strict=True)]
@@ -80,7 +80,7 @@ def why_unusable(replica: Replica, model: Path, max_seq_len: int) -> str | None:
         with http_client(replica, _TIMEOUT_S) as http:
             return _problem(http, model, max_seq_len)
     except (httpx.HTTPError, KeyError, TypeError, ValueError) as error:
-        return f"is no vLLM that can be used ({type(error).__name__}: {error}): {_REMEDY}"
+        return f"cannot be used as a vLLM ({type(error).__name__}: {error}): {_REMEDY}"
 
 
 def _problem(http: httpx.Client, model: Path, max_seq_len: int) -> str | None:
@@ -89,12 +89,12 @@ def _problem(http: httpx.Client, model: Path, max_seq_len: int) -> str | None:
         return "refuses the key: set inference.api_key_variable to the variable that holds its key"
     served = {entry["id"]: entry for entry in known.raise_for_status().json()["data"]}
     if "policy" not in served:
-        return f"serves {', '.join(served)} and nothing under the name `policy`: {_REMEDY}"
+        return f"serves {', '.join(served)}, but no model named `policy`: {_REMEDY}"
     longest = served["policy"]["max_model_len"]
     if longest < max_seq_len:
         return (
-            f"takes {longest} tokens, fewer than max_seq_len={max_seq_len}: start it with a larger "
-            "--max-model-len, or lower max_seq_len"
+            f"accepts {longest} tokens, fewer than max_seq_len={max_seq_len}: start it with a "
+            "larger --max-model-len, or lower max_seq_len"
         )
     for route in _NEEDED:
         # A GET changes nothing. An existing route answers it with an error other than 404.

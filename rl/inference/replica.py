@@ -12,7 +12,7 @@ _TIMEOUT_S = 2.0
 
 @dataclass(frozen=True)
 class Replica:
-    """One start of one vLLM process."""
+    """One start of one vLLM process; a restart creates a new Replica."""
 
     name: str  # the process name: inference, or inference0, inference1, ...
     address: Address

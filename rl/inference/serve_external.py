@@ -45,8 +45,8 @@ def required_key(run_folder: RunFolder) -> str:
     key = os.environ.get(variable) if variable else None
     if not key:
         raise ValueError(
-            "on a port vLLM asks for a key: start train.py with inference.api_key_variable=MY_KEY, "
-            "and export MY_KEY, some 40 random characters, there and here"
+            "vLLM needs a key on a TCP port: start train.py with inference.api_key_variable=MY_KEY"
+            ", and export MY_KEY, some 40 random characters, in both shells"
         )
     return key
 

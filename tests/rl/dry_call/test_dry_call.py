@@ -207,7 +207,7 @@ ONE = "def mine(rewards):\n    return "
             "returned a mine for a group of 16",
         ),
         (ONE + "rewards[:-1]\n", "returned 15 numbers for a group of 16"),
-        (ONE + "['x' for _ in rewards]\n", "returned 'x' in the place of a number"),
+        (ONE + "['x' for _ in rewards]\n", "returned 'x' instead of a number"),
         (ONE + "[sum(rewards) for _ in rewards]\n", "TypeError"),  # None
         (ONE + "[1 / (max(r or 0 for r in rewards) - 1) for _ in rewards]\n", "ZeroDivisionError"),
     ],
@@ -254,7 +254,7 @@ ONE_TURN = "    return [[0.0] * len(t or ()) for t in rewards][1:]\n"
             "buffer",
             "from rl.rollouts.buffer import FifoBuffer\nclass mine(FifoBuffer):\n"
             "    def state(self):\n        return {'seen': {1, 2}}\n",
-            "a state() that a checkpoint cannot keep",
+            "a state() that a checkpoint cannot store",
         ),
         ("buffer", "class mine:\n    def add(self, group): ...\n", "has no draw() and no state()"),
         (
