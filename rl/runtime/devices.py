@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _MIB = 1 << 20
-_MOST_FILES = 65_536  # upper bound of the limit, because kernel tables grow with it
+_MOST_FILES = 65_536  # bound for the file limit, because kernel tables grow with the limit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ def visible_gpus(devices: Path = Path("/dev")) -> list[str]:
     """
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     numbers = sorted(int(path.name[6:]) for path in devices.glob("nvidia[0-9]*"))
-    if not numbers and (devices / "dxg").exists():  # WSL has no nvidia* files
+    if not numbers and (devices / "dxg").exists():  # WSL has dxg instead of nvidia* files
         numbers = [0]
     if listed is None or not numbers:
         return [str(number) for number in numbers]

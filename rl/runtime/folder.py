@@ -197,8 +197,8 @@ def drop_steps_from(run_folder: RunFolder, step: int) -> None:
         with dropped.open("ab") as file:
             file.write(path.read_bytes())
         path.unlink()
-    # The resumed run repeats these evaluations. If it ends before that, a remaining evaluation
-    # would be mistaken for its result.
+    # A resumed run repeats these evaluations. If the run ends earlier, an old evaluation would
+    # be mistaken for the run's result.
     for path in [*_later(run_folder.tokens, step), *_later(run_folder.evaluations, step)]:
         path.unlink()
 

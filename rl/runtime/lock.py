@@ -1,4 +1,4 @@
-"""The kernel lock that reserves a run folder for one process; it ends with that process.
+"""The kernel lock that reserves a run folder for one process; the lock ends with the process.
 
 The lock file remains after the run. If it were deleted, two processes could lock two files with the
 same name. The process id in the file is valid only while the file is locked.
@@ -18,7 +18,7 @@ from rl.runtime.folder import RunFolder
 
 # Error numbers of a full disk, an exhausted quota, and a limit on file size (ulimit -f).
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_PATIENCE_S = 0.5  # seconds to wait, because `ensure_free` holds the lock briefly
+_PATIENCE_S = 0.5  # seconds to wait, because `ensure_free` may hold the lock briefly
 _TICK_S = 0.02
 
 
@@ -59,7 +59,7 @@ def locked(run_folder: RunFolder, undone_by: type[Exception] | tuple[()] = ()) -
     made = [path for path in (run_folder.path, *above) if not path.exists()]
     try:
         run_folder.path.mkdir(parents=True, exist_ok=True)
-        # Mode "w" would erase the holder's process id, and a buffer would delay our own.
+        # Mode "w" would erase the holder's process id, and a buffer would delay our id.
         file = run_folder.lock.open("a+b", buffering=0)
     except OSError as error:
         raise _unwritable(run_folder, error) from error

@@ -85,7 +85,7 @@ def read_metrics(run_folder: RunFolder) -> list[Row]:
 def _parsed(line: bytes) -> Row | None:
     """Parse one line of metrics.jsonl; return None if the line is broken."""
     try:
-        row: Row = _ROW.decode(line)  # 10 times faster than json
+        row: Row = _ROW.decode(line)  # msgspec is 10 times faster than json
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
     return row if type(row.get("step")) is int else None

@@ -12,10 +12,7 @@ from urllib.parse import urlsplit
 from rl.runtime.failure import RunFailed
 
 _SIOCGIFADDR = 0x8915  # Linux ioctl request: IPv4 address of an interface
-_UNUSED_ADDRESS = (
-    "192.0.2.1",
-    9,
-)  # unused network TEST-NET-1, reached by the default route
+_UNUSED_ADDRESS = ("192.0.2.1", 9)  # in TEST-NET-1, so the default route is used
 
 # Environment variable: the address on which the rollouts process listens for other hosts.
 LISTEN_VARIABLE = "OFFBYONE_ADDRESS"
@@ -92,8 +89,7 @@ def own_address(interface: str | None = None) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         try:
             if interface is None:
-                # choose a route; connecting a datagram socket sends no packet
-                asked.connect(_UNUSED_ADDRESS)
+                asked.connect(_UNUSED_ADDRESS)  # choose a route; this sends no packet
                 return asked.getsockname()[0]
             request = struct.pack("256s", interface.encode()[:15])
             answer = fcntl.ioctl(asked, _SIOCGIFADDR, request)

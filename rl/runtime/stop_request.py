@@ -64,8 +64,7 @@ def stopped_by_signals() -> Iterator[StopRequest]:
     numbers = [
         number
         for number in _SIGNALS
-        # ignored signals stay ignored (nohup: HUP)
-        if signal.getsignal(number) is not signal.SIG_IGN
+        if signal.getsignal(number) is not signal.SIG_IGN  # keep HUP ignored under nohup
     ]
     before = {number: signal.signal(number, stop) for number in numbers}
     try:

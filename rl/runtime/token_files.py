@@ -35,8 +35,7 @@ log = logging.getLogger(__name__)
 
 # Nearly every value is different, so byte splitting compresses them and a dictionary does not.
 _CONTINUOUS = {"mu", "pi", "old", "ref", "entropy", "loss", "grad", "candidate_grad"}
-# old to new column names; files of format 1 have the old ones
-_RENAMED = {"slope": "grad", "candidate_slope": "candidate_grad"}
+_RENAMED = {"slope": "grad", "candidate_slope": "candidate_grad"}  # from format 1 to current names
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +82,7 @@ def write_lines(path: Path, lines: Lines) -> bool:
             incomplete.unlink(missing_ok=True)
         # Use the same text at every step, because the screen shows equal warnings only once.
         log.warning(
-            "tokens are not recorded (%s): the run goes on, and tries again at the next step. "
+            "tokens are not recorded (%s): the run continues and tries again at the next step. "
             "Free disk space, or resume with record=none",
             error.strerror or error,
         )

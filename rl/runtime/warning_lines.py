@@ -8,7 +8,7 @@ from rl.runtime.files import LineTail
 from rl.runtime.folder import RunFolder
 from rl.runtime.text import strip_escapes
 
-_MAX_WARNINGS = 20  # shown warnings per process; its log contains all warnings
+_LIMIT = 20  # shown warnings per process; its log contains all warnings
 
 
 class _WarningFile(logging.Handler):
@@ -20,11 +20,7 @@ class _WarningFile(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Write a new warning of our or the user's code. Skip libraries: they warn too often."""
         line = strip_escapes(record.getMessage()).split("\n")[0]
-        if (
-            "site-packages" in record.pathname
-            or line in self._lines
-            or len(self._lines) >= _MAX_WARNINGS
-        ):
+        if "site-packages" in record.pathname or line in self._lines or len(self._lines) >= _LIMIT:
             return
         self._lines.add(line)
         note_warning(self._run_folder, self._process, line)

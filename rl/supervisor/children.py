@@ -31,8 +31,8 @@ from rl.supervisor.replicas import Replicas
 _TICK_S = 0.25
 _LOSS_TIMEOUT_S = 5.0  # longest delay until the loss of a host is detected
 _FULL_BYTES = 1 << 16  # a disk with less free space counts as full
-_KERNELS_KEPT = "64"  # enough for one micro-batch, because all layers share the kernels
-STOPPING = "stopping after this step; its checkpoint comes first (a second signal ends at once)"
+_KERNELS_KEPT = "64"  # per cache; enough for a micro-batch, because all layers share kernels
+STOPPING = "stopping after this step and a checkpoint (a second signal ends the run immediately)"
 
 
 class Children:
@@ -54,8 +54,7 @@ class Children:
             self._replicas.start()
         complete()
         world, listening, meeting = len(self._plan.ranks), {}, {}
-        # ranks without a shared file connect through a port of rank 0
-        if self._run.cluster.spans_hosts:
+        if self._run.cluster.spans_hosts:  # the ranks connect through a TCP port of rank 0
             listening, first = {LISTEN_VARIABLE: self._hosts.here.address}, self._hosts.ranks[0]
             meeting = {"MASTER_ADDR": first.address, "MASTER_PORT": str(first.free_port())}
         self._start("rollouts", [sys.executable, "-m", "rl.rollouts", folder], listening)
@@ -130,8 +129,7 @@ class Children:
             begun = self._has_begun()
             if stop.asked:  # check this first, because the signal may also have ended processes
                 self._ask_to_stop()
-            # The supervisor or a signalled process creates this file. It has no effect before the
-            # first batch.
+            # Ignore the stop file before the first batch, because there is nothing to save yet.
             asked = begun and self._run_folder.stop_request.exists()
             ended = {n: c.returncode for n, c in self._children.items() if c.returncode is not None}
             if all(trainer.returncode == 0 for trainer in trainers):
@@ -145,8 +143,7 @@ class Children:
                             return  # a scheduler that signals every process also ends vLLM
                         self._raise_reported("trainer")  # report a failed save before vLLM's end
                     self._fail_with_log(*gone)
-            # Ranks may end one after another with status 0. Any other ended process has ended too
-            # early.
+            # Ranks may end one after another with status 0. Any other end comes too early.
             early = {n: s for n, s in ended.items() if not (n.startswith("trainer") and s == 0)}
             if early:
                 self._fail(early)
@@ -232,7 +229,6 @@ def _cpu_environment(place: Place) -> dict[str, str]:
     """
     if place.devices:
         return {}
-    # cache of oneDNN, cache of PyTorch
-    caches = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+    caches = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")  # oneDNN and PyTorch
     kept = {name: os.environ.get(name, _KERNELS_KEPT) for name in caches}
     return {"DS_ACCELERATOR": "cpu", "OMP_WAIT_POLICY": "PASSIVE", **kept}

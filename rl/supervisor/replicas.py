@@ -116,8 +116,8 @@ class Replicas:
 
     def _restart(self, one: Watched, what: str) -> None:
         name, others = one.replica.name, len(self._all) - 1
-        go_on = f"{others} others go on" if others > 1 else "the other one goes on"
-        again = "it is started again" if one.child is not None else "it may come back"
+        go_on = f"{others} others continue" if others > 1 else "the other one continues"
+        again = "the server is restarted" if one.child is not None else "the server may come back"
         note_warning(self._run_folder, name, f"{what}; {again}, and {go_on}")
         if one.child is not None:
             one.child.end()
@@ -128,15 +128,14 @@ class Replicas:
             self._start(one)
         except HostLost as lost:
             self._all.remove(one)
-            one.status.set("its machine is gone")
+            one.status.set("its host is lost")
             self._publish(one.replica, 0)
             note_warning(self._run_folder, name, f"{lost}; {go_on} without it")
 
     def _cause_of_end(self, one: Watched) -> str | None:
         """Return why a server counts as ended, else None. Check its health every few seconds."""
         if one.child is not None and one.child.returncode is not None:
-            # The engine may survive a killed server and keep the socket open, and a push would
-            # hang.
+            # The engine may survive its server and keep the socket open, so a push would hang.
             with suppress(HostLost):
                 one.child.kill()
             return ending(one.child.returncode)

@@ -73,8 +73,7 @@ def _plan_reservation(run: Run, machines: Sequence[Host] | None) -> tuple[Plan, 
     replicas, ranks = inference.replicas or 1, run.trainer.ranks or 1
     counted = run.changed({"inference.replicas": replicas, "trainer.ranks": ranks})
     if machines:
-        # idle GPUs are not reserved
-        return replace(placement(counted, machines), idle=()), machines
+        return replace(placement(counted, machines), idle=()), machines  # do not report other GPUs
     gpus = range(inference.tensor_parallel_size * replicas + ranks) if cluster.gpus else ()
     machines = [Host(devices=tuple(map(str, gpus)), cores=1, cpus=1)]
     plan = placement(counted, machines)

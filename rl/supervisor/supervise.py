@@ -76,8 +76,7 @@ def supervise(
         Stopped: a signal ended the run.
     """
     run_folder = RunFolder(Path(str(config.get("output_dir")), str(config.get("run_name"))))
-    # first, because the error of `resolve` would only mention an existing run
-    ensure_free(run_folder)
+    ensure_free(run_folder)  # first, because `resolve` would only report that a run exists
     resolved = resolve(config)
     run = resolved.run
     limit = TimeLimit(run.max_time, run_folder)
