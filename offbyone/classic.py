@@ -24,7 +24,7 @@ PLAYED = "offbyone_episode"  # key of the Played object in vf.State
 
 
 def load_environment(env: str = "reverse-text", **options: Any) -> "Exported":
-    """Return environment `env` (a file of conf/env, or module.Class) with `options` changed."""
+    """Return the environment `env` (a name in conf/env or module.Class) with changed options."""
     return Exported(load(env, **options))
 
 

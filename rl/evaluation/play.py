@@ -27,7 +27,7 @@ def choose(env: Environment, split: Split, num_examples: int) -> list[Example]:
         raise ValueError(f"the environment {env.name!r} has no {split} examples to evaluate on")
     return [
         example
-        for pool, count in zip(pools, _shares(pools, num_examples), strict=True)
+        for pool, count in zip(pools, _examples_per_pool(pools, num_examples), strict=True)
         for example in _shuffled(pool, count)
     ]
 
@@ -39,7 +39,7 @@ def _shuffled(pool: Pool, count: int) -> list[Example]:
     return [pool.examples[i] for i in order[:count]]
 
 
-def _shares(pools: Sequence[Pool], num_examples: int) -> list[int]:
+def _examples_per_pool(pools: Sequence[Pool], num_examples: int) -> list[int]:
     """Return the number of examples per pool, in proportion to the weights if possible."""
     counts = [0] * len(pools)
     for _ in range(min(num_examples, sum(len(pool.examples) for pool in pools))):

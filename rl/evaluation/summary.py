@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from envs.episode import Example
 from rl.records import Rollout
 
-TOO_HARD, TOO_EASY = 0.0, 0.8  # pass@1 beyond these limits gives training little signal
-FLAT = 0.5  # from this share of examples without spread, advice is returned
+TOO_HARD, TOO_EASY = 0.0, 0.8  # training needs a pass@1 between these bounds
+MAX_ZERO_SPREAD = 0.5  # advise if this share of examples has no reward spread
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,10 +37,10 @@ class Summary:
     num_rollouts: int
     num_scored: int
     reward: float
-    reward_standard_error: float  # clustered by example
+    reward_standard_error: float  # standard error of `reward`, clustered by example
     passes: dict[int, float]  # k -> pass@k
     zero_spread: float  # share of examples whose rollouts all got the same reward
-    mean_length: float  # completion tokens
+    mean_length: float  # mean number of completion tokens
     max_length: int
     truncated: float
     turns: float
@@ -119,7 +119,7 @@ def advice(summary: Summary) -> list[str]:
         lines.append("pass@1 is 0 %: too hard for this policy, easier examples give a signal")
     if passing > TOO_EASY:
         lines.append(f"pass@1 is above {TOO_EASY:.0%}: too easy, harder examples teach more")
-    if summary.zero_spread >= FLAT:
+    if summary.zero_spread >= MAX_ZERO_SPREAD:
         lines.append(
             f"{summary.zero_spread:.0%} of the examples have no spread: all their rollouts got the "
             "same reward, which leaves nothing to compare and no signal"
@@ -138,7 +138,7 @@ def average(values: Sequence[float]) -> float:
 
 
 def rollout_means(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Return the means that training and evaluation share, keyed by the metrics' last word."""
+    """Return the means that training and evaluation share, by metric name without prefix."""
     lengths = [rollout.num_completion for rollout in rollouts]  # completion tokens
     return {
         "mean_length": average(lengths),

@@ -46,7 +46,7 @@ from rl.sampling.watchdog import Watchdog
 def _imitate(run: Run, sampler: Imitator, env: Environment, renderer: Renderer) -> PlayGroup:
     async def play_group(
         index: int,
-        example: Example,  # only its environment is used, whose expert chooses the prompts
+        example: Example,  # only selects the environment, whose expert provides the prompts
         group_size: int,
     ) -> tuple[Rollout, ...]:
         rng = random.Random(f"{run.seed}:{index}")
@@ -99,7 +99,7 @@ async def main(run_folder: RunFolder) -> None:
                 tally=tally,
             )
             chat = await stack.enter_async_context(build(run.client)().connect(setting))
-            hinted = _hinted(run, env, pools)  # before FittingExamples measures examples
+            hinted = _hinted(run, env, pools)  # first, because FittingExamples measures each prompt
             limits = env, chat, run.max_seq_len, sampler.max_prompt_len
             pools = [replace(p, examples=FittingExamples(p.examples, *limits)) for p in pools]
             watchdog = stack.enter_context(Watchdog(status.set))

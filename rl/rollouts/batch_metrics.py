@@ -15,7 +15,7 @@ from rl.evaluation.summary import (
 )
 from rl.records import Group, Rollout
 
-_MOST_TURNS = 8  # later turns have no separate reward metric
+_MAX_TURN_METRICS = 8  # number of turns that have separate reward metrics
 
 
 def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
@@ -70,7 +70,7 @@ def _turn_rewards(rollouts: Sequence[Rollout]) -> dict[str, float]:
     values: dict[str, list[float]] = defaultdict(list)
     for rollout in rollouts:
         for name, rewards in rollout.turn_rewards.items():
-            for turn, value in enumerate(rewards[:_MOST_TURNS]):
+            for turn, value in enumerate(rewards[:_MAX_TURN_METRICS]):
                 values[f"reward/{name}/turn_{turn}"].append(value)
     return {name: average(known) for name, known in values.items()}
 

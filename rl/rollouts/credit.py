@@ -59,9 +59,9 @@ class Crediting:
         weights = self.weights_of(example)
         credits = [self._shaped(rollout, weights) for rollout in rollouts]
         if self.shaping.normalise_each:
-            advantages = self._one_by_one(weights, rollouts, credits)
+            advantages = self._normalised_each(weights, rollouts, credits)
         else:
-            advantages = self._compared(credits)
+            advantages = self._advantages_of(credits)
         pairs = zip(credits, advantages, strict=True)
         return tuple(replace(credit, advantages=numbers) for credit, numbers in pairs)
 
@@ -73,7 +73,7 @@ class Crediting:
             credit = replace(credit, reward=credit.reward - lost)
         return replace(credit, turn_rewards=_by_turn(rollout, credit.reward, weights))
 
-    def _compared(self, credits: Sequence[Credit]) -> list[tuple[float, ...]]:
+    def _advantages_of(self, credits: Sequence[Credit]) -> list[tuple[float, ...]]:
         """Return the advantages of one reward: one number per rollout, or one per turn."""
         if not self.per_turn:
             advantage = cast("Advantage", self.advantage)
@@ -89,7 +89,7 @@ class Crediting:
         pairs = zip(scored, advantages, strict=True)
         return [(0.0,) if rewards is None else tuple(numbers) for rewards, numbers in pairs]
 
-    def _one_by_one(
+    def _normalised_each(
         self, weights: Mapping[str, float], rollouts: Sequence[Rollout], credits: Sequence[Credit]
     ) -> list[tuple[float, ...]]:
         """Return the weighted sum of the separate advantages of all named rewards.
@@ -99,14 +99,14 @@ class Crediting:
         pairs = list(zip(rollouts, credits, strict=True))
         # The rewards of an unscorable rollout are not read, because they may be NaN or infinite.
         columns = [
-            (weight, [_alone(r, c, r.rewards.get(name, 0.0), {name: 1.0}) for r, c in pairs])
+            (weight, [_credit_of(r, c, r.rewards.get(name, 0.0), {name: 1.0}) for r, c in pairs])
             for name, weight in weights.items()
-            if weight  # because 0 x NaN is NaN
+            if weight  # skip weight 0, because 0 x NaN is NaN
         ]
-        changes = [_alone(r, c, (c.reward or 0.0) - (r.reward or 0.0), {}) for r, c in pairs]
+        changes = [_credit_of(r, c, (c.reward or 0.0) - (r.reward or 0.0), {}) for r, c in pairs]
         totals: list[tuple[float, ...]] = []
         for weight, column in [*columns, (1.0, changes)]:
-            shares = [tuple(weight * a for a in numbers) for numbers in self._compared(column)]
+            shares = [tuple(weight * a for a in numbers) for numbers in self._advantages_of(column)]
             totals = [
                 tuple(t + s for t, s in zip(total, share, strict=True))
                 for total, share in zip(
@@ -116,7 +116,9 @@ class Crediting:
         return totals
 
 
-def _alone(rollout: Rollout, credit: Credit, reward: float, weights: Mapping[str, float]) -> Credit:
+def _credit_of(
+    rollout: Rollout, credit: Credit, reward: float, weights: Mapping[str, float]
+) -> Credit:
     """Return a credit with only this reward; unscorable rollouts stay unscorable."""
     own = None if credit.reward is None else reward
     return Credit(own, turn_rewards=_by_turn(rollout, own, weights))

@@ -38,7 +38,7 @@ class DifficultyBuffer(FifoBuffer):
         if reason := super().why_useless(group):
             return reason
         if not any(credit.trains for credit in group.credits):
-            return "untrained"  # truncation masked all rollouts
+            return "untrained"  # truncation masks every rollout
         mean = sum(group.rewards) / len(group.rewards)
         if self.min_reward is not None and mean < self.min_reward:
             return "too_hard"
@@ -46,13 +46,13 @@ class DifficultyBuffer(FifoBuffer):
             return "too_easy"
         # Advantages are computed from shaped rewards.
         shaped = [credit.reward for credit in group.credits if credit.reward is not None]
-        if max(map(_spread, _compared(group, shaped))) < self.min_spread:
+        if max(map(_spread, _values_to_compare(group, shaped))) < self.min_spread:
             return "zero_spread"
         least = self.min_reward_variance
         return "low_variance" if least is not None and _variance(shaped) < least else ""
 
 
-def _compared(group: Group, shaped: Sequence[float]) -> list[Sequence[float]]:
+def _values_to_compare(group: Group, shaped: Sequence[float]) -> list[Sequence[float]]:
     """Return the sequences to compare: the rewards, or the advantages of each turn."""
     by_turn = [credit.advantages for credit in group.credits if credit.reward is not None]
     most = max(map(len, by_turn), default=0)

@@ -107,7 +107,7 @@ class DifficultyOrder(ExampleOrder):
         sizes = [len(pool.examples) for pool in self.pools]
         if state.get("sizes", sizes) != sizes:
             raise ValueError(
-                f"the checkpoint knows how hard {state['sizes']} examples are, and the environment "
+                f"the checkpoint was written with {state['sizes']} examples, but the environment "
                 f"has {sizes} now: a resumed run needs the examples that it began with"
             )
         played = state.get("played") or [{level: [] for level in _LEVELS} for _ in sizes]

@@ -78,7 +78,7 @@ class Dispatcher:
         self._next_step = self.step
         self._running: dict[int, int] = {}  # group index -> policy version at its start
         pending = zip(self.state.pending, self.state.places, strict=True)
-        self._untrained: dict[int, Place] = dict(pending)  # groups that no batch has used
+        self._untrained: dict[int, Place] = dict(pending)  # started groups that no batch has used
         self._prospects = Prospects(self.group_size, self.groups_per_step)
 
     async def run(self) -> None:
@@ -112,10 +112,10 @@ class Dispatcher:
         group = Group(index, example, version, rollouts, self.credit(example, rollouts))
         async with self._changed:
             del self._running[index]
-            self._prospects.note(group)
+            self._prospects.record_group(group)
             self.order.observe(place, group)
             accepted = self.buffer.add(group)
-            over = self._prospects.offered(accepted=accepted, counts=self.buffer.rejected)
+            over = self._prospects.record_decision(accepted=accepted, counts=self.buffer.rejected)
             self._over = self._over or over
             if not accepted:
                 self._num_rejected += 1

@@ -39,8 +39,8 @@ class ExampleOrder:
         forgets = cls.state is ExampleOrder.state or cls.load is ExampleOrder.load
         if cls.observe is not ExampleOrder.observe and forgets:
             raise ValueError(
-                f"{cls.__qualname__} observes groups and a resumed run would know nothing of them: "
-                "give it state() and load(), too"
+                f"{cls.__qualname__} observes groups, but a resumed run would lose its state: "
+                "define state() and load()"
             )
         return super().__new__(cls)
 

@@ -16,7 +16,7 @@ from rl.runtime.network import Address
 from rl.wire import HEADER
 
 _KEY_TIMEOUT_S = 10.0
-_LONGEST_KEY = 1 << 10
+_MAX_KEY_BYTES = 1 << 10
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -30,7 +30,7 @@ async def listening(run_folder: RunFolder, serve: Serve, host: str | None) -> As
         key = run_folder.private.key.read_bytes()
 
         async def guarded(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            if await _knows(reader, key):
+            if await _sends_key(reader, key):
                 await serve(reader, writer)
             else:
                 writer.close()
@@ -46,12 +46,12 @@ async def listening(run_folder: RunFolder, serve: Serve, host: str | None) -> As
         server.close()
 
 
-async def _knows(reader: asyncio.StreamReader, key: bytes) -> bool:
-    """Return whether a connection sends the key before the timeout."""
+async def _sends_key(reader: asyncio.StreamReader, key: bytes) -> bool:
+    """Return whether a connection sends the run's key before the timeout."""
     try:
         async with asyncio.timeout(_KEY_TIMEOUT_S):
             size = HEADER.unpack(await reader.readexactly(HEADER.size))[0]
-            sent = await reader.readexactly(size) if size <= _LONGEST_KEY else b""
+            sent = await reader.readexactly(size) if size <= _MAX_KEY_BYTES else b""
     except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
         return False
     return hmac.compare_digest(sent, key)

@@ -150,19 +150,19 @@ def plan(
     for has_advantage in (True, False):
         kind = [row for row in by_length if row.has_advantage is has_advantage]
         # The second kind of rows balances the ranks' tokens, because both kinds share `loads`.
-        packed = [_pack(share, tokens_per_micro_batch) for share in _deal(kind, loads)]
+        packed = [_pack(share, tokens_per_micro_batch) for share in _assign_to_ranks(kind, loads)]
         count = max(len(bins) for bins in packed)
         for bins, stacked in zip(packed, micro_batches, strict=True):
-            _split_until(bins, count)
-            stacked += map(_stack, bins)
+            _split_to_count(bins, count)
+            stacked += map(_pad, bins)
     return [
         # A batch without rows is still a step.
-        RankBatch(step=step, micro_batches=tuple(stacked or [_stack([])]), metrics=metrics)
+        RankBatch(step=step, micro_batches=tuple(stacked or [_pad([])]), metrics=metrics)
         for stacked in micro_batches
     ]
 
 
-def _deal(rows: Sequence[WeightedRow], loads: list[int]) -> list[list[WeightedRow]]:
+def _assign_to_ranks(rows: Sequence[WeightedRow], loads: list[int]) -> list[list[WeightedRow]]:
     """Assign each row, longest first, to the rank with the fewest tokens; add to `loads`."""
     shares: list[list[WeightedRow]] = [[] for _ in loads]
     for row in rows:
@@ -184,7 +184,7 @@ def _pack(rows: Sequence[WeightedRow], budget: int) -> list[list[WeightedRow]]:
     return bins
 
 
-def _split_until(bins: list[list[WeightedRow]], count: int) -> None:
+def _split_to_count(bins: list[list[WeightedRow]], count: int) -> None:
     """Halve the largest micro-batch until there are `count`; if impossible, add empty ones."""
     while len(bins) < count:
         fullest = max(bins, key=len, default=[])
@@ -196,7 +196,7 @@ def _split_until(bins: list[list[WeightedRow]], count: int) -> None:
         del fullest[half:]
 
 
-def _stack(rows: Sequence[WeightedRow]) -> MicroBatch:
+def _pad(rows: Sequence[WeightedRow]) -> MicroBatch:
     """Return the rows padded on the right; without rows, one row of masked tokens."""
     # Two or more columns, because the first token of a row is not predicted.
     shape = max(len(rows), 1), max((row.length for row in rows), default=2)

@@ -12,8 +12,8 @@ from rl.records import Group
 from rl.runtime.failure import RunFailed
 from rl.wire import NoMoreBatches
 
-_HOPELESS_GROUPS = 16  # RolloutsFailed after this many groups without a reward
-_HOPELESS_BATCHES = 8  # NoMoreBatches after this many batches of rejected groups
+_MAX_UNSCORABLE_GROUPS = 16  # RolloutsFailed after this many groups without a reward
+_MAX_REJECTED_BATCHES = 8  # NoMoreBatches after this many batches of rejected groups
 
 
 class RolloutsFailed(RunFailed):
@@ -29,10 +29,10 @@ class Prospects:
     _num_rejected: int = 0  # number of consecutive rejected groups
 
     def __post_init__(self) -> None:
-        window = max(self.groups_per_step, _HOPELESS_GROUPS) * self.group_size
+        window = max(self.groups_per_step, _MAX_UNSCORABLE_GROUPS) * self.group_size
         self._errors: deque[str] = deque(maxlen=window)
 
-    def note(self, group: Group) -> None:
+    def record_group(self, group: Group) -> None:
         """Record the errors of a finished group.
 
         Raises:
@@ -47,14 +47,14 @@ class Prospects:
                 f"{count} of them: {error}"
             )
 
-    def offered(self, *, accepted: bool, counts: Mapping[str, int]) -> NoMoreBatches | None:
+    def record_decision(self, *, accepted: bool, counts: Mapping[str, int]) -> NoMoreBatches | None:
         """Record whether the buffer accepted a group; return NoMoreBatches if sampling must end.
 
         `counts`: the number of rejected groups by reason.
         """
         self._num_rejected = 0 if accepted else self._num_rejected + 1
         # The minimum is 64 groups, because a few small batches may be rejected by chance.
-        if self._num_rejected < _HOPELESS_BATCHES * max(self.groups_per_step, 8):
+        if self._num_rejected < _MAX_REJECTED_BATCHES * max(self.groups_per_step, 8):
             return None
         in_all = ", ".join(f"{n} {why}" for why, n in counts.items())
         return NoMoreBatches(

@@ -83,7 +83,7 @@ class RolloutService:
         except Exception as error:
             self._error = self._error or error
             self._broken.set()
-            await asyncio.Event().wait()  # the rank waits until this process has ended
+            await asyncio.Event().wait()  # no answer, so the rank waits for the end of this process
             raise
 
     async def _value(self, call: Call) -> object:
@@ -122,7 +122,7 @@ class RolloutService:
         }
         rejected = self._write(step, groups)
         recorded = self._record.choose(groups, rejected, step)
-        # In a thread and in parallel with planning, so that rollouts in flight do not wait.
+        # In a thread, so that writing the file delays neither planning nor running rollouts.
         recording = asyncio.create_task(
             asyncio.to_thread(self._record.write, self._run_folder, step, recorded)
         )

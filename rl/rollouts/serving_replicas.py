@@ -10,7 +10,7 @@ from rl.inference.routes import PrefixCache, prefix_cache
 from rl.runtime.endpoint import request_restart
 from rl.runtime.folder import RunFolder
 
-_LOOK_EVERY_S = 1.0
+_CHECK_INTERVAL_S = 1.0
 
 
 class ServingReplicas:
@@ -34,13 +34,13 @@ class ServingReplicas:
     async def watch(self) -> None:
         """Remove each replica that the supervisor restarts from the router, until cancelled."""
         while not self._only_one:
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await asyncio.sleep(_CHECK_INTERVAL_S)
             # In a thread, because the run folder may be on a slow disk.
             started = await asyncio.to_thread(started_replicas, self._run_folder, self._inference)
             newest = {replica.name: replica.incarnation for replica in started}
             for route in self.router.routes:
                 if newest[route.replica.name] != route.replica.incarnation:
-                    self.router.lose(route, "it is being started again")
+                    self.router.lose(route, "the supervisor has restarted it")
 
     async def metrics(self) -> dict[str, float]:
         """Return each replica's metrics since the last call; an empty dict for a single replica."""

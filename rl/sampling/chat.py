@@ -26,7 +26,7 @@ from rl.sampling.environment_errors import as_environment_error
 from rl.sampling.sampler import PolicySampler
 
 ToolSpecs = list[dict[str, Any]]
-_LONGEST_NAME = 200  # maximum length of a tool call's name or id
+_MAX_NAME_LENGTH = 200  # maximum length of a tool call's name or id
 
 
 @dataclass(frozen=True)
@@ -78,23 +78,23 @@ class Chat:
         """Return the next prompt: `prompt`, the completion (parsed as `message`) and the reply."""
         raise NotImplementedError
 
-    def room(self, prompt: Prompt) -> int:  # noqa: ARG002
+    def max_new_tokens(self, prompt: Prompt) -> int:  # noqa: ARG002
         """Return the maximum number of tokens of the next completion."""
         return self.sampler.max_tokens
 
-    def shares(self, prompt: Prompt) -> bool:  # noqa: ARG002
+    def shares_request(self, prompt: Prompt) -> bool:  # noqa: ARG002
         """Return whether a group should sample all its completions with one request."""
         return False
 
-    def full(self, completion: Completion) -> bool:
+    def fills_context(self, completion: Completion) -> bool:
         """Return whether a completion that was cut off filled the whole context."""
         raise NotImplementedError
 
-    def ending(self, completion: Completion) -> StopReason:
-        """Return why the policy's turn ended."""
+    def stop_reason(self, completion: Completion) -> StopReason:
+        """Return the reason why the policy's turn ended."""
         if not completion.cut_off:
             return StopReason.STOP
-        return StopReason.CONTEXT if self.full(completion) else StopReason.MAX_TOKENS
+        return StopReason.CONTEXT if self.fills_context(completion) else StopReason.MAX_TOKENS
 
     def group(self) -> AbstractContextManager[Self]:
         """Return a context manager of a chat that sends a group's requests to one replica."""
@@ -117,7 +117,7 @@ def checked_call(call_id: object, name: object, arguments: Any, raw: str) -> Mes
     """
     if not isinstance(name, str) or not name:
         return mistaken_call(call_id, raw, "the tool call has no name")
-    if len(name) > _LONGEST_NAME:
+    if len(name) > _MAX_NAME_LENGTH:
         return mistaken_call(call_id, raw, "the tool call's name is too long")
     try:
         function = {"name": well_formed(name), "arguments": plain_json(arguments)}
@@ -133,7 +133,7 @@ def mistaken_call(call_id: object, raw: str, mistake: str, name: object = None) 
 
 
 def _text(value: object) -> str:
-    return well_formed(value)[:_LONGEST_NAME] if isinstance(value, str) else ""
+    return well_formed(value)[:_MAX_NAME_LENGTH] if isinstance(value, str) else ""
 
 
 @dataclass(frozen=True, kw_only=True)

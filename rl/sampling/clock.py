@@ -73,7 +73,7 @@ class Clock:
         finally:
             self._pauses -= 1
             if not self._pauses:
-                with suppress(RuntimeError):  # the rollout may have ended without this turn
+                with suppress(RuntimeError):  # the rollout's timeout may already have ended
                     timeout.reschedule(loop.time() + self.left)
 
     @asynccontextmanager

@@ -25,7 +25,7 @@ from rl.sampling.row_builder import GrowingRow
 
 log = logging.getLogger(__name__)
 
-_TRIES = 100  # maximum number of consecutive conversations that are too long
+_MAX_TOO_LONG = 100  # maximum number of consecutive conversations that are too long
 
 
 class TooLong(ValueError):
@@ -76,7 +76,7 @@ class Imitator:
                 rows = tokenize(renderer, messages, max_seq_len, env.tool_specs)
             except TooLong:
                 too_long += 1
-                if too_long == _TRIES:
+                if too_long == _MAX_TOO_LONG:
                     raise
                 log.warning("demonstrations longer than max_seq_len=%d are left out", max_seq_len)
                 continue
@@ -172,7 +172,7 @@ def completion_ids(renderer: Renderer, message: Any) -> list[int]:
     question: Any = {"role": "user", "content": ""}
     prompt = renderer.render_ids([question], add_generation_prompt=True)
     spoken = [question, message]
-    if not _reasons(message):
+    if not _has_reasoning(message):
         # Without another question, formats add an empty think block, and GLM omits the stop token,
         # because its stop token is the marker of the next role.
         spoken.append(question)
@@ -188,5 +188,5 @@ def completion_ids(renderer: Renderer, message: Any) -> list[int]:
     return completion
 
 
-def _reasons(message: Message) -> bool:
+def _has_reasoning(message: Message) -> bool:
     return bool(message.get("reasoning_content")) or "</think>" in (message.get("content") or "")

@@ -8,7 +8,7 @@ from envs.protocol import Environment
 from envs.user_code import place_of
 from rl.inference.completion import GenerationError
 
-_LONGEST = 300  # maximum number of characters of the original error text
+_MAX_ERROR_LENGTH = 300  # maximum number of characters of the original error text
 
 
 class EnvironmentFailed(Exception):
@@ -33,6 +33,6 @@ def as_environment_error(env: Environment, what: str) -> Iterator[None]:
 
 
 def _explain(env: Environment, what: str, error: BaseException) -> str:
-    text = " ".join(str(error).split())[:_LONGEST]
+    text = " ".join(str(error).split())[:_MAX_ERROR_LENGTH]
     place = place_of(error, type(env).__module__)
     return f"{type(env).__name__}.{what} raised {type(error).__name__}: {text}{place}"

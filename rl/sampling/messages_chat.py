@@ -43,7 +43,7 @@ class MessagesClient:
     max_retries: NonNegativeInt
 
     def __post_init__(self) -> None:
-        _ = self.endpoint  # raises ValueError for an invalid address before the run starts
+        _ = self.endpoint  # raises ValueError for an invalid address at the start
 
     @property
     def endpoint(self) -> ChatEndpoint:
@@ -104,7 +104,7 @@ class MessagesChat(Chat):
         """Return the conversation with the policy's message and the environment's reply."""
         return Prompt([*prompt.messages, message, *reply], prompt.tools)
 
-    def full(self, completion: Completion) -> bool:
+    def fills_context(self, completion: Completion) -> bool:
         """Return whether the server rejected the conversation as too long."""
         return isinstance(completion, SpokenCompletion) and completion.too_long
 

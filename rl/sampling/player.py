@@ -35,7 +35,7 @@ from rl.sampling.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
-_MOST_LOGGED = 100
+_MAX_LOGGED_ERRORS = 100
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Player:
     hinted_envs: frozenset[str] = frozenset()  # environments whose reference model sees hints
     _logged: set[str] = field(default_factory=set)  # errors that have been logged
     _checked: set[str] = field(default_factory=set)  # environments whose reward names were checked
-    # max_concurrent by env name
+    # limit of each environment
     _places: dict[str, asyncio.Semaphore] = field(default_factory=dict)
 
     async def play_group(
@@ -64,10 +64,10 @@ class Player:
 
         In a single-turn environment short completions share one request, which is about 20 %
         faster. Long completions use separate requests, because one slow completion could make the
-        shared request time out (`Chat.shares`).
+        shared request time out (`Chat.shares_request`).
         """
         env = self.env.environment_of(example)
-        sampler = replace(self.sampler, **(env.sampling or {}))  # the environment's own options
+        sampler = replace(self.sampler, **(env.sampling or {}))  # the environment's options
         with self.chat.with_sampler(sampler).group() as chat:
             player = replace(self, sampler=sampler, chat=chat)
             return await player._group(env, index, example, group_size)
@@ -79,14 +79,14 @@ class Player:
         clock = Clock(self.sampler.rollout_timeout)
         seeds = RequestSeeds(self.seed, index)
         hints = Hints(self.chat, env, example) if env.name in self.hinted_envs else None
-        start = _Start(env, example, clock, seeds, hints=hints)
+        start = _RolloutInputs(env, example, clock, seeds, hints=hints)
         openings: list[Completion | None] = [None] * group_size
         # Errors are ignored here, because each rollout tries again and reports its own error.
         with suppress(EnvironmentFailed, TimeoutError, RequestFailed):
             if not env.holds_conversation:
                 async with clock.running():
                     prompt = start.prompt = await self._open(env, example)
-                    if env.max_turns == 1 and self.chat.shares(prompt):
+                    if env.max_turns == 1 and self.chat.shares_request(prompt):
                         async with clock.seated(self.chat.seats, group_size):
                             seed = seeds.next()
                             openings = [*await self.chat.generate(prompt, group_size, seed)]
@@ -97,11 +97,11 @@ class Player:
         )
         return tuple(await asyncio.gather(*map(self._play, starts)))
 
-    async def _play(self, start: "_Start") -> Rollout:
+    async def _play(self, start: "_RolloutInputs") -> Rollout:
         retries = 0
         while True:
             async with self._place(start.env):
-                rollout = await self._attempt(start)
+                rollout = await self._play_once(start)
             self._log(start.env, rollout.error)
             broken = rollout.stop_reason in (StopReason.ENV_ERROR, StopReason.ENGINE_ERROR)
             if not broken or retries == self.sampler.max_retries:
@@ -112,17 +112,17 @@ class Player:
 
     def _log(self, env: Environment, error: str) -> None:
         """Log each different error once, and immediately, because a batch may take minutes."""
-        if error and error not in self._logged and len(self._logged) < _MOST_LOGGED:
+        if error and error not in self._logged and len(self._logged) < _MAX_LOGGED_ERRORS:
             self._logged.add(error)
             log.warning("%s: %s", env.name, error)
 
     def _place(self, env: Environment) -> AbstractAsyncContextManager[object]:
         if env.max_concurrent is None:
             return nullcontext()
-        # Copies of the player share this dict, because an evaluation also counts here.
+        # Copies of the player share this dict, so that max_concurrent also limits evaluations.
         return self._places.setdefault(env.name, asyncio.Semaphore(env.max_concurrent))
 
-    async def _attempt(self, start: "_Start") -> Rollout:
+    async def _play_once(self, start: "_RolloutInputs") -> Rollout:
         env, clock = start.env, start.clock
         episode = Episode(start.example, env.opened(start.example.messages))
         rows = RowBuilder(start.hints)
@@ -132,9 +132,9 @@ class Player:
         try:
             async with clock.running():
                 if env.holds_conversation:
-                    episode.stop_reason = await self._listen(start, episode, rows)
+                    episode.stop_reason = await self._play_in_environment(start, episode, rows)
                 else:
-                    episode.stop_reason = await self._converse(start, episode, rows)
+                    episode.stop_reason = await self._play_turns(start, episode, rows)
                 rewards, turn_rewards = await self._score(env, episode)
         except TimeoutError:
             episode.stop_reason = StopReason.TIMEOUT
@@ -170,11 +170,13 @@ class Player:
             blocked_time=self.watchdog.blocked() if self.watchdog else 0.0,
         )
 
-    async def _converse(self, start: "_Start", episode: Episode, rows: RowBuilder) -> StopReason:
+    async def _play_turns(
+        self, start: "_RolloutInputs", episode: Episode, rows: RowBuilder
+    ) -> StopReason:
         env, opening = start.env, start.opening
         prompt = start.prompt or await self._open(env, start.example)
         while True:
-            if self.chat.room(prompt) <= 0:
+            if self.chat.max_new_tokens(prompt) <= 0:
                 return StopReason.CONTEXT
             if opening is None:
                 async with start.clock.seated(self.chat.seats):
@@ -186,7 +188,7 @@ class Player:
             episode.messages.append(message)
             episode.turns += 1
             if completion.cut_off:  # the environment never receives an incomplete turn
-                return self.chat.ending(completion)
+                return self.chat.stop_reason(completion)
             with as_environment_error(env, "reply"):
                 reply = await threads.call(env.reply, episode, message)
             if reply is None:
@@ -197,7 +199,9 @@ class Player:
                 episode.messages += reply
                 prompt = await self.chat.follow(prompt, completion, message, reply)
 
-    async def _listen(self, start: "_Start", episode: Episode, rows: RowBuilder) -> StopReason:
+    async def _play_in_environment(
+        self, start: "_RolloutInputs", episode: Episode, rows: RowBuilder
+    ) -> StopReason:
         speaker = Speaker(
             *(self.chat, rows, episode, lambda: start.clock.seated(self.chat.seats)),
             *(start.seeds, start.env.opened),
@@ -219,15 +223,15 @@ class Player:
         with as_environment_error(env, "score"):
             scored = await threads.call(env.score, episode)
             rewards, turn_rewards = rewards_by_name(scored, episode.turns)
-        if rewards and env.name not in self._checked:  # only the first scored rollout is checked
+        if rewards and env.name not in self._checked:  # only once per environment
             _check_names(env, rewards)
             self._checked.add(env.name)
         return rewards, turn_rewards
 
 
 @dataclass
-class _Start:
-    """The inputs of a rollout."""
+class _RolloutInputs:
+    """The inputs of one rollout: environment, example, clock, seeds and shared results."""
 
     env: Environment
     example: Example

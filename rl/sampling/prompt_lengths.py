@@ -17,7 +17,7 @@ from rl.sampling.chat import Chat
 
 log = logging.getLogger(__name__)
 
-_TRIES = 100  # random replacements to try for one example
+_MAX_REPLACEMENTS = 100  # random replacements to try for one example
 
 
 class FittingExamples(LazyExamples):
@@ -51,9 +51,9 @@ class FittingExamples(LazyExamples):
     def made(self, index: int) -> Example:
         rng = Random(f"substitute:{index}")
         tried = [index]
-        while self._excess(tried[-1]):
-            if len(tried) > _TRIES:
-                shortest = min(map(self._excess, tried))
+        while self._too_long_length(tried[-1]):
+            if len(tried) > _MAX_REPLACEMENTS:
+                shortest = min(map(self._too_long_length, tried))
                 raise ValueError(
                     f"{len(set(tried))} prompts of env {self._examples[index].env!r} were tried, "
                     f"and all of them {self._problem}. The shortest has {shortest} tokens"
@@ -61,11 +61,11 @@ class FittingExamples(LazyExamples):
             tried.append(rng.randrange(len(self)))
         return self._examples[tried[-1]]
 
-    def _excess(self, index: int) -> int:
+    def _too_long_length(self, index: int) -> int:
         """Return the number of tokens of a too long prompt, else 0; the result is cached."""
         if index not in self._measured:
             example = self._examples[index]
-            tokens = self._measured[index] = self._length_of_long(example)
+            tokens = self._measured[index] = self._measure_too_long(example)
             self._num_long += tokens > 0
             if tokens and self._num_long.bit_count() == 1:  # warn at 1, 2, 4, ... long prompts
                 log.warning(
@@ -75,10 +75,10 @@ class FittingExamples(LazyExamples):
                 )
         return self._measured[index]
 
-    def _length_of_long(self, example: Example) -> int:
+    def _measure_too_long(self, example: Example) -> int:
         """Return the number of tokens of a too long prompt; 0 if it fits or cannot be measured."""
         env = self._env.environment_of(example)
-        if env.holds_conversation:  # the environment builds its own prompt
+        if env.holds_conversation:  # the environment builds the prompt during the episode
             return 0
         try:
             length = self._chat.measure(env.opened(example.messages), env.tool_specs)

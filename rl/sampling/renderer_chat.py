@@ -26,8 +26,8 @@ from rl.sampling.clock import Seats
 from rl.sampling.prefix_probe import report_rewriting, rewrites
 from rl.sampling.sampler import PolicySampler
 
-_SLOWEST = 1.0  # assumed minimum speed of a completion, in tokens per second
-_MISTAKES = {  # status of a tool call that the renderer parsed -> error text
+_MIN_TOKENS_PER_S = 1.0  # assumed minimum speed of a completion, in tokens per second
+_CALL_ERRORS = {  # status of a tool call that the renderer parsed -> error text
     "invalid_json": "the tool call is not valid JSON",
     "unclosed_block": "the tool call is not closed",
     "missing_name": "the tool call has no name",
@@ -59,7 +59,10 @@ class RendererChat(Chat):
         return Prompt(messages, tools, render(self.renderer, messages, tools))
 
     async def generate(self, prompt: Prompt, n: int, seed: int | None = None) -> list[Completion]:
-        sampling = {**self.sampler.sampling(self.renderer), "max_tokens": self.room(prompt)}
+        sampling = {
+            **self.sampler.sampling(self.renderer),
+            "max_tokens": self.max_new_tokens(prompt),
+        }
         if seed is not None:
             sampling["seed"] = seed
         assert self.requests is not None, "only within group()"
@@ -82,7 +85,7 @@ class RendererChat(Chat):
                 token_ids, tools=cast("Any", prompt.tools), prompt_ids=prompt.token_ids
             )
         except Exception as error:  # noqa: BLE001 parsers of a library may raise anything
-            return self._unreadable(token_ids, error)
+            return self._unparsable(token_ids, error)
         message: Message = {"role": "assistant", "content": well_formed(parsed.content)}
         if parsed.reasoning_content:
             message["reasoning_content"] = well_formed(parsed.reasoning_content)
@@ -90,7 +93,7 @@ class RendererChat(Chat):
             message["tool_calls"] = [_call(i, c) for i, c in enumerate(parsed.tool_calls)]
         return message
 
-    def _unreadable(self, token_ids: list[int], error: Exception) -> Message:
+    def _unparsable(self, token_ids: list[int], error: Exception) -> Message:
         """Return an unparsable turn as a message with its text and a call that has an error."""
         mistake = f"the turn cannot be read ({type(error).__name__}): nest less, shorten numbers"
         content = well_formed(decoded(self.renderer, token_ids))
@@ -121,18 +124,18 @@ class RendererChat(Chat):
             return await self.open([*prompt.messages, turn, *reply], prompt.tools)
         except self.refusal:
             text = assistant(well_formed(decoded(self.renderer, completion.token_ids)))
-            # The reply causes any error of this call.
+            # An error here is caused by the reply, because plain text can be rendered.
             return await self.open([*prompt.messages, text, *reply], prompt.tools)
 
-    def room(self, prompt: Prompt) -> int:
+    def max_new_tokens(self, prompt: Prompt) -> int:
         """Return the maximum length of a completion, limited by max_tokens and max_seq_len."""
         return min(self.sampler.max_tokens, self.max_seq_len - len(prompt.token_ids))
 
-    def shares(self, prompt: Prompt) -> bool:
+    def shares_request(self, prompt: Prompt) -> bool:
         """Return whether even slow completions end before the timeout if they share a request."""
-        return 0 < self.room(prompt) <= self.sampler.rollout_timeout * _SLOWEST
+        return 0 < self.max_new_tokens(prompt) <= self.sampler.rollout_timeout * _MIN_TOKENS_PER_S
 
-    def full(self, completion: Completion) -> bool:
+    def fills_context(self, completion: Completion) -> bool:
         """Return whether prompt and completion fill max_seq_len."""
         return len(completion.prompt_ids) + len(completion.token_ids) >= self.max_seq_len
 
@@ -149,7 +152,7 @@ def _call(index: int, parsed: ParsedToolCall) -> Message:
     call_id = parsed.id or f"call_{index}"
     if parsed.status == "ok":
         return checked_call(call_id, parsed.name, parsed.arguments, parsed.raw)
-    mistake = _MISTAKES.get(parsed.status, str(parsed.status))
+    mistake = _CALL_ERRORS.get(parsed.status, str(parsed.status))
     return mistaken_call(call_id, parsed.raw, mistake, parsed.name)
 
 
@@ -163,11 +166,11 @@ def before_stop(renderer: Renderer, completion: Completion) -> list[int]:
     vLLM stops after the token that completes the stop text. The stop text may begin or end inside a
     token, so that token may be split.
     """
-    tokenizer: Tokenizer = cast("Any", renderer)._tokenizer  # all renderer classes have it
+    tokenizer: Tokenizer = cast("Any", renderer)._tokenizer  # every renderer has this attribute
     token_ids = completion.token_ids
     text, stop, _ = tokenizer.decode(token_ids).partition(completion.stop or " ")
     if not stop:
-        return token_ids  # only separately decoded tokens contain the stop text
+        return token_ids  # the stop text appears only if tokens are decoded one by one
     for end in range(len(token_ids), -1, -1):
         head = tokenizer.decode(token_ids[:end])
         if text.startswith(head):
@@ -178,7 +181,7 @@ def before_stop(renderer: Renderer, completion: Completion) -> list[int]:
 def render(
     renderer: Renderer, messages: list[Message], tools: ToolSpecs | None = None
 ) -> list[int]:
-    """Return the token ids of a prompt. The casts exist because `renderers` has other types."""
+    """Return the token ids of a prompt. The casts are needed for the types of `renderers`."""
     return renderer.render_ids(
         cast("list[Any]", messages), tools=cast("Any", tools), add_generation_prompt=True
     )
@@ -204,7 +207,9 @@ class RendererClient:
             limit, version = setting.max_seq_len, setting.version
             chat = RendererChat(setting.sampler, renderer, client, limit, version, seats=seats)
             if setting.has_turns and await rewrites(chat, renderer):
-                choices = "extend (keep it, one row), fork (drop it as the format does) or refuse"
+                choices = (
+                    "extend (keep thinking, one row), fork (drop thinking, several rows) or refuse"
+                )
                 report_rewriting(self.on_rewrite, choices)
                 # on_rewrite=fork needs no action, because row_builder.py detects rewritten prompts.
                 if self.on_rewrite == "extend":

@@ -50,7 +50,7 @@ class Speaker:
         """
         messages = self.opened(messages)
         prompt = await self._prompt(messages, tools)
-        if self.chat.room(prompt) <= 0:
+        if self.chat.max_new_tokens(prompt) <= 0:
             self.stop_reason = StopReason.CONTEXT
             raise ContextFull("the conversation fills max_seq_len")
         # Drawn before the await, because an environment may request two turns in parallel.
@@ -66,7 +66,7 @@ class Speaker:
         message = self.chat.message(prompt, completion)
         conversation = [*messages, message]
         self._last = (conversation, prompt, completion)
-        self.stop_reason = self.chat.ending(completion)
+        self.stop_reason = self.chat.stop_reason(completion)
         self.episode.messages = list(conversation)
         self.episode.turns += 1
         self.episode.tool_calls += len(message.get("tool_calls") or [])

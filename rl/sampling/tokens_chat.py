@@ -48,7 +48,7 @@ class TokensChat(RendererChat):
 
     async def _probed(self, on_rewrite: str) -> None:
         if await rewrites(self, self.renderer):
-            choices = "fork or refuse; client=renderer client.on_rewrite=extend keeps it"
+            choices = "fork or refuse; client=renderer client.on_rewrite=extend keeps thinking"
             report_rewriting(on_rewrite, choices)
 
     def measure(self, messages: list[Message], tools: ToolSpecs | None) -> int | None:  # noqa: ARG002

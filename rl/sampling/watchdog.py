@@ -69,14 +69,14 @@ class Watchdog:
             return
         self._blocked[task] = seconds  # seconds since the block began
         message = (
-            f"all rollouts stand still for {seconds:.0f} s: {_place(frame)} blocks the event loop; "
-            "make it a plain function (`def`: it gets a thread), or await something that does not"
+            f"all rollouts have been blocked for {seconds:.0f} s by {_location(frame)}: "
+            "write a plain `def` function, which runs in a thread, or await non-blocking code"
         )
         log.warning("%s", message)
         self._show(message)
 
 
-def _place(frame: FrameType) -> str:
+def _location(frame: FrameType) -> str:
     """Return function, file and line of the innermost frame that is not in a library."""
     own = (f for f, _ in walk_stack(frame) if not is_library(f.f_code.co_filename))
     frame = next(own, frame)
