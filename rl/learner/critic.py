@@ -218,7 +218,7 @@ class Critic:
 
 
 def _targets(batch: Batch) -> ValueTargets:
-    assert batch.value_targets, "made by `credit`"
+    assert batch.value_targets, "set by Critic.credit"
     return batch.value_targets
 
 

@@ -97,8 +97,8 @@ class _Remote(Reference):
             )
         if isinstance(longest, int) and longest <= max_seq_len:
             raise RunFailed(
-                f"{self._where} takes {longest} tokens, one of them behind those that it scores, "
-                f"and a row may have max_seq_len={max_seq_len}: start it with --max-model-len "
+                f"{self._where} accepts {longest} tokens, and max_seq_len={max_seq_len} needs one "
+                f"more than {max_seq_len}: start the server with --max-model-len "
                 f"{max_seq_len + 1} or more, or lower max_seq_len"
             )
 
@@ -149,7 +149,7 @@ class _Remote(Reference):
             problem = str(error)
             if allowed := _TOP_K_LIMIT.search(error.text):
                 problem = (
-                    f"gives the {allowed[1]} most likely tokens at most, and reference.top_k="
+                    f"returns at most {allowed[1]} likely tokens, fewer than reference.top_k="
                     f"{self._top_k}: lower it, or start the server with --max-logprobs "
                     f"{self._top_k}"
                 )
@@ -175,8 +175,8 @@ class _Remote(Reference):
         ids = torch.tensor([[t for _, t in row] for row in best], dtype=torch.int64).reshape(shape)
         if (ids >= self._vocabulary).any():  # rare ids in the padding of the teacher's vocabulary
             raise RunFailed(
-                f"{self._where} names the token {int(ids.max())} as likely, and the policy knows "
-                f"{self._vocabulary}: lower reference.top_k, or choose another teacher"
+                f"{self._where} returns the token id {int(ids.max())}, and the policy has only "
+                f"{self._vocabulary} tokens: lower reference.top_k, or choose another teacher"
             )
         values = torch.tensor([[value for value, _ in row] for row in best])
         return Scored(logprobs, ids, values.reshape(shape))

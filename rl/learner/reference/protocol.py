@@ -71,8 +71,8 @@ class NoReference:
     has_logprobs: ClassVar[bool] = False
 
     def start(self, setting: ReferenceSetting) -> Reference:  # noqa: ARG002 as other references
-        """Raise AssertionError, because the configuration check refuses runs with a reference."""
-        raise AssertionError("rl/config/algorithm_rules.py refuses what needs a reference here")
+        """Raise AssertionError: the configuration check refuses runs that need a reference."""
+        raise AssertionError("rl/config/algorithm_rules.py refuses runs that need a reference")
 
 
 def joined(scores: Sequence[Scored], place: Callable[[Tensor], Tensor]) -> Scored:
@@ -84,5 +84,5 @@ def joined(scores: Sequence[Scored], place: Callable[[Tensor], Tensor]) -> Score
         )
     ]
     logprobs, *candidates = [place(torch.cat(column)) if column else None for column in columns]
-    assert logprobs is not None, "a micro-batch has a row"
+    assert logprobs is not None, "every micro-batch has a row"
     return Scored(logprobs, *candidates)
