@@ -53,7 +53,7 @@ class Tokenizer:
         )
 
     def encode_special_tokens_as_text(self, as_text: bool = True) -> None:
-        """Encode special tokens in later texts as plain text if `as_text`, else as themselves."""
+        """Make `encode` treat special tokens in a text as plain text, or as tokens again."""
         self._inner.encode_special_tokens = as_text
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:

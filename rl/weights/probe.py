@@ -17,8 +17,7 @@ from rl.runtime.failure import RunFailed
 if TYPE_CHECKING:
     from rl.learner.policy import Policy
 
-# Later probes have a larger bound, because training makes tokens with large rounding errors
-# likelier.
+# Later bounds are larger, because rounding changes the logprobs of improbable tokens more.
 _LATER_SLACK = 2.0
 
 

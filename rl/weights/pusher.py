@@ -41,7 +41,7 @@ class NoReceiver(RunFailed):
 
 
 class WeightPusher:
-    """Pushes weights and probes the result. All ranks call both methods; rank 0 contacts vLLM."""
+    """A pusher that sends weights and probes them. All ranks call it; rank 0 contacts vLLM."""
 
     def __init__(
         self, sender: Sender, receivers: Sequence[VLLMRoutes] = (), *, resumed: bool = False
