@@ -116,17 +116,17 @@ def checked_call(call_id: object, name: object, arguments: Any, raw: str) -> Mes
     then `raw`, the text that the policy wrote.
     """
     if not isinstance(name, str) or not name:
-        return mistaken_call(call_id, raw, "the tool call has no name")
+        return invalid_call(call_id, raw, "the tool call has no name")
     if len(name) > _MAX_NAME_LENGTH:
-        return mistaken_call(call_id, raw, "the tool call's name is too long")
+        return invalid_call(call_id, raw, "the tool call's name is too long")
     try:
         function = {"name": well_formed(name), "arguments": plain_json(arguments)}
     except ValueError as error:
-        return mistaken_call(call_id, raw, f"the arguments cannot be used: {error}", name)
+        return invalid_call(call_id, raw, f"the arguments cannot be used: {error}", name)
     return {"id": _text(call_id), "type": "function", "function": function}
 
 
-def mistaken_call(call_id: object, raw: str, mistake: str, name: object = None) -> Message:
+def invalid_call(call_id: object, raw: str, mistake: str, name: object = None) -> Message:
     """Return an entry of `tool_calls` for an invalid call, with `mistake` as its error."""
     function = {"name": _text(name), "arguments": well_formed(raw)}
     return {"id": _text(call_id), "type": "function", "function": function, "error": mistake}

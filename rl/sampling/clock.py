@@ -77,7 +77,7 @@ class Clock:
                     timeout.reschedule(loop.time() + self.left)
 
     @asynccontextmanager
-    async def seated(self, seats: Seats, count: int = 1) -> AsyncIterator[None]:
+    async def holding_seats(self, seats: Seats, count: int = 1) -> AsyncIterator[None]:
         """Wait for seats with a paused clock, then add the block's duration to `engine_time`."""
         async with AsyncExitStack() as stack:
             with self.paused():

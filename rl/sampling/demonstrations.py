@@ -171,12 +171,12 @@ def completion_ids(renderer: Renderer, message: Any) -> list[int]:
     """
     question: Any = {"role": "user", "content": ""}
     prompt = renderer.render_ids([question], add_generation_prompt=True)
-    spoken = [question, message]
+    conversation = [question, message]
     if not _has_reasoning(message):
         # Without another question, formats add an empty think block, and GLM omits the stop token,
         # because its stop token is the marker of the next role.
-        spoken.append(question)
-    rendered = renderer.render(spoken)
+        conversation.append(question)
+    rendered = renderer.render(conversation)
     owners = zip(rendered.sampled_mask, rendered.message_indices, strict=True)
     positions = [i for i, (sampled, owner) in enumerate(owners) if sampled and owner == 1]
     if not positions or rendered.token_ids[: len(prompt)] != prompt:

@@ -16,11 +16,11 @@ from envs.http_client import HttpClient
 from envs.messages import Message, as_sent, assistant
 from rl.config.ranges import NonNegativeInt
 from rl.inference.completion import Completion, GenerationError
-from rl.sampling.chat import Chat, ChatSetting, Prompt, ToolSpecs, checked_call, mistaken_call
+from rl.sampling.chat import Chat, ChatSetting, Prompt, ToolSpecs, checked_call, invalid_call
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpokenCompletion(Completion):
+class MessageCompletion(Completion):
     """A completion that the server returned as a message.
 
     Attributes:
@@ -91,7 +91,7 @@ class MessagesChat(Chat):
 
     def message(self, prompt: Prompt, completion: Completion) -> Message:  # noqa: ARG002
         """Return the message that the server parsed, without the stop text."""
-        assert isinstance(completion, SpokenCompletion)
+        assert isinstance(completion, MessageCompletion)
         return completion.message
 
     async def follow(
@@ -106,20 +106,20 @@ class MessagesChat(Chat):
 
     def fills_context(self, completion: Completion) -> bool:
         """Return whether the server rejected the conversation as too long."""
-        return isinstance(completion, SpokenCompletion) and completion.too_long
+        return isinstance(completion, MessageCompletion) and completion.too_long
 
-    async def _ask(self, body: dict[str, Any]) -> SpokenCompletion:
+    async def _ask(self, body: dict[str, Any]) -> MessageCompletion:
         answer = await self.endpoint.ask(self.client, **body)
         if answer is None:
-            return SpokenCompletion([], [], [], cut_off=True, message=assistant(""), too_long=True)
+            return MessageCompletion([], [], [], cut_off=True, message=assistant(""), too_long=True)
         choice, usage = answer.choices[0], answer.usage
-        spoken = choice.message
-        message = assistant(spoken.content or "")
-        if thought := spoken.reasoning_content or spoken.reasoning:
+        reply = choice.message
+        message = assistant(reply.content or "")
+        if thought := reply.reasoning_content or reply.reasoning:
             message["reasoning_content"] = thought
-        if spoken.tool_calls:
-            message["tool_calls"] = [_call(i, c) for i, c in enumerate(spoken.tool_calls)]
-        return SpokenCompletion(
+        if reply.tool_calls:
+            message["tool_calls"] = [_call(i, c) for i, c in enumerate(reply.tool_calls)]
+        return MessageCompletion(
             token_ids=[],
             logprobs=[],
             versions=[],
@@ -133,6 +133,6 @@ def _call(index: int, call: Any) -> Message:
     """Return a tool call of the server's answer; a malformed call gets an `error`."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
-        return mistaken_call(f"call_{index}", json.dumps(call), "the tool call is malformed")
+        return invalid_call(f"call_{index}", json.dumps(call), "the tool call is malformed")
     call_id, arguments = call.get("id") or f"call_{index}", function.get("arguments") or {}
     return checked_call(call_id, function.get("name"), arguments, json.dumps(function))

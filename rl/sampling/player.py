@@ -54,7 +54,7 @@ class Player:
     hinted_envs: frozenset[str] = frozenset()  # environments whose reference model sees hints
     _logged: set[str] = field(default_factory=set)  # errors that have been logged
     _checked: set[str] = field(default_factory=set)  # environments whose reward names were checked
-    # limit of each environment
+    # max_concurrent of each environment
     _places: dict[str, asyncio.Semaphore] = field(default_factory=dict)
 
     async def play_group(
@@ -87,7 +87,7 @@ class Player:
                 async with clock.running():
                     prompt = start.prompt = await self._open(env, example)
                     if env.max_turns == 1 and self.chat.shares_request(prompt):
-                        async with clock.seated(self.chat.seats, group_size):
+                        async with clock.holding_seats(self.chat.seats, group_size):
                             seed = seeds.next()
                             openings = [*await self.chat.generate(prompt, group_size, seed)]
         # Each rollout gets a copy of the clock, so that a slow rollout does not stop the others.
@@ -179,7 +179,7 @@ class Player:
             if self.chat.max_new_tokens(prompt) <= 0:
                 return StopReason.CONTEXT
             if opening is None:
-                async with start.clock.seated(self.chat.seats):
+                async with start.clock.holding_seats(self.chat.seats):
                     opening = (await self.chat.generate(prompt, 1, start.seeds.next()))[0]
             completion, opening = opening, None
             rows.turn(completion)
@@ -203,7 +203,7 @@ class Player:
         self, start: "_RolloutInputs", episode: Episode, rows: RowBuilder
     ) -> StopReason:
         speaker = Speaker(
-            *(self.chat, rows, episode, lambda: start.clock.seated(self.chat.seats)),
+            *(self.chat, rows, episode, lambda: start.clock.holding_seats(self.chat.seats)),
             *(start.seeds, start.env.opened),
         )
         try:

@@ -24,7 +24,7 @@ async def rewrites(chat: Chat, renderer: Renderer) -> bool:
     """Return whether the prompt of a second turn fails to begin with all tokens of the first."""
     opening = await chat.open([QUESTION], None)
     completion = Completion(
-        token_ids=spoken(renderer, opening.token_ids),
+        token_ids=thinking_completion(renderer, opening.token_ids),
         logprobs=[],
         versions=[],
         cut_off=False,
@@ -35,7 +35,7 @@ async def rewrites(chat: Chat, renderer: Renderer) -> bool:
     return following.token_ids[: len(before)] != before
 
 
-def spoken(renderer: Renderer, prompt_ids: list[int]) -> list[int]:
+def thinking_completion(renderer: Renderer, prompt_ids: list[int]) -> list[int]:
     """Return the tokens of a test completion with thinking, stop token included."""
     if isinstance(renderer, PlainParser):
         thinking, answer = THINKING["reasoning_content"], ANSWER["content"]

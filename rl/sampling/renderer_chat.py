@@ -21,7 +21,7 @@ from rl.inference.client import GroupClient, VLLMClient
 from rl.inference.completion import Completion
 from rl.inference.live_version import LiveVersion
 from rl.model.tokenizer import Tokenizer, decoded, load_renderer
-from rl.sampling.chat import Chat, ChatSetting, Prompt, ToolSpecs, checked_call, mistaken_call
+from rl.sampling.chat import Chat, ChatSetting, Prompt, ToolSpecs, checked_call, invalid_call
 from rl.sampling.clock import Seats
 from rl.sampling.prefix_probe import report_rewriting, rewrites
 from rl.sampling.sampler import PolicySampler
@@ -97,7 +97,7 @@ class RendererChat(Chat):
         """Return an unparsable turn as a message with its text and a call that has an error."""
         mistake = f"the turn cannot be read ({type(error).__name__}): nest less, shorten numbers"
         content = well_formed(decoded(self.renderer, token_ids))
-        return {**assistant(content), "tool_calls": [mistaken_call("call_0", "", mistake)]}
+        return {**assistant(content), "tool_calls": [invalid_call("call_0", "", mistake)]}
 
     async def follow(
         self, prompt: Prompt, completion: Completion, message: Message, reply: list[Message]
@@ -153,7 +153,7 @@ def _call(index: int, parsed: ParsedToolCall) -> Message:
     if parsed.status == "ok":
         return checked_call(call_id, parsed.name, parsed.arguments, parsed.raw)
     mistake = _CALL_ERRORS.get(parsed.status, str(parsed.status))
-    return mistaken_call(call_id, parsed.raw, mistake, parsed.name)
+    return invalid_call(call_id, parsed.raw, mistake, parsed.name)
 
 
 def before_stop(renderer: Renderer, completion: Completion) -> list[int]:
