@@ -48,5 +48,5 @@ def folders_and_options(
         elif key in keys:
             options[key] = value
         else:
-            raise ValueError(f"{word}: the keys are {', '.join(keys)}")
+            raise ValueError(f"{word}: unknown key, the keys are {', '.join(keys)}")
     return folders, options

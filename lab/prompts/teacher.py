@@ -56,7 +56,7 @@ class Reflection:
         if (self.base_url is None) != (self.model is None):
             raise ValueError(
                 f"reflection.base_url={self.base_url}, reflection.model={self.model}: an endpoint "
-                "needs both, its address with /v1 and the name that it serves the model under"
+                "needs both, its address with /v1 and the name under which it serves the model"
             )
         if self.path is not None and self.max_tokens >= self.max_seq_len:
             raise ValueError(

@@ -59,7 +59,7 @@ def against(today: Sequence[Run], file: Path) -> Comparison:
     shared = set.intersection(*(set(run.evaluations) for run in (*today, *stored)))
     if not (last := max(shared, default=0)):
         raise NothingToCompare(
-            "today's runs and the stored ones were evaluated at no common version but the first: "
+            "today's runs and the stored runs were evaluated at no common version after the first: "
             "keep evaluation.every and max_steps, or store the curves again"
         )
     arms = [

@@ -20,14 +20,14 @@ from lab.runs import folders_and_options
 
 USAGE = """python report.py FOLDER [FOLDER ...] [key=value ...]
 
-A folder is that of a sweep (outputs/sweeps/...), of a run, or one that holds runs. Keys:
+FOLDER is the folder of a sweep (outputs/sweeps/...), of a run, or of several runs. Keys:
 
-  baseline=loss=grpo   the arm that the others are compared with (first one unless named)
-  judged=3             evaluations at the end of each run that are averaged (1 unless given)
-  out=report.html      the page; report.json, report.csv and figures/ are written beside it
-                       (in the first folder unless given)
+  baseline=loss=grpo   the arm with which all other arms are compared (default: first arm)
+  judged=3             number of last evaluations of each run to average (default: 1)
+  out=report.html      the page, in the same folder as report.json, report.csv and figures/
+                       (default: in the first FOLDER)
 
-What each number is: docs/report.md"""
+docs/report.md explains each number."""
 RESERVED_STEMS = ("sweep", "summary", "versions")  # names of .json files that sweeps and runs write
 OK, NO_PAGE, BAD_ARGUMENTS = 0, 1, 2
 

@@ -224,8 +224,8 @@ def _notes(
     most, compared = max(len(run.questions) for run in runs), len(scoring.questions)
     if 0 < compared < most:
         notes.append(
-            f"Compared on the {compared} questions that every run was asked and that could be "
-            f"scored in every run, of up to {most}."
+            f"Compared on the {compared} questions that have a score in every run, "
+            f"of up to {most} questions."
         )
     if " to " in scoring.judged:
         notes.append(f"Not all runs are judged at the same step: {scoring.judged}.")

@@ -52,7 +52,7 @@ def facts(index: RunIndex) -> dict[str, Any]:
     broken = [line for path in sorted(index.broken) for line in index.broken[path]]
     problems = broken[:_MAX_BROKEN]
     if len(broken) > _MAX_BROKEN:
-        problems.append(f"and {len(broken) - _MAX_BROKEN} more lines like that")
+        problems.append(f"and {len(broken) - _MAX_BROKEN} more unreadable lines")
     if not going:  # an active run may still be writing its last line
         half = ["/".join(path.parts[-2:]) for path in sorted(index.incomplete)]
         problems += [f"{name} ends with an incomplete line" for name in half]

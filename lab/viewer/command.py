@@ -57,7 +57,7 @@ def _runs_here() -> str:
     runs = [path for path in below if RunFolder(path).is_run]
     runs.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     if not runs:
-        return "There are no runs in outputs/ yet: python train.py makes one."
+        return "There are no runs in outputs/ yet: start one with python train.py."
     listed = [f"    python view.py {run}" for run in runs[:20]]
     more = [f"    ... and {len(runs) - 20} more"] if len(runs) > 20 else []
     return "\n".join(["Runs, the latest first:", "", *listed, *more])
