@@ -47,14 +47,14 @@ class AlphabetSort(Environment):
         check_range(min_length=min_length, max_length=max_length)
         check_at_least(1, num_names=self.num_names, names_per_turn=self.names_per_turn)
         check_at_least(1, num_train=self.num_train, num_eval=self.num_eval)
-        most = self._count(self.max_turns)
+        most = self._num_names(self.max_turns)
         capacity = sum(len(ascii_lowercase) ** n for n in range(min_length, max_length + 1))
         if capacity < 4 * most:  # with fewer names, drawing distinct names takes too long
             raise ValueError(
-                f"{most} different names an episode are too many for the {capacity} that have "
-                f"{min_length} to {max_length} letters: raise max_length or ask for fewer"
+                f"the {capacity} names of {min_length} to {max_length} letters are too few for "
+                f"{most} different names per episode: raise max_length or lower num_names"
             )
-        lists = perm(capacity, self._count(self.min_turns))
+        lists = perm(capacity, self._num_names(self.min_turns))
         if lists < 2 * self.num_eval:
             raise ValueError(
                 f"num_eval={self.num_eval} leaves too little to train on: there may be no more "
@@ -64,7 +64,7 @@ class AlphabetSort(Environment):
             raise ValueError(f"similarity_power={self.similarity_power}: it must be more than 0")
         checked_weights(self.reward_weights, REWARDS)
 
-    def _count(self, turns: int) -> int:
+    def _num_names(self, turns: int) -> int:
         """Return the number of names in the list after `turns` turns."""
         return self.num_names + (turns - 1) * self.names_per_turn
 
@@ -131,7 +131,7 @@ class AlphabetSort(Environment):
 
     def _draw(self, rng: Random) -> Names:
         """Return distinct random names, one list per turn of an episode."""
-        count = self._count(rng.choice(range(self.min_turns, self.max_turns + 1)))
+        count = self._num_names(rng.choice(range(self.min_turns, self.max_turns + 1)))
         drawn: dict[str, None] = {}  # the dict serves as an ordered set
         while len(drawn) < count:
             length = rng.randint(self.min_length, self.max_length)

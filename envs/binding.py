@@ -8,10 +8,10 @@
     shared:       {index: {_target_: my_package.load_index, path: index.json}}   made once per run
     per_episode:  {notes: {_target_: my_package.Notes}}                          made per episode
 
-The `_target_` of an object is a class, or a function that returns the object. YAML also sets the
-parameters after the `*`. For each episode, such a function is called again (with the `episode` if
-it has this parameter), and an instance of such a class is copied. When the episode ends, the
-method `close` of these objects is called.
+YAML sets the parameters after the `*`. The `_target_` of an object is a class, or a function that
+returns the object. For each episode, such a function is called again (with the `episode` if it has
+this parameter), and an instance of such a class is copied. When the episode ends, the
+method `close` of its objects is called.
 """
 
 import inspect
@@ -30,7 +30,7 @@ Reward = Callable[[Episode], Any]
 _MEMORY = "objects"  # key in Episode.memory for the objects of this episode
 
 
-class PartFailed(RuntimeError):
+class UserCodeError(RuntimeError):
     """An exception in a tool or reward. The message names the function and the line."""
 
 
@@ -72,13 +72,13 @@ class Objects:
 
 
 class Binder:
-    """The connection of tools and rewards to the objects that their parameters name."""
+    """A binder of tools and rewards to the objects that their parameters name."""
 
     def __init__(self, bindings: Mapping[str, str], objects: Objects) -> None:
         self._bindings, self._objects = bindings, objects
 
-    def _given(self, name: str, function: Function) -> dict[str, str]:
-        """Return {parameter: object}. Without a binding, the object has the parameter's name."""
+    def _bound(self, name: str, function: Function) -> dict[str, str]:
+        """Return {parameter: object name}. Without a binding, both names are equal."""
         given = {p: self._bindings.get(f"{name}.{p}", p) for p in supplied(function)}
         return {p: target for p, target in given.items() if target in self._objects.names}
 
@@ -97,24 +97,24 @@ class Binder:
                     f"bindings.{target}={name}, but there is no such object: shared and "
                     f"per_episode have {', '.join(names) or 'none'}"
                 )
-        taken = {v for name, function in functions for v in self._given(name, function).values()}
+        taken = {v for name, function in functions for v in self._bound(name, function).values()}
         if useless := set(names) - taken | set(names) & {EPISODE}:
             raise ValueError(
-                f"shared names {sorted(useless)}, which no tool and no reward takes: give one a "
-                "parameter of that name, before any *, or a binding"
+                f"shared names {sorted(useless)}, which no tool and no reward uses: add "
+                "a parameter of this name before any *, or a binding"
             )
 
     def tool(self, function: Function) -> Function:
-        """Return the tool without its bound parameters, so that the policy does not see them."""
+        """Return a tool whose bound parameters are hidden from the policy."""
         inner = unwrapped(function)
         if not inspect.isroutine(inner):
             raise ValueError(f"tools: {type(inner).__name__} is a class, and a tool is a function")
-        given = self._given(inner.__name__, function)
+        given = self._bound(inner.__name__, function)
         shown = {name: p for name, p in supplied(function).items() if name not in given}
 
         @wraps(inner)
         async def tool(episode: Episode, **arguments: Any) -> Any:
-            with _named(f"the tool {inner.__name__}", inner):
+            with _wrapped_errors(f"the tool {inner.__name__}", inner):
                 if EPISODE in shown:
                     arguments[EPISODE] = episode
                 for name, target in given.items():
@@ -130,18 +130,18 @@ class Binder:
         return tool
 
     def reward(self, name: str, function: Function) -> Reward:
-        """Return a function of the episode only. Raise ValueError if a parameter has no value."""
-        parameters, given = supplied(function), self._given(name, function)
+        """Bind all parameters except `episode`. Raise ValueError if a parameter has no object."""
+        parameters, given = supplied(function), self._bound(name, function)
         for parameter, declared in parameters.items():
             if parameter not in (EPISODE, *given) and declared.default is declared.empty:
                 raise ValueError(
                     f"rewards.{name} takes {parameter!r}, which is neither the episode nor shared "
-                    f"({', '.join(self._objects.names) or 'nothing is'}): add it to shared, or put "
-                    "it behind a *, where YAML sets it"
+                    f"({', '.join(self._objects.names) or 'no object'}): add it to shared, or put "
+                    "it after a *, where YAML sets it"
                 )
 
         async def reward(episode: Episode) -> Any:
-            with _named(f"the reward {name}", unwrapped(function)):
+            with _wrapped_errors(f"the reward {name}", unwrapped(function)):
                 known = {p: await self._objects.get(v, episode) for p, v in given.items()}
                 if EPISODE in parameters:
                     known[EPISODE] = episode
@@ -151,7 +151,7 @@ class Binder:
 
 
 @contextmanager
-def _named(what: str, function: Function) -> Iterator[None]:
+def _wrapped_errors(what: str, function: Function) -> Iterator[None]:
     """Convert exceptions to UserCodeError, which names the function and the line."""
     try:
         yield
@@ -159,4 +159,4 @@ def _named(what: str, function: Function) -> Iterator[None]:
         raise
     except Exception as error:  # User code may raise any exception.
         place = place_of(error, function.__module__)
-        raise PartFailed(f"{what}: {type(error).__name__}: {error}{place}") from error
+        raise UserCodeError(f"{what}: {type(error).__name__}: {error}{place}") from error

@@ -14,7 +14,7 @@ from envs.messages import parse_json
 _LARGEST_ANSWER_MIB = 32
 
 
-class _Said(msgspec.Struct):
+class _AnswerMessage(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -22,7 +22,7 @@ class _Said(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
-    message: _Said
+    message: _AnswerMessage
     finish_reason: Any = None
 
 

@@ -77,8 +77,8 @@ class Composed(Environment):
         self._rewards = {key: binder.reward(key, reward) for key, reward in functions.items()}
         if (max_turns > 1) != bool(self.toolbox.specs):
             raise ValueError(
-                f"max_turns={max_turns} with {len(tools) or 'no'} tools: an episode goes on only "
-                "where a tool answers, so use 1 without tools and at least 2 with them"
+                f"max_turns={max_turns} with {len(tools) or 'no'} tools: an episode continues "
+                "only after a tool call, so use 1 without tools and at least 2 with tools"
             )
 
     def examples(self, split: Split) -> Sequence[Example]:
@@ -130,7 +130,7 @@ def _rewards(
             functions[name] = entry
     if unknown := set(weights) - set(functions):
         raise ValueError(
-            f"reward_weights names {sorted(unknown)}, which rewards does not have: use "
+            f"reward_weights names {sorted(unknown)}, which are not in rewards: use "
             f"{' or '.join(functions)}"
         )
     if twice := sorted(own.keys() & weights.keys()):

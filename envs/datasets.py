@@ -78,14 +78,14 @@ class Dataset:
 
     def _check(self, rows: Rows) -> None:
         if not len(rows):
-            raise ValueError(f"{self.path} holds no rows")
+            raise ValueError(f"{self.path} has no rows")
         for number, row in enumerate(rows if isinstance(rows, list) else rows.select([0]), 1):
             for column in filter(None, (self.prompt, self.answer)):
                 if column not in row:
                     raise ValueError(
                         f"{self.path}: row {number} has no column {column!r}, but "
-                        f"{', '.join(map(repr, row)) or 'none'}: set prompt and answer to those "
-                        "that you mean (answer=null: none)"
+                        f"{', '.join(map(repr, row)) or 'none'}: set prompt and answer to "
+                        "existing columns (answer=null: no answer)"
                     )
 
     def example(self, row: Mapping[str, Any], number: int, env: str) -> Example:
@@ -104,7 +104,7 @@ class _Examples(LazyExamples):
 
     dataset: Dataset
     rows: Rows
-    numbers: Sequence[int]  # indices of the examples in `rows`
+    numbers: Sequence[int]  # index of each example in `rows`
     env: str
 
     def __len__(self) -> int:
@@ -131,7 +131,7 @@ class JsonLines(Dataset):
 
 @dataclass(frozen=True, kw_only=True)
 class Files(Dataset):
-    """A data set in Parquet or CSV files, which the library `datasets` reads. Allows patterns."""
+    """A data set in Parquet or CSV files that `datasets` reads. Paths may be file patterns."""
 
     local_files: ClassVar[tuple[str, ...]] = ("path", "eval_path")
 

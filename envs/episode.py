@@ -54,8 +54,7 @@ class Episode:
     tool_calls: int = 0  # number of answered tool calls, including failed calls
     tool_errors: int = 0  # number of tool calls that were answered with an error
     stop_reason: StopReason | None = None  # None until the episode ends
-    # the environment's own state for this episode
-    memory: dict[str, Any] = field(default_factory=dict)
+    memory: dict[str, Any] = field(default_factory=dict)  # the environment's own state per episode
 
     @property
     def text(self) -> str:

@@ -88,18 +88,18 @@ class HttpClient:
                 error.attempts = attempt + 1
                 if attempt == self.max_retries or not may_succeed_later(error.status):
                     raise
-                wait = self._wait(error.retry_after, attempt)
+                wait = self._seconds_before_retry(error.retry_after, attempt)
             attempt += 1
             self.num_retries += 1
             await asyncio.sleep(wait)
 
     async def send_once(self, method: str, url: str, body: dict[str, Any] | None = None) -> str:
         """Send one request and return the answer. Raise HttpError unless the status is 200."""
-        http, places = self._connections()
+        http, slots = self._connections()
         content = None if body is None else json.dumps(body).encode()
         try:
             async with (
-                places,
+                slots,
                 asyncio.timeout(self.timeout),
                 http.stream(method, url, content=content) as answer,
             ):
@@ -116,7 +116,7 @@ class HttpClient:
         status = answer.status_code
         if "Content-Encoding" in answer.headers:  # A few bytes may decompress to gigabytes.
             raise HttpError(
-                "compresses its answers although the request forbids it: turn that off", status
+                "compresses its answers although the request forbids it: disable this", status
             )
         data = bytearray()
         async for chunk in answer.aiter_raw():
@@ -138,10 +138,10 @@ class HttpClient:
                 limits=httpx.Limits(max_keepalive_connections=self.max_concurrent),
                 follow_redirects=False,
             )
-            self._places, self._loop = asyncio.Semaphore(self.max_concurrent), loop
-        return self._http, self._places
+            self._slots, self._loop = asyncio.Semaphore(self.max_concurrent), loop
+        return self._http, self._slots
 
-    def _wait(self, retry_after: float, attempt: int) -> float:
+    def _seconds_before_retry(self, retry_after: float, attempt: int) -> float:
         """Return the seconds before a retry: the server's Retry-After, else a random backoff.
 
         The backoff is random, so that requests that failed together are not repeated together.

@@ -89,10 +89,10 @@ class Judge:
         options = {"temperature": self.temperature, "max_tokens": self.max_tokens}
         said = await self._endpoint.ask(self._client, messages=[user(prompt)], **options)
         if said is None:
-            raise JudgeError(f"judge.model={self.model} has no room for the prompt")
-        return self._score_in(said.choices[0].message.content or "")
+            raise JudgeError(f"judge.model={self.model}: the prompt exceeds the context")
+        return self._parsed_score(said.choices[0].message.content or "")
 
-    def _score_in(self, text: str) -> float:
+    def _parsed_score(self, text: str) -> float:
         """Return the score in 0..1 from the last line of `text` that contains a score."""
         pattern = _YES_OR_NO if self.max_score is None else _NUMBER
         # Search from the end, because a judge reasons first and decides last.
@@ -100,10 +100,10 @@ class Judge:
         found = next((match for line in lines if (match := pattern.search(line))), None)
         scale = "yes or no" if self.max_score is None else f"0 to {self.max_score:g}"
         if found is None:
-            raise JudgeError(f"the judge was to say {scale}, and said: {text.strip()[-200:]!r}")
+            raise JudgeError(f"the judge must say {scale}, but said: {text.strip()[-200:]!r}")
         if self.max_score is None:
             return float(found[0].lower() == "yes")
         points = float(found[0])
         if not 0 <= points <= self.max_score:
-            raise JudgeError(f"the judge was to give {scale} points, and gave {points:g}")
+            raise JudgeError(f"the judge must give {scale} points, but gave {points:g}")
         return points / self.max_score

@@ -7,15 +7,14 @@ import sys
 from typing import Any
 
 Message = dict[str, Any]
-"""`role` and `content`; an assistant's `tool_calls`; a tool's `tool_call_id`.
+"""A chat message: `role`, `content`, an assistant's `tool_calls`, a tool's `tool_call_id`.
 
 A tool call is {"id", "type": "function", "function": {"name", "arguments"}}. The arguments are a
-mapping, or JSON text as remote endpoints send it. A call that could not be parsed also has `error`,
-a sentence, and the unparsed text as its arguments.
+mapping, or JSON text from a remote endpoint. A call that could not be parsed also has an `error` (a
+sentence), and its arguments are the unparsed text.
 """
 
-# nesting of JSON values, far below the limit of Python's own JSON reader and writer
-_MAX_DEPTH = 64
+_MAX_DEPTH = 64  # nesting of JSON values, far below the limit of Python's json module
 _MAX_NUMBER = sys.float_info.max
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
@@ -76,7 +75,7 @@ def plain_json(value: Any, levels: int = _MAX_DEPTH) -> Any:
         return value
     if isinstance(value, int | float):
         if not math.isfinite(value) if isinstance(value, float) else abs(value) > _MAX_NUMBER:
-            raise ValueError("it holds a number that is too large, or none")
+            raise ValueError("it contains a number that is too large or not finite")
         return value
     if levels == 0:
         raise ValueError("it is nested too deeply")

@@ -19,7 +19,7 @@ from envs.protocol import Environment, Pool
 
 
 class Mixture(Environment):
-    """Named environments, drawn by weight. Metrics and rollout files use these names."""
+    """An environment that draws from named environments by weight. Metrics use the names."""
 
     name = "mixture"
 
@@ -32,7 +32,7 @@ class Mixture(Environment):
                 "give each environment a weight, and nothing else"
             )
         if bad := {name: weight for name, weight in weights.items() if weight <= 0}:
-            raise ValueError(f"weights={bad}: make them positive, or leave these out of envs too")
+            raise ValueError(f"weights={bad}: use positive weights, or remove the environments")
         if nested := [name for name, env in envs.items() if isinstance(env, Mixture)]:
             raise ValueError(
                 f"{' and '.join(nested)} is a mixture itself: list its environments in this one"

@@ -23,7 +23,7 @@ from envs.tools import Function, Toolbox
 
 
 class ContextFull(Exception):
-    """Raised if the conversation fills max_seq_len, so that the policy cannot answer."""
+    """The error of a conversation that fills max_seq_len, so that the policy cannot answer."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Spoken:
 
 
 Speak = Callable[[list[Message], list[dict[str, Any]] | None], Awaitable[Spoken]]
-"""Returns the policy's next turn after these messages, given these tools. May raise ContextFull."""
+"""A function that returns the policy's turn after these messages, or raises ContextFull."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Environment:
         tool_timeout: float | None = None,
         max_concurrent: int | None = None,
     ) -> None:
-        """Set the options that all environments share. A constructor may accept some instead.
+        """Set the options that every environment has, except those that its constructor sets.
 
         YAML (`env.<option>`) or the command line (`+env.<option>=...`) sets the options. None
         keeps the class's value. `system_prompt` is a text or a file (envs/options.py).

@@ -32,12 +32,12 @@ def normalised(text: str) -> str:
 
 def exact(text: str, answers: Sequence[str]) -> float:
     """Return 1 if the normalised `text` equals a normalised answer, else 0."""
-    return float(normalised(text) in map(normalised, _several(answers)))
+    return float(normalised(text) in map(normalised, _as_list(answers)))
 
 
 def f1(text: str, answers: Sequence[str]) -> float:
     """Return the best F1 of normalised words, in 0..1, between `text` and any answer."""
-    return max((_f1(text, answer) for answer in _several(answers)), default=0.0)
+    return max((_f1(text, answer) for answer in _as_list(answers)), default=0.0)
 
 
 def final_text(episode: Episode) -> str:
@@ -96,7 +96,7 @@ async def matches(episode: Episode, *, pattern: str) -> float:
     return float(re.fullmatch(pattern, final_text(episode), re.DOTALL) is not None)
 
 
-def _several(answers: Sequence[str]) -> Sequence[str]:
+def _as_list(answers: Sequence[str]) -> Sequence[str]:
     return [answers] if isinstance(answers, str) else answers
 
 

@@ -19,22 +19,22 @@ MAX_THREADS = 64  # maximum number of threads, hung threads included; further ca
 
 
 @dataclass
-class _Places:
+class _Threads:
     """The threads of one event loop. A semaphore belongs to the loop that first waits for it."""
 
     free: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_THREADS))
     hung: dict[int, str] = field(default_factory=dict)  # names of abandoned functions
 
 
-_by_loop: dict[asyncio.AbstractEventLoop, _Places] = {}
+_by_loop: dict[asyncio.AbstractEventLoop, _Threads] = {}
 
 
-def _places() -> _Places:
+def _threads_of_loop() -> _Threads:
     loop = asyncio.get_running_loop()
     if loop not in _by_loop:
         for closed in [known for known in _by_loop if known.is_closed()]:
             del _by_loop[closed]
-        _by_loop[loop] = _Places()
+        _by_loop[loop] = _Threads()
     return _by_loop[loop]
 
 
@@ -46,27 +46,27 @@ async def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     inner = function.func if isinstance(function, partial) else function
     if inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(type(inner).__call__):
         return await function(*args, **kwargs)
-    places = _places()
-    if len(places.hung) == MAX_THREADS:
+    threads = _threads_of_loop()
+    if len(threads.hung) == MAX_THREADS:
         raise RuntimeError(
             f"all {MAX_THREADS} threads for environment code hang, the first in "
-            f"{next(iter(places.hung.values()))}: give what it waits for a timeout"
+            f"{next(iter(threads.hung.values()))}: add a timeout to this function"
         )
-    await places.free.acquire()
+    await threads.free.acquire()
     # The thread gets the caller's context variables, as with asyncio.to_thread.
     context, name = contextvars.copy_context(), getattr(inner, "__qualname__", repr(inner))
-    result = await _in_thread(partial(context.run, function, *args, **kwargs), name, places)
+    result = await _in_thread(partial(context.run, function, *args, **kwargs), name, threads)
     return await result if inspect.isawaitable(result) else result
 
 
-async def _in_thread(work: Callable[[], Any], name: str, places: _Places) -> Any:
+async def _in_thread(work: Callable[[], Any], name: str, threads: _Threads) -> Any:
     """Run `work` in a thread. The thread counts until `work` ends, even if it is abandoned."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
 
     def finish(value: Any, error: BaseException | None) -> None:
-        places.free.release()
-        places.hung.pop(id(future), None)
+        threads.free.release()
+        threads.hung.pop(id(future), None)
         if future.done():  # The caller has abandoned the call.
             return
         if error is None:
@@ -91,4 +91,4 @@ async def _in_thread(work: Callable[[], Any], name: str, places: _Places) -> Any
         return await future
     finally:
         if future.cancelled():
-            places.hung[id(future)] = name
+            threads.hung[id(future)] = name

@@ -122,7 +122,7 @@ class Tool:
         schema = self.spec["parameters"]
         required = schema.get("required", [])
         parts = [
-            f"{name}{'' if name in required else '?'}: {_kind(kind)}"
+            f"{name}{'' if name in required else '?'}: {_type_name(kind)}"
             for name, kind in schema["properties"].items()
         ]
         return f"{self.name}({', '.join(parts)})"
@@ -192,10 +192,10 @@ class Toolbox:
         return f"Tools: {', '.join(tool.usage for tool in self._tools.values()) or 'none'}"
 
 
-def _kind(schema: dict[str, Any]) -> str:
+def _type_name(schema: dict[str, Any]) -> str:
     """Return a short description of a JSON schema's type."""
     if "enum" in schema:
         return " or ".join(json.dumps(option) for option in schema["enum"])
     if "anyOf" in schema:
-        return " or ".join(_kind(option) for option in schema["anyOf"])
+        return " or ".join(_type_name(option) for option in schema["anyOf"])
     return schema.get("type", "any")

@@ -33,7 +33,7 @@ class DataQuestions(Questions):
         if not kept or not held_out:
             raise ValueError(
                 f"{self._dataset.path} gives {len(kept)} questions to train on and {len(held_out)} "
-                "to evaluate with: both splits need some (num_eval)"
+                "to evaluate with: both splits need some; change num_eval"
             )
         return {"train": kept, "eval": held_out}
 

@@ -24,7 +24,7 @@ class Maths(Environment):
 
     name: str = field()
     questions: Questions
-    instruction: str  # text that follows every question in a new line
+    instruction: str  # text in a new line after every question
     grader: Grader
     reward_weights: Mapping[str, float]
 

@@ -10,7 +10,7 @@ import re
 from fractions import Fraction
 
 from envs.options import check_at_least
-from envs.sandbox.sandbox import Limits, Sandbox, try_out
+from envs.sandbox.sandbox import Limits, Sandbox, check_sandbox
 from envs.tools import ToolError
 
 CLOCK_PER_CPU = 20  # timeout in seconds per second of processor time
@@ -50,7 +50,7 @@ def final_answer(text: str) -> str | None:
 
 def marked_answer(text: str) -> str | None:
     r"""Return the last \boxed{...}, else the text after the last ####, else None."""
-    opened: list[tuple[int, bool]] = []  # unclosed braces: (position, is it \boxed{)
+    opened: list[tuple[int, bool]] = []  # (position, True for \boxed{) of each unclosed brace
     start, answer = -1, None
     for brace in _BRACE.finditer(text):  # A single pass takes linear time for any text.
         if brace[0] in ("{", r"\boxed{"):
@@ -113,7 +113,7 @@ class Grader:
 
     def check_machine(self) -> None:
         """Start and close one sandbox. Raise ValueError if this machine cannot start a sandbox."""
-        try_out(self._limits, _PRELOAD)
+        check_sandbox(self._limits, _PRELOAD)
 
     async def same(self, gold: str, answer: str) -> bool | None:
         """Return whether both answers mean the same; None if the comparison exceeds the limits."""

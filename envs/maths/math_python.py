@@ -14,7 +14,7 @@ from envs.maths.environment import Maths, boxed
 from envs.maths.questions import Question
 from envs.messages import Message, assistant, tool_call
 from envs.options import check_at_least
-from envs.sandbox.sandbox import START_TIMEOUT, Limits, Sandbox, try_out
+from envs.sandbox.sandbox import START_TIMEOUT, Limits, Sandbox, check_sandbox
 
 
 @dataclass(kw_only=True, eq=False)
@@ -33,7 +33,7 @@ class MathPython(Maths):
 
     def check_machine(self) -> None:
         super().check_machine()
-        try_out(self.sandbox)
+        check_sandbox(self.sandbox)
 
     async def python(self, code: str, episode: Episode) -> str:
         """Run Python code and return what it prints and the value of its last line.

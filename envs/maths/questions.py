@@ -87,5 +87,5 @@ class Procedural(Questions):
                     return questions
         raise ValueError(
             f"num_{split}={count}: there are too few different questions ({len(questions)} found); "
-            "lower it, or allow harder ones"
+            f"lower num_{split}, or allow harder questions"
         )

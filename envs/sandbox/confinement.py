@@ -43,11 +43,11 @@ ALLOWED = """
     getegid 108 177, exit 60 93, exit_group 231 94,
     stat 4 -, lstat 6 -, access 21 -, readlink 89 -, poll 7 -, select 23 -, dup2 33 -
 """
-MACHINES = {  # column of ALLOWED, architecture number, and calls that are allowed in part
+MACHINES = {  # (column of ALLOWED, architecture number, numbers of partly allowed calls)
     "x86_64": (1, 0xC000003E, {"openat": 257, "fcntl": 72, "ioctl": 16}),
     "aarch64": (2, 0xC00000B7, {"openat": 56, "fcntl": 25, "ioctl": 29}),
 }
-FCNTL = (0, 1, 2, 3, 1030)  # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC; not F_SETOWN
+FCNTL = (0, 1, 2, 3, 1030)  # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC are allowed
 OPEN_TO_CHANGE = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC | os.O_ASYNC
 
 # Instructions, return values and offsets of a classic BPF program, which seccomp runs.
@@ -56,13 +56,13 @@ ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050000, 0x80000000
 NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16  # byte offsets in struct seccomp_data
 
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 22, 38
-CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # system calls of Landlock
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # numbers of Landlock's system calls
 READ_FILE, READ_DIR = 4, 8
-RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}  # file rights per Landlock version; newer versions have 16
+RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}  # number of file rights per Landlock version; newer: 16
 
 NO_LANDLOCK = (
     "this kernel has no Landlock (Linux 5.13 or newer, not switched off), so code could read your "
-    "files: use another machine, or accept that by allow_without_landlock=true beside memory_mb"
+    "files: use another machine, or accept this with allow_without_landlock=true next to memory_mb"
 )
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -103,7 +103,7 @@ def readable(packages: Sequence[str]) -> list[str]:
     return sorted({os.path.realpath(path) for path in paths if os.path.exists(path)})
 
 
-def offer_to_the_oom_killer() -> None:
+def raise_oom_score() -> None:
     """Make the kernel end this process first when memory runs out, if /proc is writable."""
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
@@ -160,8 +160,7 @@ def _program(machine: str) -> bytes:
     refuse = (RETURN, 0, 0, REFUSE | errno.EPERM)
     steps = [
         (LOAD, 0, 0, ARCHITECTURE),
-        # Kill the process on calls of another architecture (32-bit on x86_64), whose numbers
-        # differ.
+        # Kill calls of another architecture (32-bit on x86_64), because their call numbers differ.
         (EQUAL, 1, 0, architecture),
         (RETURN, 0, 0, KILL),
         (LOAD, 0, 0, NUMBER),
@@ -174,7 +173,7 @@ def _program(machine: str) -> bytes:
     # Allow openat for reading only. Landlock checks the path, because a filter sees its address.
     steps += [
         (EQUAL, 0, 4, partly["openat"]),
-        (LOAD, 0, 0, ARGUMENTS + 8 * 2),  # flags of openat
+        (LOAD, 0, 0, ARGUMENTS + 8 * 2),  # the flags of openat
         (ANY_BIT, 0, 1, OPEN_TO_CHANGE),
         (RETURN, 0, 0, REFUSE | errno.EACCES),
         (RETURN, 0, 0, ALLOW),
@@ -203,13 +202,13 @@ def seccomp() -> None:
 def confine(*, memory_mb: int, packages: Sequence[str], allow_without_landlock: bool) -> None:
     """Apply all layers in an order that works. Raise OSError if the kernel refuses a layer."""
     die_with_parent()
-    offer_to_the_oom_killer()
+    raise_oom_score()
     limit_resources(memory_mb)
-    drop_capabilities()  # also sets no_new_privs, which Landlock and seccomp need without root
+    drop_capabilities()  # The next layers need no_new_privs, which this call sets.
     paths = readable(packages)
     landlocked = landlock(paths)
     if not landlocked and not allow_without_landlock:
         raise OSError(NO_LANDLOCK)
-    seccomp()  # after Landlock, because this filter refuses Landlock's system calls
+    seccomp()  # must follow Landlock, because the filter refuses Landlock's calls
     if not landlocked:
-        guard_reading(paths)  # last, because it disables ctypes, which all other layers use
+        guard_reading(paths)  # must be last, because it disables ctypes for the other layers

@@ -40,7 +40,7 @@ class Printed(io.TextIOBase):
         free = self._half - len(self._head)
         self._head += text[:free]
         self._tail += text[free:]
-        if len(self._tail) > 2 * self._half:  # Slicing copies the text, so it is rare.
+        if len(self._tail) > 2 * self._half:  # Slicing at each write would copy too much text.
             self._tail = self._tail[-self._half :]
         self._total += len(text)
         return len(text)
@@ -70,17 +70,17 @@ class Interpreter:
         linecache.cache[NAME] = (len(code), None, [f"{line}\n" for line in code.splitlines()], NAME)
         names = self._module.__dict__
         try:
-            statements, last = _parts(code)
+            statements, last = _compiled(code)
             exec(statements, names)
             value = eval(last, names) if last else None
             if value is not None:
                 printed.write(f"{value!r}\n")
         except BaseException as error:  # noqa: BLE001 (SystemExit included)
-            printed.write(_explain(error))
+            printed.write(_traceback_of(error))
         return printed.text()
 
 
-def _parts(code: str) -> tuple[CodeType, CodeType | None]:
+def _compiled(code: str) -> tuple[CodeType, CodeType | None]:
     """Compile the statements, and separately the expression at the end if there is one."""
     tree = ast.parse(code, NAME)
     last = None
@@ -91,10 +91,10 @@ def _parts(code: str) -> tuple[CodeType, CodeType | None]:
     return compile(tree, NAME, "exec"), last
 
 
-def _explain(error: BaseException) -> str:
+def _traceback_of(error: BaseException) -> str:
     """Return the exception's traceback without the frames of this module."""
     trace, internal = error.__traceback__, True
-    last: deque[types.TracebackType] = deque(maxlen=MAX_FRAMES)  # deep recursion has many
+    last: deque[types.TracebackType] = deque(maxlen=MAX_FRAMES)  # deep recursion has many frames
     while trace:
         internal = internal and trace.tb_frame.f_code.co_filename != NAME
         if not internal:

@@ -36,7 +36,7 @@ from envs.tools import ToolError
 
 START_TIMEOUT = 120.0  # maximum seconds for the start of a process
 BOOT = "import sys; sys.path.append({!r}); from envs.sandbox.interpreter import main; main()"
-OURS = str(Path(__file__).parents[2])
+PROJECT = str(Path(__file__).parents[2])
 # Pass no variable of the parent. Use one thread, because libraries cannot start more threads.
 ENVIRONMENT = {"LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
@@ -67,14 +67,14 @@ class Limits:
         check_at_least(64, memory_mb=self.memory_mb)
         check_at_least(2, max_output_chars=self.max_output_chars)
         if self.call_timeout <= 0:
-            raise ValueError(f"call_timeout={self.call_timeout}: a call takes some seconds")
+            raise ValueError(f"call_timeout={self.call_timeout}: set it to more than 0 seconds")
 
 
-class _Lost(Exception):
+class _InvalidAnswer(Exception):
     """The error of a process that sent an invalid answer. The message completes "the code ..."."""
 
 
-def try_out(limits: Limits, preload: str = "") -> None:
+def check_sandbox(limits: Limits, preload: str = "") -> None:
     """Start and close one sandbox. Raise ValueError if this machine cannot start a sandbox."""
 
     async def start() -> None:
@@ -97,8 +97,8 @@ class Sandbox:
         self._limits, self._preload = limits, preload
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
-        self._watch: asyncio.TimerHandle | None = None  # next check of the processor time
-        self._spent = False  # True if the process was killed because of its processor time
+        self._cpu_timer: asyncio.TimerHandle | None = None  # next check of the processor time
+        self._exceeded_cpu_time = False  # True if the process was killed for this reason
 
     async def run(self, code: str) -> str:
         """Run `code`. Return its output, its last expression's value and any traceback.
@@ -114,14 +114,14 @@ class Sandbox:
 
     def close(self) -> None:
         """Kill the process without waiting for its end."""
-        if self._watch:
-            self._watch.cancel()
+        if self._cpu_timer:
+            self._cpu_timer.cancel()
         if self._socket:
             self._socket.close()
         if self._process:
             self._process.kill()
             # Waiting would block the event loop, so _reap collects the exit status later.
-            _ending.append(self._process)
+            _killed.append(self._process)
         self._process = self._socket = None
         _reap()
 
@@ -132,20 +132,20 @@ class Sandbox:
         ticket = secrets.token_bytes(8)
         try:
             async with asyncio.timeout(self._limits.call_timeout):
-                self._allow_processor_time()
+                self._limit_processor_time()
                 await self._send(ticket, code)
                 return await self._receive(ticket)
         except TimeoutError:
             what = f"took longer than {self._limits.call_timeout:g} s"
-        except _Lost as lost:
+        except _InvalidAnswer as lost:
             what = str(lost)
         except OSError:  # The process has closed its end of the socket.
-            what = await self._cause()
+            what = await self._failure()
         raise ToolError(
             f"the code {what}; the interpreter was restarted and its variables are gone"
         )
 
-    def _allow_processor_time(self) -> None:
+    def _limit_processor_time(self) -> None:
         """Kill the process after cpu_seconds more of processor time, even if it has answered.
 
         The kernel's own limit is not enough, because it sends a signal that code can ignore.
@@ -154,25 +154,25 @@ class Sandbox:
         process, loop = self._process, asyncio.get_running_loop()
         until = _processor_time(process) + self._limits.cpu_seconds
 
-        def look() -> None:
+        def check() -> None:
             with suppress(OSError):
                 left = until - _processor_time(process)
-                if left > 0:  # One thread cannot use the remaining time sooner.
-                    self._watch = loop.call_later(left, look)
+                if left > 0:  # One thread needs at least `left` seconds to use up the time.
+                    self._cpu_timer = loop.call_later(left, check)
                 else:
-                    self._spent = True
+                    self._exceeded_cpu_time = True
                     process.kill()
 
-        if self._watch:
-            self._watch.cancel()
-        self._watch = loop.call_later(self._limits.cpu_seconds, look)
+        if self._cpu_timer:
+            self._cpu_timer.cancel()
+        self._cpu_timer = loop.call_later(self._limits.cpu_seconds, check)
 
-    async def _cause(self) -> str:
+    async def _failure(self) -> str:
         """Kill the process and return why it failed, as a completion of "the code ..."."""
         assert self._process
         self._process.kill()
         status = await threads.call(self._process.wait)
-        if self._spent:
+        if self._exceeded_cpu_time:
             return f"used up {self._limits.cpu_seconds} s of processor time"
         if status < 0 and status != -signal.SIGKILL:
             return f"crashed the interpreter ({signal.Signals(-status).name})"
@@ -180,22 +180,22 @@ class Sandbox:
 
     async def _start(self) -> None:
         _reap()
-        self._spent = False
+        self._exceeded_cpu_time = False
         limits = self._limits
         self._socket, child_end = socket.socketpair()
         self._socket.setblocking(False)
         paths = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
         options = {
             "fd": child_end.fileno(),
-            "root": OURS,
+            "root": PROJECT,
             "packages": sorted(paths) if limits.site_packages else [],
             "memory_mb": limits.memory_mb,
             "max_output_chars": limits.max_output_chars,
             "allow_without_landlock": limits.allow_without_landlock,
         }
-        # Do not start it in another thread, because it dies with the thread that starts it.
+        # Start the process in this thread, because it dies with the thread that starts it.
         with child_end:
-            python = [sys.executable, "-ISB", "-X", "utf8", "-c", BOOT.format(OURS)]
+            python = [sys.executable, "-ISB", "-X", "utf8", "-c", BOOT.format(PROJECT)]
             self._process = subprocess.Popen(
                 [*python, json.dumps(options)],
                 stdin=subprocess.DEVNULL,
@@ -212,7 +212,7 @@ class Sandbox:
                 if self._preload and not problem:
                     await self._send(READY, self._preload)
                     problem = await self._receive(READY)
-        except (TimeoutError, _Lost, OSError) as error:
+        except (TimeoutError, _InvalidAnswer, OSError) as error:
             problem = f"it did not get ready within {START_TIMEOUT:g} s ({error!r})"
         if problem:
             raise RuntimeError(f"no sandbox for Python code on this machine: {problem}")
@@ -228,7 +228,7 @@ class Sandbox:
         length, answered = HEADER.unpack(await self._read(HEADER.size))
         # A character has at most 4 bytes. The note about left-out characters has at most 100.
         if answered != ticket or length > 4 * (self._limits.max_output_chars + 100):
-            raise _Lost("answered in the interpreter's place")
+            raise _InvalidAnswer("answered in the interpreter's place")
         return (await self._read(length)).decode(errors="replace")
 
     async def _read(self, count: int) -> bytes:
@@ -247,8 +247,8 @@ def _processor_time(process: subprocess.Popen[bytes]) -> float:
     return time.clock_gettime((~process.pid << 3) | 2)  # id of the process's CPU clock
 
 
-_ending: list[subprocess.Popen[bytes]] = []  # killed processes without a collected exit status
+_killed: list[subprocess.Popen[bytes]] = []  # killed processes without a collected exit status
 
 
 def _reap() -> None:
-    _ending[:] = [process for process in _ending if process.poll() is None]
+    _killed[:] = [process for process in _killed if process.poll() is None]

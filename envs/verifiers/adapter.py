@@ -23,15 +23,14 @@ class Outcome:
     """The result of one episode that the library played."""
 
     reward: float
-    rewards: dict[str, float] = field(default_factory=dict)  # unweighted, by name
+    rewards: dict[str, float] = field(default_factory=dict)  # unweighted rewards, metrics too
     stop_reason: StopReason | None = None  # None: the last turn's stop reason applies
 
 
 class Adapter(Protocol):
     """A loaded `verifiers` environment, with an interface that both APIs share."""
 
-    # maximum number of parallel episodes; None: the sampler's limit applies
-    max_concurrent: int | None
+    max_concurrent: int | None  # maximum number of parallel episodes; None: the sampler's limit
     reward_weights: dict[str, float]
 
     def rows(self, split: Split, limit: int | None) -> list[Row] | None:

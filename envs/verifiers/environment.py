@@ -44,7 +44,7 @@ class Verifiers(Environment):
         check_at_least(1, num_train=self.num_train)
         check_at_least(0, num_eval=self.num_eval)
         self.name = module_of(self.id).replace("_", "-")
-        self.reward_weights = {}  # `_rows` sets the weights.
+        self.reward_weights = {}  # `_rows` sets these weights when it loads the environment.
 
     def configure(  # pyright: ignore[reportIncompatibleMethodOverride] the library has the rest
         self, *, system_prompt: str | None = None
@@ -88,8 +88,8 @@ class Verifiers(Environment):
         train = self._adapter.rows("train", limit) or []
         if len(train) <= own:
             raise ValueError(
-                f"env.id={self.id} has {len(train)} examples, which leaves none to train on "
-                f"beside env.num_eval={own} held out: lower env.num_eval"
+                f"env.id={self.id} has {len(train)} examples, and env.num_eval={own} "
+                "leaves none of them to train on: lower env.num_eval"
             )
         if held_out is None:
             train, held_out = train[: len(train) - own], train[len(train) - own :]

@@ -46,7 +46,7 @@ class TasksetAdapter:
             return None
         taskset = self._env.taskset
         if limit is None and not taskset.bounded:
-            raise ValueError("the taskset never ends: say how many tasks to use, env.num_train=...")
+            raise ValueError("the taskset never ends: limit it with env.num_train=...")
         tasks = list(taskset if limit is None else taskset.take(limit))
         if tasks:
             self.reward_weights |= _weights(tasks[0])
@@ -141,7 +141,7 @@ def _outcome(episode: Any, full: bool) -> Outcome:
         raise ValueError(f"agents {names} played, and only an environment of one agent can train")
     if not episode.ok and not full:
         errors = [*episode.errors, *(e for trace in episode.traces for e in trace.errors)]
-        why = f"{errors[-1].type}: {errors[-1].message}" if errors else "it did not say why"
+        why = f"{errors[-1].type}: {errors[-1].message}" if errors else "no error message"
         raise RuntimeError(f"the episode failed: {why}")
     (trace,) = episode.traces
     scores = {name: reward.score for name, reward in trace.rewards.items() if reward is not None}

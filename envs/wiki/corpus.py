@@ -64,8 +64,8 @@ class Question:
 def read_pages(source: str, split: str, columns: Mapping[str, str]) -> list[Page]:
     """Return the pages of a .jsonl file, or of a split of a data set that `datasets` loads.
 
-    `columns` maps the names used here to those of the source. Raise ValueError if the source cannot
-    be read, a row is no page, or two pages have the same title.
+    `columns` maps the field names of this module to column names of the source. Raise ValueError if
+    the source cannot be read, a row is no page, or two pages have the same title.
     """
     pages: dict[str, Page] = {}
     for where, record in _records(source, split, columns):
@@ -80,17 +80,17 @@ def page_of(record: dict[str, Any], where: str) -> Page:
     """Convert a record to a page. Raise ValueError with the place `where` if this fails."""
     title, sections, content = (record.get(key) for key in ("title", "sections", "content"))
     if not isinstance(title, str) or not title.strip():
-        raise ValueError(f"{where}: a page needs a `title`{_has(record)}")
+        raise ValueError(f"{where}: a page needs a `title`{_columns(record)}")
     if isinstance(content, str):
-        sections = dict(_split(content))
+        sections = dict(_sections_of(content))
     if not isinstance(sections, dict) or not sections:
         raise ValueError(
-            f"{where}: page {title!r} needs `sections` (a mapping) or `content`{_has(record)}"
+            f"{where}: page {title!r} needs `sections` (a mapping) or `content`{_columns(record)}"
         )
     return Page(title, {str(name): str(text) for name, text in sections.items()})
 
 
-def _split(markdown: str) -> Iterator[tuple[str, str]]:
+def _sections_of(markdown: str) -> Iterator[tuple[str, str]]:
     heading, lines = INTRODUCTION, list[str]()
     for line in [*markdown.splitlines(), "# end"]:
         if match := HEADING.match(line):
@@ -109,7 +109,7 @@ def read_questions(source: str, split: str, columns: Mapping[str, str]) -> list[
     questions = []
     for where, record in _records(source, split, columns):
         if not {"question", "answer"} <= record.keys():
-            raise ValueError(f"{where}: a question needs `question` and `answer`{_has(record)}")
+            raise ValueError(f"{where}: a question needs `question`, `answer`{_columns(record)}")
         level = int(record.get("level") or 0)
         questions.append(Question(str(record["question"]), str(record["answer"]), level))
     return questions
@@ -128,5 +128,5 @@ def _records(
         yield where, row | {name: row[column] for name, column in columns.items() if column in row}
 
 
-def _has(record: dict[str, Any]) -> str:
-    return f", and this row has {', '.join(map(repr, record))}: env.columns says which is which"
+def _columns(record: dict[str, Any]) -> str:
+    return f", but this row has {', '.join(map(repr, record))}: rename columns with env.columns"

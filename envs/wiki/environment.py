@@ -55,7 +55,7 @@ class WikiSearch(Environment):
         if (corpus is None) != (questions is None):
             raise ValueError(
                 f"corpus={corpus}, questions={questions}: a corpus of your own needs both; "
-                "leave both null for the one that ships"
+                "set both to null for the shipped corpus"
             )
         for option, name in (("corpus", corpus), ("questions", questions)):
             # A name without .jsonl may be a data set of the hub.
@@ -63,8 +63,8 @@ class WikiSearch(Environment):
                 raise ValueError(f"{option}={name}: no such file (looked for in {Path.cwd()})")
         if unknown := set(self.columns) - set(COLUMNS):
             raise ValueError(
-                f"columns names {sorted(unknown)}: it maps {', '.join(COLUMNS)} to what your data "
-                "call them"
+                f"columns names {sorted(unknown)}: map only {', '.join(COLUMNS)} to the names "
+                "of your columns"
             )
         if not levels or set(levels) - {0, 1, 2, 3}:
             raise ValueError(f"levels={list(levels)}: list one or more of 1, 2, 3 (0: unknown)")
@@ -114,8 +114,8 @@ class WikiSearch(Environment):
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
         """Yield an endless stream of expert conversations about made-up pages.
 
-        A share `giving_up` of them ends after the search without the answer, so that reinforcement
-        learning can improve on the imitated expert.
+        A share `giving_up` of the conversations ends after the search without an answer, so that
+        reinforcement learning can improve on the imitated expert.
         """
         while True:
             pages, questions = made_up(rng)

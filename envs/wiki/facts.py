@@ -19,7 +19,7 @@ from string import ascii_lowercase, ascii_uppercase
 from envs.wiki.corpus import Page, Question
 
 Row = Mapping[str, str]  # text of each cell by column
-FRESH_ROWS = 4  # number of countries, and of elements, in a made-up corpus
+NUM_INVENTED_ROWS = 4  # number of countries, and of elements, in a made-up corpus
 LONGEST_NAME = 14
 INVENTED = ("country", "capital", "currency", "language", "element")
 
@@ -30,7 +30,7 @@ class Fact:
 
     section: str
     sentence: str  # template with {title} and {value}
-    unique: bool = False  # True if the value identifies the page, so that questions can use it
+    unique: bool = False  # True if the value identifies the page, so that a question can quote it
 
 
 FACTS = {
@@ -67,18 +67,18 @@ def made_up(rng: Random) -> tuple[list[Page], list[Question]]:
     for kind, table in TABLES.items():
         real = _read(f"{table}.csv")
         columns = {name: [row[name] for row in real if row[name]] for name in real[0]}
-        rows = [_invent(kind, columns, rng) for _ in range(FRESH_ROWS)]
+        rows = [_invented_row(kind, columns, rng) for _ in range(NUM_INVENTED_ROWS)]
         tables[kind] = rows
-    names = Counter(name for rows in tables.values() for row in rows for name in _names(row))
+    names = Counter(name for rows in tables.values() for row in rows for name in _titles(row))
     # Drop repeated names, because titles must differ and each question must have one answer.
     fresh = {
-        kind: [row for row in rows if all(names[name] == 1 for name in _names(row))]
+        kind: [row for row in rows if all(names[name] == 1 for name in _titles(row))]
         for kind, rows in tables.items()
     }
     return _pages(fresh), _questions(fresh)
 
 
-def _invent(kind: str, columns: Mapping[str, list[str]], rng: Random) -> Row:
+def _invented_row(kind: str, columns: Mapping[str, list[str]], rng: Random) -> Row:
     """Return a table row for an entity that does not exist, with random cells and new names."""
     row = {column: rng.choice(cells) for column, cells in columns.items()}
     for column in INVENTED:
@@ -90,7 +90,7 @@ def _invent(kind: str, columns: Mapping[str, list[str]], rng: Random) -> Row:
     return row | {"symbol": symbol, "number": str(rng.randrange(1, 100))}
 
 
-def _names(row: Row) -> list[str]:
+def _titles(row: Row) -> list[str]:
     """Return the cells of a row that are titles of pages."""
     return [row[column] for column in ("country", "capital", "element") if column in row]
 
@@ -134,10 +134,10 @@ def _pages(tables: Mapping[str, Iterable[Row]]) -> list[Page]:
 
 
 def _questions(tables: Mapping[str, Iterable[Row]]) -> list[Question]:
-    return [q for kind, rows in tables.items() for row in rows for q in _about(kind, row)]
+    return [q for kind, rows in tables.items() for row in rows for q in _questions_about(kind, row)]
 
 
-def _about(kind: str, row: Row) -> Iterator[Question]:
+def _questions_about(kind: str, row: Row) -> Iterator[Question]:
     """Yield questions of level 1 (names the page), 2 (asks for the page), 3 (needs two pages)."""
     title = row[kind]
     for column, fact in FACTS[kind].items():

@@ -1,4 +1,4 @@
-"""The tools of a corpus (search by BM25, list sections, read one), and the reward `found`."""
+"""The tools of a corpus (BM25 search, section lists, sections) and the reward `found`."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -52,7 +52,7 @@ class WikiIndex:
             page_id: a page id, as search_pages returns it.
         """
         if page_id not in self._pages:
-            raise ToolError(f"there is no page {page_id!r}{_near(page_id, self._ids)}")
+            raise ToolError(f"there is no page {page_id!r}{_suggestion(page_id, self._ids)}")
         return "\n".join(self._pages[page_id].section_ids)
 
     def read_section(self, section_id: str) -> str:
@@ -62,7 +62,7 @@ class WikiIndex:
             section_id: a section id, as view_sections returns it.
         """
         if section_id not in self._sections:
-            hint = _near(section_id, list(self._sections))
+            hint = _suggestion(section_id, list(self._sections))
             raise ToolError(f"there is no section {section_id!r}{hint}")
         return self._sections[section_id]
 
@@ -71,7 +71,7 @@ def _words(text: str) -> list[str]:
     return [word.lower() for word in _WORD.findall(text.replace("_", " "))]
 
 
-def _near(word: str, known: list[str]) -> str:
+def _suggestion(word: str, known: list[str]) -> str:
     close = get_close_matches(word, known, n=1)
     return f"; did you mean {close[0]!r}?" if close else "; use an id that a tool returned"
 
@@ -101,7 +101,7 @@ def _searches(messages: Sequence[Message]) -> Iterator[set[str]]:
         if message["role"] != "assistant":
             continue
         calls = message.get("tool_calls") or []
-        answers = messages[i + 1 : i + 1 + len(calls)]  # fewer than calls if the episode ended
+        answers = messages[i + 1 : i + 1 + len(calls)]  # fewer than `calls` if the episode ended
         yield {
             page
             for call, answer in zip(calls, answers, strict=False)
