@@ -93,7 +93,7 @@ def _converted(value: Any, kind: Any, path: str, on_node: NodeHandler) -> Any:
         _convert(Nested(), kind, path)
         return on_node(value, path)
     # Convert containers item by item, because msgspec's errors do not name the key of an item.
-    for member in _alternatives(kind):
+    for member in _union_members(kind):
         origin, args = get_origin(member) or member, get_args(member)
         if isinstance(value, dict) and origin in (dict, Mapping, Any, object):
             of = args[1] if args else Any
@@ -109,32 +109,32 @@ def _converted(value: Any, kind: Any, path: str, on_node: NodeHandler) -> Any:
     return _convert(value, kind, path)
 
 
-def _alternatives(kind: Any) -> tuple[Any, ...]:
+def _union_members(kind: Any) -> tuple[Any, ...]:
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
 def _convert(value: Any, kind: Any, path: str) -> Any:
     try:
-        fitting = msgspec.convert(value, kind, dec_hook=_from_text)
+        fitting = msgspec.convert(value, kind, dec_hook=_as_path)
     except TypeError:  # msgspec does not support this type
         return value
     except msgspec.ValidationError as error:
-        raise Misfit(_sentence(value, kind, path, str(error))) from None
+        raise Misfit(_error_message(value, kind, path, str(error))) from None
     if isinstance(fitting, float) and not math.isfinite(fitting):
         raise Misfit(f"{path} is {value}, expected a finite number")
     return fitting
 
 
-def _from_text(kind: type, value: Any) -> Any:
+def _as_path(kind: type, value: Any) -> Any:
     return Path(value) if kind is Path and isinstance(value, str) else value
 
 
-def _sentence(value: Any, kind: Any, path: str, error: str) -> str:
+def _error_message(value: Any, kind: Any, path: str, error: str) -> str:
     """Return an error message about a value, based on msgspec's message."""
     if bound := re.match(r"Expected `\w+` ([<>]=?) (\S+)", error):
         return f"{path}={value}, but it must be {bound[1]} {float(bound[2]):g}"
     shown = "a node" if isinstance(value, Nested) else json.dumps(value, default=str)
-    literals = [member for member in _alternatives(kind) if get_origin(member) is Literal]
+    literals = [member for member in _union_members(kind) if get_origin(member) is Literal]
     if names := [str(option) for member in literals for option in get_args(member)]:
         hint = did_you_mean(value, names) if isinstance(value, str) else ""
         return f"{path} is {shown}, expected {' or '.join(names)}{hint}"

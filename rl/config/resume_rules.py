@@ -18,7 +18,7 @@ from rl.runtime.folder import RunFolder
 
 Config = Mapping[str, Any]
 ROOT = Path(__file__).parents[2]
-_LONGEST_NAME = 255  # bytes in a name, the limit of Linux
+_MAX_NAME_BYTES = 255  # bytes in a name, the limit of Linux
 
 # Options that may change at a resume: how long and how the run executes, never what it learns.
 MAY_CHANGE = (
@@ -50,10 +50,10 @@ def run_folder_problems(config: Config) -> Iterator[str]:
     saved = run_folder.config
     if not Path(name).parts or Path(name).is_absolute() or ".." in Path(name).parts:
         yield f'run_name="{name}" is no name for a folder below output_dir={parent}'
-    elif longest := [part for part in Path(name).parts if len(os.fsencode(part)) > _LONGEST_NAME]:
+    elif longest := [part for part in Path(name).parts if len(os.fsencode(part)) > _MAX_NAME_BYTES]:
         yield (
             f"run_name={name[:20]}... has {len(os.fsencode(longest[0]))} bytes, and a folder's "
-            f"name takes {_LONGEST_NAME}: choose a shorter run_name"
+            f"name takes {_MAX_NAME_BYTES}: choose a shorter run_name"
         )
     elif saved.is_file() and not run_folder.has_steps():
         return  # the earlier run made no step, so nothing is lost

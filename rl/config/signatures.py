@@ -118,7 +118,7 @@ def _imported(module: Module, name: str) -> Iterator[str]:
     for statement in module.statements():
         match statement:
             case ast.ImportFrom():
-                origin = absolute(module, statement)
+                origin = absolute_module(module, statement)
                 for alias in statement.names:
                     if name == (alias.asname or alias.name):
                         yield f"{origin}.{alias.name}"
@@ -132,7 +132,7 @@ def _imported(module: Module, name: str) -> Iterator[str]:
                         yield name
 
 
-def absolute(module: Module, statement: ast.ImportFrom) -> str:
+def absolute_module(module: Module, statement: ast.ImportFrom) -> str:
     """Return the absolute name of the module in a `from ... import` statement."""
     parts = module.name.split(".")
     # One dot means the package, which is the module itself if the file is an __init__.py.

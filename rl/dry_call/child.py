@@ -142,7 +142,7 @@ def _cache_file(config: Mapping[str, Any]) -> Path:
     return cache_folder() / "dry_calls" / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
 
 
-def _identity(file: str) -> list[int]:
+def _file_stamp(file: str) -> list[int]:
     status = os.stat(file)
     return [status.st_mtime_ns, status.st_size, status.st_ino]
 
@@ -151,7 +151,7 @@ def _cached_answer(config: Mapping[str, Any]) -> Answer | None:
     """Return the cached answer if none of its source files has changed, else None."""
     with suppress(OSError, ValueError, KeyError):
         kept = json.loads(_cache_file(config).read_text())
-        if all(_identity(file) == then for file, then in kept["files"].items()):
+        if all(_file_stamp(file) == then for file, then in kept["files"].items()):
             Learned.from_settings(kept["learned"])
             return {"learned": kept["learned"], "files": list(kept["files"])}
     return None
@@ -161,7 +161,7 @@ def _cache_answer(config: Mapping[str, Any], learned: Answer, files: Sequence[st
     """Write an answer to the cache atomically; ignore a cache that cannot be written."""
     path = _cache_file(config)
     with suppress(OSError):
-        content = {"learned": learned, "files": {file: _identity(file) for file in files}}
+        content = {"learned": learned, "files": {file: _file_stamp(file) for file in files}}
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         aside = path.with_suffix(f".{os.getpid()}")
         aside.write_text(json.dumps(content))

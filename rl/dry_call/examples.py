@@ -51,7 +51,7 @@ def check_buffer(report: Report, node: Any, count: int, max_staleness: int) -> N
                     raise Unusable(f"drew a group twice: {sorted(indices)}; return each group once")
                 waiting.difference_update(indices)
         another = made()
-        another.load(_as_saved(buffer.state()))
+        another.load(_json_round_trip(buffer.state()))
         another.load({})
 
 
@@ -69,7 +69,7 @@ def _require_methods(made: object, base: type, methods: Sequence[str]) -> None:
         raise Unusable(f"has no {names}: derive it from {base.__module__}.{base.__qualname__}")
 
 
-def _as_saved(state: Any) -> Any:
+def _json_round_trip(state: Any) -> Any:
     """Return the state after a JSON round trip, as checkpoints store it."""
     try:
         return json.loads(json.dumps(state))
@@ -98,7 +98,7 @@ def check_order(report: Report, node: Any, pools: list[Pool]) -> None:
             place = order.next(index)
             order.observe(place, _made_up_group(index, 0, order.example(place)))
         order.metrics()
-        another.load(_as_saved(order.state()))
+        another.load(_json_round_trip(order.state()))
         another.example(another.next(2 * _ROUNDS))
 
 
@@ -115,7 +115,7 @@ def first_examples(report: Report, node: Any) -> list[Pool]:
     return [pool for pool in pools or () if len(pool.examples)]
 
 
-def could_read(node: Any) -> bool:
+def were_read(node: Any) -> bool:
     """Return whether `first_examples` has read the examples of an environment."""
     return _EXAMPLES_CACHE[repr(node)][1] is not None
 

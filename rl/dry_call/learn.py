@@ -107,7 +107,7 @@ def _answer(config: Config) -> dict[str, Any]:
     # Repeat the alarm, because `Report.calling` turns the first TimeoutError into a problem.
     signal.setitimer(signal.ITIMER_REAL, LIMIT_S, 1.0)
     try:
-        return {"learned": asdict(learn(config)), "read_env": examples.could_read(config["env"])}
+        return {"learned": asdict(learn(config)), "read_env": examples.were_read(config["env"])}
     except ConfigError as error:
         return {"problems": error.problems}
     except Exception as error:  # noqa: BLE001 one configuration must not lose the others' answers

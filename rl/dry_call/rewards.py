@@ -52,32 +52,32 @@ def check_advantage(report: Report, advantage: Any, group_size: int) -> dict[str
     }
     by_turn = False
 
-    def form(rewards: Sequence[float | None]) -> list[Any]:
+    def shaped(rewards: Sequence[float | None]) -> list[Any]:
         """Return one reward per rollout, or if by_turn a list of one to three turn rewards."""
         if not by_turn:
             return list(rewards)
         return [None if r is None else [r / 2] * (i % 3 + 1) for i, r in enumerate(rewards)]
 
-    def works(report: Report, what: str) -> bool:
+    def succeeds(report: Report, what: str) -> bool:
         """Return whether the advantage returned valid numbers for one of the cases."""
-        given = form(cases[what])
-        return _numbers(report, "advantage", advantage, what, by_turn, given) is not None
+        given = shaped(cases[what])
+        return _called(report, "advantage", advantage, what, by_turn, given) is not None
 
     first = next(iter(cases))
-    if not works(Report(), first):
+    if not succeeds(Report(), first):
         by_turn = True
-        by_turn = works(Report(), first)
-    if not all(works(report, what) for what in cases):
+        by_turn = succeeds(Report(), first)
+    if not all(succeeds(report, what) for what in cases):
         return {}
     try:
-        advantage(form([-1.0, -0.25, *[0.5] * (group_size - 2)][: max(group_size, 1)]))
+        advantage(shaped([-1.0, -0.25, *[0.5] * (group_size - 2)][: max(group_size, 1)]))
         refuses_negative = False
     except Exception:  # noqa: BLE001 whatever it raises, it does not take such a reward
         refuses_negative = True
     return {
         "advantage_takes_turns": by_turn,
-        "advantage_is_reward": [*advantage(form(ordinary))] == form(ordinary),
-        "advantage_compares": all(_is_zero(advantage, form([r])) for r in (1.0, 0.0, 0.37)),
+        "advantage_is_reward": [*advantage(shaped(ordinary))] == shaped(ordinary),
+        "advantage_compares": all(_is_zero(advantage, shaped([r])) for r in (1.0, 0.0, 0.37)),
         "advantage_refuses_negative": refuses_negative,
     }
 
@@ -97,7 +97,7 @@ def check_aggregation(report: Report, aggregation: Any) -> dict[str, bool]:
     trials = [Report(), Report()]
     for by_turn, (given, trial) in enumerate(zip(forms, trials, strict=True)):
         what = f"the lengths {given}"
-        weights = _numbers(trial, "aggregation", aggregation, what, bool(by_turn), given, groups)
+        weights = _called(trial, "aggregation", aggregation, what, bool(by_turn), given, groups)
         if weights is not None:
             totals = [] if by_turn else [w * n for w, n in zip(weights, lengths, strict=True) if n]
             return {
@@ -108,7 +108,7 @@ def check_aggregation(report: Report, aggregation: Any) -> dict[str, bool]:
     return {}
 
 
-def _numbers(
+def _called(
     report: Report, group: str, made: Any, what: str, by_turn: bool, given: list[Any], *more: Any
 ) -> Any:
     """Call a component; return its result, or None if it is not one number per rollout."""

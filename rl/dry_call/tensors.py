@@ -14,10 +14,10 @@ from torch import Tensor
 from losses.tokens import TokenLoss, Tokens
 from rl.dry_call.report import Report, Unusable, unwrapped
 
-GIVEN = "eight made-up tokens"
+INPUT = "eight made-up tokens"
 NUM_TOKENS, NUM_SEQUENCES = 8, 3
 # Names of the run's own metrics. A loss's metric of the same name would replace one, or be lost.
-TAKEN = frozenset(
+RUN_METRICS = frozenset(
     (
         *("loss", "grad_norm", "learning_rate", "skipped", "empty", "entropy", "ratio_clamped"),
         *("kl_to_rollout", "kl_divergence", "kl_beta", "kl_penalty", "correction"),
@@ -67,7 +67,7 @@ def made_up_tokens(*, has_old: bool, change: float = 0.0) -> tuple[Tokens, list[
     """
     generator = torch.Generator().manual_seed(0)
 
-    def near(values: Tensor) -> Tensor:
+    def perturbed(values: Tensor) -> Tensor:
         return values + 0.02 * torch.randn(values.shape, generator=generator)
 
     logprobs = -0.2 - torch.rand(NUM_TOKENS, generator=generator)
@@ -75,19 +75,19 @@ def made_up_tokens(*, has_old: bool, change: float = 0.0) -> tuple[Tokens, list[
     leaves = [logprobs.clone().requires_grad_(), candidates.clone().requires_grad_()]
     fields: dict[str, Tensor] = {
         "logprobs": leaves[0],
-        "rollout_logprobs": near(logprobs) + change,
+        "rollout_logprobs": perturbed(logprobs) + change,
         "advantages": torch.tensor([1.0, 1.0, 0.5, 0.5, 0.5, -1.0, -1.0, -0.5]),
         "sequence_ids": torch.tensor([0, 0, 0, 0, 0, 1, 1, 1]),
         "staleness": torch.tensor([0, 0, 1, 1, 1, 0, 0, 2]),
         "entropies": 0.1 + torch.rand(NUM_TOKENS, generator=generator),
         "positions": torch.tensor([0, 1, 2, 3, 4, 0, 1, 2]),
         "turns": torch.tensor([0, 0, 1, 1, 1, 0, 0, 1]),
-        "ref_logprobs": near(logprobs),
+        "ref_logprobs": perturbed(logprobs),
         "candidate_logprobs": leaves[1],
-        "ref_candidate_logprobs": near(candidates).sort(descending=True).values,
+        "ref_candidate_logprobs": perturbed(candidates).sort(descending=True).values,
     }
     if has_old:
-        fields["old_logprobs"] = near(logprobs)
+        fields["old_logprobs"] = perturbed(logprobs)
     used: set[str] = set()
     watched: dict[str, Any] = {}
     for name, values in fields.items():
@@ -107,9 +107,9 @@ def check_loss(report: Report, loss: Any, num_updates: int) -> tuple[set[str], b
     for has_old, change in ((False, 0.0), (True, 0.0), (True, 1e-3)):
         trial = report if has_old == (num_updates > 1) and not change else Report()
         tokens, leaves, here = made_up_tokens(has_old=has_old, change=change)
-        with trial.calling("loss", loss, GIVEN):
+        with trial.calling("loss", loss, INPUT):
             result = loss(tokens)
-            check_token_loss(result, leaves, taken=TAKEN)
+            check_token_loss(result, leaves, taken=RUN_METRICS)
             results += [result.loss.detach()] if has_old else []
         used |= here
     corrects = len(results) == 2 and not torch.equal(*results)
@@ -181,7 +181,7 @@ def check_correction(report: Report, correction: Any) -> bool:
     gaps = torch.tensor([5.0, -5.0, 2.0, 3.0, 4.0, -5.0, -4.0, -3.0])
     old = torch.full((NUM_TOKENS,), -6.0)
     ids = torch.tensor([0, 0, 0, 0, 0, 1, 1, 1])
-    with report.calling("correction", correction, GIVEN):
+    with report.calling("correction", correction, INPUT):
         result = correction(old, old - gaps, ids, NUM_SEQUENCES)
         weights = getattr(result, "weights", None)
         if not isinstance(weights, Tensor) or weights.shape != (NUM_TOKENS,):
@@ -191,7 +191,7 @@ def check_correction(report: Report, correction: Any) -> bool:
             )
         if not weights.isfinite().all():
             raise Unusable("returned a weight that is NaN or infinite: clamp the ratio")
-        check_metrics(getattr(result, "metrics", None), TAKEN)
+        check_metrics(getattr(result, "metrics", None), RUN_METRICS)
         return bool((weights == 1).all())
     return False
 
@@ -203,7 +203,7 @@ def check_divergence(report: Report, estimator: Any) -> bool:
     tokens that pi samples is zero.
     """
     logprobs = torch.linspace(-2.0, -0.2, NUM_TOKENS).requires_grad_()
-    with report.calling("kl", estimator, GIVEN):
+    with report.calling("kl", estimator, INPUT):
         values = estimator(logprobs, torch.full((NUM_TOKENS,), -1.0))
         _require_shape(values, "", "number per token")
         if not values.requires_grad:

@@ -21,8 +21,8 @@ from rl.runtime.network import Address
 
 _TIMEOUT_S = 10.0
 # tokenizers differ in how they split this text
-_TEXT = "Reverse 12 words, then say: naïve {x} == 3.50!\n"
-_NEEDED = ("/inference/v1/generate", "/init_weight_transfer_engine")
+_SAMPLE_TEXT = "Reverse 12 words, then say: naïve {x} == 3.50!\n"
+_REQUIRED_ROUTES = ("/inference/v1/generate", "/init_weight_transfer_engine")
 _REMEDY = "start it as `python -m rl.inference.serve_external <run folder> <URL>` does"
 
 
@@ -96,13 +96,13 @@ def _problem(http: httpx.Client, model: Path, max_seq_len: int) -> str | None:
             f"accepts {longest} tokens, fewer than max_seq_len={max_seq_len}: start it with a "
             "larger --max-model-len, or lower max_seq_len"
         )
-    for route in _NEEDED:
+    for route in _REQUIRED_ROUTES:
         # A GET changes nothing. An existing route answers it with an error other than 404.
         if http.get(route).status_code == httpx.codes.NOT_FOUND:
             return f"has no route {route}: {_REMEDY}"
-    body = {"model": "policy", "prompt": _TEXT, "add_special_tokens": False}
+    body = {"model": "policy", "prompt": _SAMPLE_TEXT, "add_special_tokens": False}
     theirs = http.post("/tokenize", json=body).raise_for_status().json()["tokens"]
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-    if theirs != tokenizer.encode(_TEXT, add_special_tokens=False).ids:
+    if theirs != tokenizer.encode(_SAMPLE_TEXT, add_special_tokens=False).ids:
         return f"has another tokenizer than {model}: start it with that model"
     return None

@@ -25,10 +25,10 @@ def start_quickly() -> None:
     if not current_platform.is_cpu():
         return
     platform: Any = type(current_platform)
-    decide = platform.check_and_update_config
+    original_check = platform.check_and_update_config
 
-    def decided(config: Any) -> None:
-        decide(config)
+    def single_worker_config(config: Any) -> None:
+        original_check(config)
         if config.parallel_config.world_size > 1:
             return
         config.parallel_config.distributed_executor_backend = "uni"
@@ -37,4 +37,4 @@ def start_quickly() -> None:
         if model and model.enforce_eager and model.get_vocab_size() <= _SMALL_VOCAB:
             torch.compiler.set_stance("force_eager")
 
-    platform.check_and_update_config = staticmethod(decided)
+    platform.check_and_update_config = staticmethod(single_worker_config)

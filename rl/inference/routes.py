@@ -22,7 +22,7 @@ from rl.runtime.failure import RunFailed
 
 _HEALTH_TIMEOUT_S = 2.0
 _POLL_S = 0.2
-_SHORTEST_S = 0.001  # httpx rejects a timeout of 0
+_MIN_TIMEOUT_S = 0.001  # httpx rejects a timeout of 0
 
 
 class VLLMRoutes:
@@ -126,7 +126,7 @@ class VLLMRoutes:
     ) -> httpx.Response:
         left = self._timeout
         if self._deadline is not None:
-            left = max(self._deadline - time.monotonic(), _SHORTEST_S)
+            left = max(self._deadline - time.monotonic(), _MIN_TIMEOUT_S)
         try:
             return self._http.request(method, path, json=body, timeout=left)
         except httpx.TimeoutException as error:
