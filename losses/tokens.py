@@ -44,7 +44,7 @@ class Tokens:
     def by_hand(
         logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, **others: Any
     ) -> "Tokens":
-        """Return tokens of one sequence with one turn and staleness 0, for tests of a loss.
+        """Return the tokens of one sequence with one turn and staleness 0, for tests of a loss.
 
         `others` sets further fields by name.
         """

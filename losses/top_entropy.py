@@ -26,7 +26,7 @@ def top_entropy(
     clip_high: float,
     dual_clip: Annotated[float, Meta(gt=1)] | None,
 ) -> TokenLoss:
-    """Return the clipped surrogate [N], 0 at dropped tokens. kept_fraction [N] is 0 or 1."""
+    """Return the clipped surrogate [N], 0 at dropped tokens. kept_fraction [N] is 1 elsewhere."""
     surrogate = ppo_clip(tokens, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
     kept = highest(tokens.entropies, tokens.sequence_ids, tokens.num_sequences, fraction).to(
         surrogate.loss.dtype

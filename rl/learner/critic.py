@@ -213,7 +213,7 @@ class Critic:
         save_engine(self._engine, folder / "critic", partly_frozen=self._has_adapter)
 
     def load(self, folder: Path) -> None:
-        """Load what `save` wrote."""
+        """Load the weights and the optimizer's state that `save` wrote."""
         load_engine(self._engine, folder / "critic", partly_frozen=self._has_adapter)
 
 

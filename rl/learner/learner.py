@@ -86,7 +86,7 @@ class Learner:
         )
 
     def _load_reference(self) -> Reference | None:
-        """Return the reference, or None to save its memory if no loss or penalty reads it."""
+        """Return the reference, or None to save memory if no loss or penalty needs a reference."""
         if not needs_reference(self._run.plain()):
             return None
         setting = ReferenceSetting(

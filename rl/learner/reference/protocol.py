@@ -28,10 +28,10 @@ class Reference:
         """Update the reference after `step` optimizer steps. By default nothing changes."""
 
     def save(self, folder: Path) -> None:
-        """Write the state that `load` needs. By default there is none."""
+        """Write the state that `load` needs. The default writes nothing."""
 
     def load(self, folder: Path) -> None:
-        """Load what `save` wrote."""
+        """Load the state that `save` wrote."""
 
 
 @dataclass(frozen=True, kw_only=True)

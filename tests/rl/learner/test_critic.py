@@ -142,12 +142,12 @@ def test_advantages_and_steps_are_those_of_plain_torch_on_the_whole_batch(setup,
     twin, groups, knobs = (
         Twin(exact_model(setup.sources["float32"])),
         setup.groups[0],
-        critic._knobs,
+        critic._options,
     )
     assert setup.largest_value(critic) == 0  # before the first step every value is zero
     critic.update(0, setup.credited(critic, setup.groups[1]), 1)  # a head that is not zero
     for over, split, updates, clip in CASES:
-        critic._knobs = replace(knobs, over=over, loss=partial(squared_error, clip=clip))
+        critic._options = replace(knobs, over=over, loss=partial(squared_error, clip=clip))
         before = setup.weights(critic)
         twin.load(before)
         batch, batches = setup.shares(groups, split)
